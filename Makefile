@@ -1,0 +1,41 @@
+# `make train` and `make test` are all a fresh machine needs: they make .venv and install the locked packages first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: train test lint bench docs clean
+
+train: $(READY)
+	@$(BIN)/ingot train --recipe demo
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(READY)
+	$(BIN)/python benchmarks/first_model.py
+
+docs: $(READY)
+	$(BIN)/ingot config docs -o docs/configuration.md
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# torch first and by itself: every other package then finds the locked version already there.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit("ingot needs Python 3.11 or 3.12 and %s is %d.%d; choose one with: make PYTHON=python3.12" % (sys.executable, *v))'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' requirements.lock)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)

@@ -1,0 +1,1 @@
+"""Weights to files others can use."""

@@ -1,0 +1,87 @@
+"""Tensors as names, shapes and raw bytes, and safetensors files of them.
+
+This is all the loop knows of tensors, so a checkpoint is the same from every backend. The format is safetensors' own (eight bytes
+of length, a JSON header, the data). Writing it here takes one pass: the data streams to disk while the checksum is computed, and
+nothing depends on which of its call signatures an installed release of the library has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1}
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor, owned by nobody's framework; `data` is little-endian and row-major."""
+
+    name: str
+    dtype: str  # as safetensors writes it: F32, BF16, I64...
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Write a safetensors file, bring it to the disk, and return its size and sha256."""
+    records = sorted(records, key=lambda record: record.name)
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for record in records:
+        header[record.name] = {
+            "dtype": record.dtype,
+            "shape": list(record.shape),
+            "data_offsets": [offset, offset + record.data.nbytes],
+        }
+        offset += record.data.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins aligned
+    digest, size = hashlib.sha256(), 0
+    parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *(record.data for record in records)]
+    with path.open("xb") as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()
+
+
+def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
+    """The tensors and metadata of a safetensors file; ValueError names what is wrong with a damaged or hostile one."""
+    data = memoryview(path.read_bytes())
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError("its checksum does not match")
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise ValueError("it is cut short or is no safetensors file")
+    try:
+        header = json.loads(bytes(data[8 : 8 + length]))
+    except (ValueError, RecursionError):
+        raise ValueError("its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    metadata = header.pop("__metadata__", {})
+    body = data[8 + length :]
+    records = {name: _record(name, entry, body) for name, entry in header.items()}
+    if sum(record.data.nbytes for record in records.values()) != len(body):
+        raise ValueError("its tensors do not fill it")
+    return records, metadata
+
+
+def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
+        whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+    except (TypeError, KeyError, ValueError):
+        raise ValueError(f"its entry for {name} is malformed") from None
+    if not whole or end > len(body) or dtype not in ITEM_BYTES or end - begin != prod(shape) * ITEM_BYTES[dtype]:
+        raise ValueError(f"its entry for {name} does not fit its data")
+    return TensorRecord(name, dtype, shape, body[begin:end])

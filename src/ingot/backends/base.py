@@ -1,0 +1,84 @@
+"""What the loop asks of a framework. Everything that crosses is numpy, numbers, text or raw bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact.tensors import TensorRecord
+from ingot.runtime.ranks import Ranks
+
+State = dict[str, list[TensorRecord]]  # by file: model, optimizer
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did, over all micro-batches and ranks."""
+
+    loss: float  # nats per token
+    grad_norm: float  # before clipping
+    skipped: bool  # nothing was updated: a gradient was not finite
+
+
+class Pending(Protocol):
+    """A step that was handed to the device; asking for its result waits for it."""
+
+    def result(self) -> StepResult: ...
+
+
+class Backend(Protocol):
+    """A model with its optimizer on a device; one per rank."""
+
+    ranks: Ranks
+    parameters: int
+    device_name: str
+    rescales: bool  # whether a step may be skipped to find a better loss scale
+
+    def lend(self, shape: tuple[int, int]) -> NDArray[np.int32]:
+        """A host buffer from which copies to the device are fast."""
+
+    def prepare(self, rows: NDArray[np.int32], choices: Mapping[str, Any]) -> None:
+        """Settle what depends on the machine (micro-batch, attention), as `choices` of an earlier session say where they can."""
+
+    def choices(self) -> dict[str, Any]:
+        """What `prepare` settled, as JSON, to be kept with the run."""
+
+    def step(self, rows: NDArray[np.int32], rows_in_step: int, step: int, learning_rate_scale: float) -> Pending:
+        """Compute this rank's rows of a step (inputs and targets, one place apart) and update with everybody's gradients."""
+
+    def evaluate(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
+        """The summed loss, in nats, of the targets that are not -1."""
+
+    def generate(self, prompt: Sequence[int], tokens: int, temperature: float, top_k: int, seed: int) -> list[int]:
+        """Continue a prompt; leaves no trace in the training state."""
+
+    def state(self) -> State:
+        """A copy of everything that decides the future and is not in the cursor."""
+
+    def weights(self, dtype: str) -> list[TensorRecord]:
+        """The weights alone, as fp32, bf16 or fp16."""
+
+    def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
+        """Put back what `state` returned."""
+
+    def flops_per_token(self, seq_len: int) -> float: ...
+
+    def peak_flops(self) -> float | None: ...
+
+    def wait(self) -> None:
+        """Return when the device has done all it was given."""
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Each value's maximum over the ranks."""
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Each value's sum over the ranks."""
+
+    def tell(self, text: str) -> str:
+        """The first rank's text, on every rank."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,70 @@
+"""What ranks say to each other besides gradients.
+
+Control messages go over gloo on the host even where gradients go over NCCL: a flag must not wait for the GPU's queue.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ingot.errors import ConfigError
+from ingot.runtime.ranks import Ranks
+
+
+class Collectives:
+    """The group of ranks; with one rank every method answers at once."""
+
+    def __init__(self, ranks: Ranks, device: torch.device):
+        self._alone = ranks.world_size == 1
+        self._host: dist.ProcessGroup | None = None
+        if self._alone:
+            return
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise ConfigError(f"{name} is not set; start ranks with torchrun or ingot train --nproc-per-node N")
+        if not dist.is_initialized():
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size, timeout=timedelta(minutes=30))
+        self._host = dist.new_group(backend="gloo")
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Each value's maximum over the ranks."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Each value's sum over the ranks."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        if self._alone:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(numbers, operation, group=self._host)
+        return numbers.tolist()
+
+    def sum_tensor(self, value: Tensor) -> Tensor:
+        """A device tensor summed over the ranks, in place."""
+        if not self._alone:
+            dist.all_reduce(value)
+        return value
+
+    def tell(self, text: str) -> str:
+        """The first rank's text, on every rank."""
+        if self._alone:
+            return text
+        box = [text]
+        dist.broadcast_object_list(box, src=0, group=self._host)
+        return box[0]
+
+    def close(self) -> None:
+        """Leave the group."""
+        if not self._alone and dist.is_initialized():
+            dist.destroy_process_group()

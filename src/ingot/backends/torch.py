@@ -1,0 +1,350 @@
+"""The torch backend: how a model is placed, compiled, replicated and stepped.
+
+Random numbers are never stored: every step seeds the generators from (seed, step, rank), so dropout after a resume is what it
+would have been, and evaluating or sampling in between changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.utils.checkpoint import checkpoint
+
+from ingot.artifact.tensors import TensorRecord
+from ingot.backends.base import State, StepResult
+from ingot.backends.collectives import Collectives
+from ingot.backends.torch_state import (
+    load_model,
+    load_optimizers,
+    model_records,
+    optimizer_records,
+    record,
+    tensor,
+)
+from ingot.config.schema import Config
+from ingot.data.stream import mix
+from ingot.errors import ConfigError
+from ingot.generate.decode import Sampling, generate
+from ingot.model.layers import IGNORED
+from ingot.model.registry import build
+from ingot.optim.groups import make_optimizers
+from ingot.runtime.device import DTYPES, describe, peak_flops, pick_device, pick_precision
+from ingot.runtime.ranks import Ranks
+
+ATTENTION = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    """The numbers of a step, still on the device: loss, gradient norm, skipped."""
+
+    numbers: Tensor
+
+    def result(self) -> StepResult:
+        loss, grad_norm, skipped = self.numbers.tolist()
+        return StepResult(loss, grad_norm, bool(skipped))
+
+
+class TorchBackend:
+    """A model with its optimizers on one device, one replica per rank."""
+
+    def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
+        t = config.training
+        self.ranks = ranks
+        self.device = pick_device(t.device, ranks.local_rank)
+        self.precision = pick_precision(t.precision, self.device)
+        self.rescales = self.precision == "fp16"
+        self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
+        self._micro_batch, self._attention = 0, "default"
+        self._asked_micro_batch = t.micro_batch
+        self._vocab_size = vocab_size
+        self.group = Collectives(ranks, self.device)
+        torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
+        self.model = build_model(config, vocab_size).to(self.device)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.device_name = describe(self.device)
+        self._names = {p: name for name, p in self.model.named_parameters()}
+        self.optimizers = make_optimizers(self.model, config.optimizer, self.device)
+        # Only fp16 needs its loss scaled into range. The scale halves when a gradient overflows, doubles after 2,000 good steps.
+        self._scale = torch.tensor(65536.0 if self.rescales else 1.0, device=self.device)
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=self.device)
+        self._compile = self.device.type == "cuda" if t.compile == "auto" else t.compile
+        if t.gradient_checkpointing:
+            checkpoint_blocks(self.model)
+        self._module = self._wrapped()
+
+    def _wrapped(self) -> nn.Module:
+        """The module the step calls: compiled if asked, replicated if there are ranks to share with."""
+        module: nn.Module = self.model
+        if self._compile:
+            module = torch.compile(module)  # type: ignore[assignment]
+        if self.ranks.world_size > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            module = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return module
+
+    # -- what depends on the machine -------------------------------------------------------------------------------------------
+
+    def prepare(self, rows: NDArray[np.int32], choices: Mapping[str, Any]) -> None:
+        """Settle micro-batch and attention by trying them here, unless an earlier session on such a machine has."""
+        same_machine = choices.get("device") == self.device_name and choices.get("world_size") == self.ranks.world_size
+        kept = choices if same_machine else {}
+        asked = len(rows) if self._asked_micro_batch == "auto" else min(self._asked_micro_batch, len(rows))
+        self._micro_batch = min(int(kept.get("micro_batch", asked)), len(rows))
+        self._attention = str(kept.get("attention", "default"))
+        if self.device.type == "cuda" and not kept:
+            if self._asked_micro_batch == "auto":
+                self._micro_batch = int(-self.group.maximum([-self._largest_micro_batch(rows)])[0])
+            self._attention = self.group.tell(self._fastest_attention(rows[: self._micro_batch]))
+        self._forget_gradients()
+
+    def choices(self) -> dict[str, Any]:
+        """What `prepare` settled."""
+        return {
+            "device": self.device_name,
+            "world_size": self.ranks.world_size,
+            "precision": self.precision,
+            "micro_batch": self._micro_batch,
+            "attention": self._attention,
+            "compile": self._compile,
+        }
+
+    def _largest_micro_batch(self, rows: NDArray[np.int32]) -> int:
+        """The most rows whose forward and backward pass fit into the memory, by halving."""
+        size = len(rows)
+        while True:
+            try:
+                self._try_rows(rows[:size])
+                return size
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise ConfigError(
+                        "one row of data.seq_len tokens does not fit into the GPU's memory; shorten it, shrink the model "
+                        "or set training.gradient_checkpointing=true"
+                    ) from None
+                size = (size + 1) // 2
+            finally:
+                self._forget_gradients()
+                torch.cuda.empty_cache()
+
+    def _fastest_attention(self, rows: NDArray[np.int32]) -> str:
+        """The attention kernel whose forward and backward pass take the least time at this run's own shape."""
+        seconds: dict[str, float] = {}
+        for name in ATTENTION:
+            self._attention = name
+            # A kernel that cannot take this shape or type says so with a RuntimeError; it is then no candidate.
+            with contextlib.suppress(RuntimeError):
+                self._try_rows(rows)
+                self.wait()
+                began = time.perf_counter()
+                for _ in range(3):
+                    self._try_rows(rows)
+                self.wait()
+                seconds[name] = time.perf_counter() - began
+            self._forget_gradients()
+        return min(seconds, key=seconds.__getitem__) if seconds else "default"
+
+    def _try_rows(self, rows: NDArray[np.int32]) -> None:
+        tokens, targets = self._upload(rows)
+        with self._arithmetic():
+            loss = self.model(tokens, targets)
+        loss.backward()
+
+    # -- the step --------------------------------------------------------------------------------------------------------------
+
+    def lend(self, shape: tuple[int, int]) -> NDArray[np.int32]:
+        """A host buffer, pinned where that makes copies to the device asynchronous."""
+        return torch.empty(shape, dtype=torch.int32, pin_memory=self.device.type == "cuda").numpy()
+
+    def step(self, rows: NDArray[np.int32], rows_in_step: int, step: int, learning_rate_scale: float) -> DeviceResult:
+        """One optimizer step; returns at once on a GPU."""
+        torch.manual_seed(mix(self._seed, step, self.ranks.rank) >> 1)
+        loss = self._accumulate(rows, rows_in_step)
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.rescales:
+            torch._foreach_mul_(grads, 1.0 / self._scale)
+        norm = get_total_norm(grads)
+        overflow = ~torch.isfinite(norm)
+        if self._clip_norm:
+            clip_grads_with_norm_(list(self.model.parameters()), self._clip_norm, norm)
+        self._update(overflow | ~torch.isfinite(loss), learning_rate_scale)
+        if self.rescales:
+            torch._amp_update_scale_(self._scale, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
+        self._forget_gradients()
+        return DeviceResult(torch.stack([loss, norm, overflow.float()]))
+
+    def _accumulate(self, rows: NDArray[np.int32], rows_in_step: int) -> Tensor:
+        """Gradients of the step's mean loss over all ranks, and that loss."""
+        share = torch.zeros((), device=self.device)
+        micro_batches = range(0, len(rows), self._micro_batch)
+        for start in micro_batches:
+            part = rows[start : start + self._micro_batch]
+            tokens, targets = self._upload(part)
+            last = start == micro_batches[-1]
+            with self._arithmetic(), contextlib.nullcontext() if last else self._without_sync():
+                loss = self._module(tokens, targets).float()
+                weighted = loss * (len(part) / rows_in_step)
+                # Replicas are averaged, so each rank's part counts world_size times.
+                (weighted * self._scale * self.ranks.world_size).backward()
+            share += weighted.detach()
+        return self.group.sum_tensor(share)
+
+    def _update(self, skip: Tensor, learning_rate_scale: float) -> None:
+        """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
+        if self.device.type != "cuda" and bool(skip):
+            return
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * learning_rate_scale
+            if self.device.type == "cuda":
+                optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+            optimizer.step()
+
+    def _upload(self, rows: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+        on_device = torch.from_numpy(rows).to(self.device, non_blocking=True).long()
+        return on_device[:, :-1], on_device[:, 1:]
+
+    def _without_sync(self) -> contextlib.AbstractContextManager[Any]:
+        return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        """Precision and attention kernel of forward and backward."""
+        with contextlib.ExitStack() as stack:
+            if self.precision != "fp32":
+                stack.enter_context(torch.autocast(self.device.type, DTYPES[self.precision]))
+            if self._attention != "default":
+                stack.enter_context(sdpa_kernel(ATTENTION[self._attention]))
+            yield
+
+    def _forget_gradients(self) -> None:
+        for p in self.model.parameters():
+            p.grad = None
+
+    # -- judging and sampling --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
+        """The summed loss of the targets that count."""
+        count = int(np.count_nonzero(targets != IGNORED))
+        self.model.eval()
+        try:
+            x, y = (torch.from_numpy(array).to(self.device).long() for array in (tokens, targets))
+            with self._arithmetic():
+                return float(self.model(x, y)) * count
+        finally:
+            self.model.train()
+
+    def generate(self, prompt: Sequence[int], tokens: int, temperature: float, top_k: int, seed: int) -> list[int]:
+        """Continue a prompt."""
+        start = torch.tensor([list(prompt)], device=self.device)
+        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
+        return [int(t) for t in islice(generate(self.model, start, sampling, self._vocab_size), tokens)]
+
+    # -- state -----------------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Copies of the weights and of the optimizer's memory."""
+        memory = optimizer_records(self.optimizers, self._names)
+        if self.rescales:
+            memory += [record("scaler/scale", self._scale), record("scaler/good_steps", self._good_steps)]
+        return {"model": model_records(self.model), "optimizer": memory}
+
+    def weights(self, dtype: str) -> list[TensorRecord]:
+        """The weights alone, floating-point ones in another type."""
+        return model_records(self.model, DTYPES[dtype])
+
+    def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
+        """Put a state back."""
+        load_model(self.model, state["model"], "the checkpoint")
+        memory = dict(state["optimizer"])
+        scale, good_steps = memory.pop("scaler/scale", None), memory.pop("scaler/good_steps", None)
+        if self.rescales and scale is not None and good_steps is not None:
+            self._scale.copy_(tensor(scale))
+            self._good_steps.copy_(tensor(good_steps))
+        load_optimizers(self.optimizers, self._names, memory)
+
+    # -- the rest --------------------------------------------------------------------------------------------------------------
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Training FLOPs: six per weight that multiplies, twelve per layer, width and position of attention."""
+        embeddings = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
+        idle = sum(m.weight.numel() for m in embeddings if m.num_embeddings < self._vocab_size)  # the position table
+        width = embeddings[0].embedding_dim if embeddings else 0
+        layers = len(getattr(self.model, "blocks", ()))
+        return 6.0 * (self.parameters - idle) + 12.0 * layers * width * seq_len
+
+    def peak_flops(self) -> float | None:
+        """Of all ranks together."""
+        peak = peak_flops(self.device)
+        return peak * self.ranks.world_size if peak and self.precision != "fp32" else None
+
+    def wait(self) -> None:
+        """Synchronise with the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Elementwise over the ranks."""
+        return self.group.maximum(values)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Elementwise over the ranks."""
+        return self.group.total(values)
+
+    def tell(self, text: str) -> str:
+        """The first rank's text."""
+        return self.group.tell(text)
+
+    def close(self) -> None:
+        """Leave the group of ranks."""
+        self.group.close()
+
+
+def build_model(config: Config, vocab_size: int) -> nn.Module:
+    """The model of a config with initial weights that depend on training.seed alone."""
+    section = config.model.model_dump()
+    asked = section["vocab_size"]
+    if asked is not None and asked < vocab_size:
+        raise ConfigError(f"model.vocab_size={asked} is smaller than the tokenizer's {vocab_size}; raise it or set it to null")
+    section["vocab_size"] = asked or vocab_size
+    section["context"] = section["context"] or config.data.seq_len
+    torch.manual_seed(config.training.seed)
+    try:
+        return build(section)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Recompute every block in the backward pass instead of keeping what is inside it."""
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its repeated part")
+    for block in blocks:
+        plain = block.forward
+
+        def forward(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return plain(*args, **kwargs)
+            return checkpoint(plain, *args, use_reentrant=False, **kwargs)
+
+        block.forward = forward

@@ -1,0 +1,135 @@
+"""Every setting by its dotted path, as the schema describes it: what it may be, its default, its meaning.
+
+Made from the schema and nothing else, so what loading accepts, `ingot init` writes and the documentation says cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from ingot.config.schema import FAMILIES, Config
+
+DEFAULT_FAMILY = "gpt2"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its path, the JSON schema of its value, its default and its meaning."""
+
+    path: str
+    schema: Mapping[str, Any]
+    default: Any
+    required: bool
+    description: str
+
+    @property
+    def types(self) -> set[str]:
+        """JSON types the value may have; empty where anything goes."""
+        return {part["type"] for part in _parts(self.schema) if "type" in part}
+
+    @property
+    def choices(self) -> list[str]:
+        """The words the value may be, where the schema lists them."""
+        return [word for part in _parts(self.schema) for word in _words(part)]
+
+    @property
+    def takes_any_text(self) -> bool:
+        """Whether every text is a possible value."""
+        return any(part.get("type") == "string" and not _words(part) for part in _parts(self.schema))
+
+    @property
+    def free_form(self) -> bool:
+        """Whether the value is a mapping with names of the user's own."""
+        return self.types == {"object"}
+
+    @property
+    def allowed(self) -> str:
+        """What the value may be, in words: `integer >= 1 or null`."""
+        return either(*[word for part in _parts(self.schema) for word in _words(part) or _kind(part)])
+
+
+def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(schema.get("anyOf", [schema]))
+
+
+def _words(part: Mapping[str, Any]) -> list[str]:
+    return list(part.get("enum", [part["const"]] if "const" in part else []))
+
+
+def _kind(part: Mapping[str, Any]) -> list[str]:
+    if part["type"] == "boolean":
+        return ["true", "false"]
+    name = {"string": "text", "object": "mapping"}.get(part["type"], part["type"])
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part]
+    return [f"{name} {' and '.join(bounds)}".strip()]
+
+
+def either(*words: str) -> str:
+    """`a, b or c`."""
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def sections(family: str = DEFAULT_FAMILY) -> dict[str, type[BaseModel]]:
+    """The sections in order, with the model section of a family."""
+    others = {name: cast("type[BaseModel]", field.annotation) for name, field in Config.model_fields.items() if name != "model"}
+    return {"model": FAMILIES[family], **others}
+
+
+@cache
+def settings(family: str = DEFAULT_FAMILY) -> dict[str, Setting]:
+    """Every setting of a run with this model family, by dotted path and in order."""
+    found: dict[str, Setting] = {}
+    for section, model in sections(family).items():
+        schemas = model.model_json_schema()["properties"]
+        names = sorted(model.model_fields, key="family".__ne__)  # the family first: the rest of the section depends on it
+        for name in names:
+            field, path = model.model_fields[name], f"{section}.{name}"
+            schema = {"enum": list(FAMILIES), "type": "string"} if path == "model.family" else schemas[name]
+            found[path] = Setting(path, schema, field.default, field.is_required(), field.description or "")
+    return found
+
+
+@cache
+def known() -> list[str]:
+    """The dotted paths of all settings of all model families."""
+    return list(dict.fromkeys(path for family in FAMILIES for path in settings(family)))
+
+
+def setting_at(path: tuple[str, ...], family: str) -> Setting | None:
+    """The setting a path belongs to: itself, or the free-form one it is an entry of."""
+    found = settings(family).get(".".join(path[:2]))
+    return found if found and (len(path) == 2 or found.free_form) else None
+
+
+def suggest(path: str) -> list[str]:
+    """The settings that an unknown dotted path may have meant, or none."""
+    section, _, name = path.rpartition(".")
+    same = [known_path for known_path in known() if known_path.partition(".")[2] == name]
+    if same:
+        return get_close_matches(path, same, n=1, cutoff=0.0) if section and section not in sections() else same
+    if section:
+        return get_close_matches(path, known(), n=1)
+    names = get_close_matches(name, {known_path.partition(".")[2] for known_path in known()}, n=1)
+    return [known_path for known_path in known() if known_path.partition(".")[2] in names]
+
+
+def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value of a config with its path, in the order of `settings`; free-form mappings entry by entry."""
+
+    def walk(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                yield from walk((*path, key), item)
+        else:
+            yield path, value
+
+    for path in settings(config.model.family):
+        section, _, name = path.partition(".")
+        yield from walk((section, name), getattr(getattr(config, section), name))

@@ -1,0 +1,174 @@
+"""Values from several sources become one: which model family holds, which value wins, whether it is allowed.
+
+Problems are collected in a list while the rest goes on, so that one run of a command shows all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from ingot.config.fields import DEFAULT_FAMILY, Setting, either, sections, setting_at, settings, suggest
+from ingot.config.schema import FAMILIES, Config
+from ingot.config.text import NULLS, Plain, format_value, plain_data, scalar
+from ingot.errors import ConfigError
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """One value as somebody wrote it; of equal paths the higher level wins."""
+
+    path: Path
+    value: Any
+    origin: str
+    level: int
+
+    @property
+    def name(self) -> str:
+        """The dotted path."""
+        return ".".join(self.path)
+
+
+def place(origin: str) -> str:
+    """Where to look for a mistake, in words."""
+    kind, _, name = origin.partition(" ")
+    places = {"file": f"in {name}", "recipe": f"in {origin}", "command": "on the command line", "python": "in Python"}
+    return places.get(kind, "in the environment")
+
+
+def settle_family(given: list[Given], problems: list[str]) -> tuple[str, list[Given]]:
+    """The model family that holds in the end, and the values that are settings of it.
+
+    A source that chooses a family outdates what sources below it set for another; what it or a source above it sets must fit.
+    """
+    family, chosen = DEFAULT_FAMILY, Given((), None, "default", -1)
+    named_at = {item.level for item in given if item.name == "model.family"}
+    for item in given:
+        if item.name == "model.family" and item.value not in list(FAMILIES):
+            problems.append(_mistake(settings()["model.family"], item.value, item.origin))
+        elif item.name == "model.family":
+            family, chosen = str(item.value), item
+        elif item.name == "model.file" and not _is_null(item.value) and item.level not in named_at:
+            family, chosen = "file", item
+    kept = [item for item in given if item.name != "model.family" and _fits(item, family, chosen.level, problems)]
+    if chosen.path:
+        kept.append(Given(("model", "family"), family, chosen.origin, chosen.level))
+    return family, kept
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, Plain) and value.lower() in NULLS)
+
+
+def _fits(item: Given, family: str, chosen_at: int, problems: list[str]) -> bool:
+    families = [name for name in FAMILIES if setting_at(item.path, name)]
+    if not families:
+        problems.append(_unknown(item))
+    elif family not in families and item.level >= chosen_at:
+        problems.append(f"{item.name} ({place(item.origin)}) is a setting of model.family={either(*families)}, not of {family}")
+    return family in families
+
+
+def _unknown(item: Given) -> str:
+    name, meant = item.name, suggest(item.name)
+    if name in sections():
+        example = next(path for path in settings() if path.startswith(f"{name}."))
+        return f"{name} ({place(item.origin)}) is a section; set one of its settings, such as {example}"
+    if item.origin.startswith("environment "):
+        name, meant = item.origin.removeprefix("environment "), [f"INGOT_{path.upper().replace('.', '__')}" for path in meant]
+    elif item.origin == "command line" and len(item.path) == 1:
+        name, meant = f"--{name}", [f"--{path}" for path in meant]
+    hint = f"did you mean {either(*meant)}?" if meant else "`ingot config schema` lists all settings"
+    return f"unknown setting {name} ({place(item.origin)}); {hint}"
+
+
+def merge(given: list[Given], family: str, problems: list[str]) -> tuple[dict[str, Any], dict[Path, str]]:
+    """One tree of values as their settings understand them, and the origin of each."""
+    tree: dict[str, Any] = {}
+    origins: dict[Path, str] = {}
+    for item in sorted(given, key=lambda item: item.level):
+        setting = setting_at(item.path, family)
+        assert setting is not None, item.path
+        try:
+            value = _understand(setting, item.value)
+        except TypeError:
+            problems.append(_mistake(setting, item.value, item.origin, item.name))
+            continue
+        branch = tree
+        for key in item.path[:-1]:
+            if not isinstance(branch.get(key), dict):
+                branch[key] = {}
+            branch = branch[key]
+        if value != {} or not isinstance(branch.get(item.path[-1]), dict):
+            branch[item.path[-1]] = value
+            origins[item.path] = item.origin
+    return tree, origins
+
+
+def _understand(setting: Setting, value: Any) -> Any:
+    if setting.free_form or isinstance(value, list | Mapping):
+        return plain_data(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Plain):
+        if "null" in setting.types and value.lower() in NULLS:
+            return None
+        value = str(value) if setting.takes_any_text or value in setting.choices else scalar(value)
+    if isinstance(value, bool) and "boolean" not in setting.types:
+        raise TypeError("a truth value is no number")  # pydantic would take true for 1
+    return value
+
+
+def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, problems: list[str], hint: str) -> Config:
+    """The Config of a merged tree, or a ConfigError with all problems; `hint` follows what is wrong with the whole."""
+    details: dict[Path, list[Mapping[str, Any]]] = {}
+    try:
+        config = Config.model_validate(tree)
+        if not problems:
+            return config
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            section, *rest = map(str, detail["loc"] or ("",))
+            path = (section, *rest[1:2]) if section == "model" else (section, *rest[:1])  # a model's errors carry its family
+            details.setdefault(path if detail["type"] != "value_error" else (), []).append(detail)
+    together = details.pop((), [])
+    for path, found in details.items():
+        setting = setting_at(path, family)
+        assert setting is not None, found
+        problems.append(_explain(setting, tree, origins.get(path, "default"), found))
+    if not problems:  # what does not fit together is only worth saying when each value is sound
+        problems = [f"{detail['ctx']['error']}{hint}" for detail in together]
+    raise ConfigError("; ".join(problems))
+
+
+def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[Mapping[str, Any]]) -> str:
+    section, _, name = setting.path.partition(".")
+    kind, message = details[0]["type"], details[0]["msg"]
+    if kind == "missing":
+        return f"{setting.path} is not set ({setting.description.rstrip('.')})"
+    value = tree[section][name]
+    if len(details) == 1 and kind.startswith(("greater_", "less_", "finite_")):
+        words = (
+            message.replace("Input should be ", "")
+            .replace("greater than or equal to", "at least")
+            .replace("less than or equal to", "at most")
+        )
+        return f"{setting.path}={_shown(value)} ({origin}): must be {words}"
+    return _mistake(setting, value, origin)
+
+
+def _mistake(setting: Setting, value: Any, origin: str, name: str = "") -> str:
+    allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else setting.allowed
+    article = {"integer": "an ", "number": "a ", "mapping": "a "}.get(allowed.split()[0], "")
+    return f"{name or setting.path}={_shown(value)} ({origin}): must be {article}{allowed}"
+
+
+def _shown(value: Any) -> str:
+    text = " ".join((value if isinstance(value, Plain) else format_value(value)).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,278 @@
+"""Every setting of a run: its name, type, default and meaning.
+
+This file is the one source of `--help`, the commented YAML of `ingot init`, docs/configuration.md and the JSON schema. A field's
+description is its documentation, so it says what the value does and in which unit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A group of settings; unknown names are errors, numbers may be written as text (`3e-4` is text to YAML)."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, protected_namespaces=())
+
+
+class ModelSection(Section):
+    """What every model family has."""
+
+    layers: Positive = Field(12, description="Number of transformer blocks.")
+    heads: Positive = Field(12, description="Attention heads; they divide the width evenly.")
+    width: Positive = Field(768, description="Size of the residual stream.")
+    context: Positive | None = Field(None, description="Longest sequence the model can see, in tokens. null: data.seq_len.")
+    vocab_size: Positive | None = Field(
+        None, description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not."
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Probability of dropping an activation in training.")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> ModelSection:
+        if self.width % self.heads:
+            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
+            nearest = min(near, key=lambda h: abs(h - self.heads))
+            raise ValueError(
+                f"model.heads={self.heads} does not divide model.width={self.width}; the nearest count that does is {nearest}"
+            )
+        return self
+
+
+class GPT2Section(ModelSection):
+    """GPT-2 as nanoGPT trains it: learned positions, LayerNorm before each branch, a head tied to the embedding."""
+
+    family: Literal["gpt2"] = Field("gpt2", description="Model family: gpt2, or file for a model of your own.")
+    bias: bool = Field(True, description="Biases in the linear layers and LayerNorms.")
+    gelu: Literal["tanh", "erf"] = Field("tanh", description="Form of the GELU: tanh as in OpenAI's GPT-2, erf as in nanoGPT.")
+
+
+class FileSection(ModelSection):
+    """A model of your own: a Python file with `class Model(torch.nn.Module)`, see docs/your-own-model.md."""
+
+    family: Literal["file"] = Field("file", description="Model family: gpt2, or file for a model of your own.")
+    file: str = Field(description="Python file with a class Model; it is given the settings its constructor names.")
+    settings: dict[str, Any] = Field({}, description="More keyword arguments for the constructor of Model.")
+
+
+def _family(section: Any) -> str:
+    if isinstance(section, dict):
+        return "file" if section.get("file") is not None else str(section.get("family", "gpt2"))
+    return str(section.family)
+
+
+AnyModel = Annotated[
+    Annotated[GPT2Section, Tag("gpt2")] | Annotated[FileSection, Tag("file")],
+    Discriminator(_family),
+]
+FAMILIES: dict[str, type[ModelSection]] = {"gpt2": GPT2Section, "file": FileSection}
+
+
+class DataSection(Section):
+    """Which tokens are read, and in which order."""
+
+    path: str = Field(
+        "sample:shakespeare",
+        description="Folder that `ingot data prepare` made, or sample:shakespeare for the text inside the package.",
+    )
+    tokenizer: Literal["byte", "char"] | None = Field(
+        None,
+        description="Tokenizer for a bundled sample (null: byte). A prepared folder brings its own; if both are given they "
+        "must agree.",
+    )
+    seq_len: Positive = Field(256, description="Tokens in a training row.")
+    sampling: Literal["shuffle", "random"] = Field(
+        "shuffle",
+        description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. random: "
+        "windows that start anywhere, drawn with replacement.",
+    )
+    seed: Count = Field(1337, description="Decides the order of the windows and nothing else.")
+
+
+class OptimizerSection(Section):
+    """How gradients become updates, and how the learning rate moves."""
+
+    name: Literal["adamw", "muon"] = Field(
+        "adamw", description="adamw for everything, or muon: Muon for the matrices inside the blocks, AdamW for the rest."
+    )
+    learning_rate: Rate = Field(6e-4, description="Peak learning rate of AdamW.")
+    weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors of two or more dimensions.")
+    beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients.")
+    beta2: Fraction = Field(0.95, description="AdamW: decay of the mean of squared gradients.")
+    epsilon: Rate = Field(1e-8, description="AdamW: added to the root of the second moment.")
+    clip_norm: Rate = Field(1.0, description="Gradients are scaled down to this global norm. 0: never.")
+    muon_learning_rate: Rate = Field(0.02, description="Peak learning rate of Muon.")
+    muon_weight_decay: Rate = Field(0.0, description="Decoupled weight decay of Muon.")
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Muon: momentum.")
+    muon_nesterov: bool = Field(True, description="Muon: Nesterov momentum.")
+    muon_iterations: Positive = Field(5, description="Muon: Newton-Schulz iterations.")
+    schedule: Literal["constant", "cosine", "wsd", "budget"] = Field(
+        "cosine",
+        description="After the warm-up: constant; cosine down to the floor over decay_steps; wsd: constant, then linear over "
+        "the last decay_steps; budget: constant, then linear over the last decay_fraction of the budget (seconds "
+        "or steps, whichever is further along), landing on its end.",
+    )
+    warmup_steps: Count = Field(0, description="The learning rate rises linearly over this many steps.")
+    decay_steps: Positive | None = Field(
+        None,
+        description="cosine: step at which the floor is reached (null: max_steps). wsd: length of the final decay (null: a "
+        "fifth of max_steps).",
+    )
+    decay_fraction: Fraction = Field(0.5, description="budget: part of the budget that is spent decaying.")
+    floor: Fraction = Field(0.1, description="The learning rate ends at this fraction of its peak and stays there.")
+
+
+class TrainingSection(Section):
+    """How long, in what portions, on what machine, and where the results go."""
+
+    max_steps: Count | None = Field(None, description="Optimizer steps. null: until budget.seconds are spent.")
+    tokens_per_step: Positive = Field(
+        16384,
+        description="Tokens in one optimizer step over all ranks; accumulation follows from it, the micro-batch and the ranks.",
+    )
+    micro_batch: Positive | Literal["auto"] = Field(
+        "auto", description="Rows in one forward pass of one rank. auto: as many as the step has and the device holds."
+    )
+    seed: Count = Field(1337, description="Decides the initial weights and dropout.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps. auto: the best one present.")
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto",
+        description="Arithmetic of forward and backward; weights stay float32. auto: bf16 on GPUs that have it, fp16 on older "
+        "ones, else fp32.",
+    )
+    compile: bool | Literal["auto"] = Field("auto", description="torch.compile. auto: on CUDA only, where it pays.")
+    gradient_checkpointing: bool = Field(
+        False, description="Keep only block inputs and recompute the rest in the backward pass: less memory, a third more time."
+    )
+    priming_steps: Count = Field(
+        0,
+        description="Steps taken and undone before the clock starts, so that compilation and cold caches are not paid from "
+        "the budget.",
+    )
+    output_dir: str | None = Field(
+        None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run found there is continued."
+    )
+    resume: Literal["auto", "never"] = Field(
+        "auto",
+        description="auto: continue from the newest sound checkpoint of output_dir. never: refuse a folder that holds one.",
+    )
+    save_every: Count = Field(0, description="Steps between checkpoints. 0: by save_seconds alone.")
+    save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: by save_every alone.")
+    keep_last: Positive = Field(2, description="Newest checkpoints that are kept, besides the best one and milestones.")
+    keep_every: Count = Field(0, description="Checkpoints at multiples of this step are milestones and never deleted. 0: none.")
+
+
+class BudgetSection(Section):
+    """What the run may cost."""
+
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Training seconds over all resumes; evaluation, saving and set-up are not counted. null: no limit."
+    )
+    artifact_bytes: Positive | None = Field(None, description="Largest size of the exported model in bytes. null: no limit.")
+
+
+class EvaluationSection(Section):
+    """How the model is judged while and after it trains."""
+
+    every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
+    at_start: bool = Field(False, description="Evaluate before the first step too.")
+    rows: Positive | None = Field(
+        None,
+        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation always "
+        "reads all.",
+    )
+    stride: Positive | None = Field(
+        None,
+        description="Tokens from one validation row to the next. null: data.seq_len, rows that do not overlap. Less: each row "
+        "scores only its last `stride` tokens, which see more context; takes seq_len / stride times as long.",
+    )
+    micro_batch: Positive = Field(64, description="Rows in one forward pass of one rank.")
+    sample_tokens: Count = Field(0, description="Tokens of sample text written at each evaluation, into samples/. 0: no samples.")
+    sample_prompt: str = Field("", description="What the samples begin with. Empty: the start of a document.")
+    temperature: Rate = Field(0.8, description="Temperature of the samples.")
+    top_k: Count = Field(0, description="Samples are drawn from this many most likely tokens. 0: from all.")
+
+
+class ArtifactSection(Section):
+    """What is left for others when the run is complete."""
+
+    write: bool = Field(True, description="Write the weights to artifact/model.safetensors at the end of the run.")
+    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Number format of the exported weights.")
+
+
+class TrackingSection(Section):
+    """What is recorded while the run goes on."""
+
+    log_every: Positive = Field(
+        10, description="Steps between lines of metrics.jsonl and log.txt. The first ten steps are always recorded."
+    )
+    heartbeat_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        5.0, description="Seconds between updates of state.json."
+    )
+
+
+class Config(Section):
+    """One run, completely."""
+
+    model: AnyModel = Field(default_factory=GPT2Section)
+    data: DataSection = Field(default_factory=DataSection)
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    budget: BudgetSection = Field(default_factory=BudgetSection)
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    artifact: ArtifactSection = Field(default_factory=ArtifactSection)
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Config:
+        t, o, seq_len = self.training, self.optimizer, self.data.seq_len
+        if t.tokens_per_step % seq_len:
+            below = t.tokens_per_step // seq_len * seq_len
+            nearest = f"{below:,} and {below + seq_len:,}" if below else f"{seq_len:,}"
+            raise ValueError(
+                f"training.tokens_per_step={t.tokens_per_step:,} is not a multiple of data.seq_len={seq_len:,}; "
+                f"the nearest that is: {nearest}"
+            )
+        if self.model.context is not None and self.model.context < seq_len:
+            raise ValueError(
+                f"model.context={self.model.context} is shorter than data.seq_len={seq_len}; raise it or set it to null"
+            )
+        if self.stride > seq_len:
+            raise ValueError(f"evaluation.stride={self.stride} is longer than data.seq_len={seq_len} and would leave out text")
+        if t.max_steps is None and self.budget.seconds is None:
+            raise ValueError("nothing ends this run: set training.max_steps, budget.seconds or both")
+        if o.schedule in ("cosine", "wsd") and t.max_steps is None and o.decay_steps is None:
+            raise ValueError(
+                f"optimizer.schedule={o.schedule} counts steps and training.max_steps is null; set it or optimizer.decay_steps, "
+                "or use optimizer.schedule=budget, which follows the clock"
+            )
+        if o.schedule == "wsd" and t.max_steps is None:
+            raise ValueError(
+                "optimizer.schedule=wsd decays towards training.max_steps, which is null; set it or use optimizer.schedule=budget"
+            )
+        if o.schedule in ("cosine", "wsd") and o.warmup_steps >= (
+            o.decay_steps if o.schedule == "cosine" and o.decay_steps else t.max_steps or 1
+        ):
+            raise ValueError(
+                f"optimizer.warmup_steps={o.warmup_steps} leaves no step to decay in; lower it or raise training.max_steps"
+            )
+        if not t.save_every and not t.save_seconds:
+            raise ValueError(
+                "training.save_every and training.save_seconds are both 0: nothing would be saved before the end; set one"
+            )
+        return self
+
+    @property
+    def stride(self) -> int:
+        """Tokens from one validation row to the next."""
+        return self.evaluation.stride or self.data.seq_len
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.training.tokens_per_step // self.data.seq_len

@@ -1,0 +1,123 @@
+"""Values as text: YAML and command-line words into Python values, and back.
+
+A word without quotes means what its setting makes of it: `123` is a number for training.max_steps and a name for data.path. So
+YAML is read into `Plain` text first and understood later, by the same rule as words of the command line and the environment.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from ingot.errors import ConfigError
+
+NULLS = ("null", "none", "~", "")
+_WORDS = {"null": None, "none": None, "~": None, "": None, "true": True, "false": False}
+_INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
+_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)([eE][-+]?[0-9]+)?")
+_INFINITE = re.compile(r"[-+]?\.inf|\.nan", re.IGNORECASE)
+_UNQUOTED = re.compile(r"[A-Za-z_](?:[\w./+-]|:(?=\w))*", re.ASCII)
+_AMBIGUOUS = {"null", "none", "true", "false", "yes", "no", "on", "off", "y", "n"}
+
+
+class Plain(str):
+    """Text written without quotes, whose meaning its setting decides."""
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The mappings, lists and texts of a YAML document; `name` stands for it in errors."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        return None if node is None else _from_node(node, name, set())
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{name} is not valid YAML (line {line}): {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply") from None
+
+
+def _from_node(node: yaml.Node, name: str, seen: set[int]) -> Any:
+    line = node.start_mark.line + 1
+    if id(node) in seen:
+        raise ConfigError(f"{name} line {line} is used by an alias (*name); write the value out where it is needed")
+    seen.add(id(node))
+    if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
+        raise ConfigError(f"{name} line {line}: the tag {node.tag} is not allowed; write a plain value")
+    if isinstance(node, yaml.ScalarNode):
+        if node.style is not None:
+            return str(node.value)
+        return None if node.tag.endswith(":null") else Plain(node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return [_from_node(child, name, seen) for child in node.value]
+    mapping: dict[str, Any] = {}
+    for key, child in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{name} line {key.start_mark.line + 1}: a key must be a word")
+        if key.value in mapping:
+            raise ConfigError(f"{name} line {key.start_mark.line + 1}: {key.value} is written twice; keep one")
+        mapping[key.value] = _from_node(child, name, seen)
+    return mapping
+
+
+def scalar(text: str) -> Any:
+    """What an unquoted word means where anything is allowed: null, a truth value, a number, else text."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        if _INTEGER.fullmatch(text):
+            return int(text)
+        if _NUMBER.fullmatch(text):
+            return float(text)
+        if _INFINITE.fullmatch(text):
+            return float(text.lower().replace(".", ""))
+    except ValueError:  # 1__000, or more digits than Python reads
+        return str(text)
+    return str(text)
+
+
+def plain_data(value: Any) -> Any:
+    """A free-form value as null, truth values, numbers, text, lists and mappings; raises TypeError for anything else."""
+    if isinstance(value, Plain):
+        return scalar(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple):
+        return [plain_data(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item) for key, item in value.items()}
+    raise TypeError(f"{type(value).__name__} is neither a number, text, list nor mapping")
+
+
+def format_value(value: Any) -> str:
+    """A value as YAML on one line, such that `parse_yaml` and the setting's type give it back."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return _format_float(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(map(format_value, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{format_value(str(key))}: {format_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str) and not (_UNQUOTED.fullmatch(value) and value.lower() not in _AMBIGUOUS):
+        return yaml.safe_dump(str(value), default_style='"', width=math.inf, allow_unicode=True).strip()
+    return str(value)
+
+
+def _format_float(value: float) -> str:
+    if not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    mantissa, mark, exponent = repr(value).partition("e")
+    return (
+        mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
+    )  # YAML 1.1 reads 1e-08 as text, 1.0e-08 not

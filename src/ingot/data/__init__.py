@@ -1,0 +1,4 @@
+"""Text -> documents -> tokens -> shards -> batches.
+
+Nothing is imported here, so that a command that needs one of these modules pays for that one alone.
+"""

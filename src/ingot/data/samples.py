@@ -1,0 +1,95 @@
+"""Text that comes with the package, prepared at first use into a cache folder.
+
+The name of the folder holds a hash of the packaged text, so a cached sample is never of another version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import lzma
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from ingot.data.dataset import VERSION, Dataset
+from ingot.data.prepare import write_dataset
+from ingot.data.tokenizers import KINDS, ByteTokenizer, CharTokenizer
+from ingot.errors import DataError
+
+log = logging.getLogger(__name__)
+
+PREFIX = "sample:"
+SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
+
+
+def open_dataset(path: str, tokenizer: str | None = None) -> Dataset:
+    """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's."""
+    dataset = Dataset.open(resolve(path, tokenizer))
+    if tokenizer is not None and tokenizer != dataset.tokenizer.kind:
+        raise DataError(
+            f"data.tokenizer is {tokenizer} and {path} was prepared with {dataset.tokenizer.kind}; "
+            f"leave data.tokenizer out or prepare the text again with --tokenizer {tokenizer}"
+        )
+    return dataset
+
+
+def resolve(path: str, tokenizer: str | None = None) -> Path:
+    """The folder that `path` names: a prepared folder, or sample:NAME."""
+    if path.startswith(PREFIX):
+        return sample_path(path.removeprefix(PREFIX), tokenizer or "byte")
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+
+
+def sample_path(name: str, tokenizer: str) -> Path:
+    """The folder of a bundled sample, prepared now if it is not in the cache; processes may do so at once."""
+    if name not in SAMPLES:
+        raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + known for known in SAMPLES)}")
+    if tokenizer not in KINDS:
+        raise DataError(f"unknown tokenizer {tokenizer!r}; the tokenizers are {', '.join(KINDS)}")
+    packed = (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
+    key = hashlib.sha256(packed).hexdigest()[:12]
+    problem: DataError | None = None
+    for root in (_cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):
+        folder = root / f"{name}-{tokenizer}-v{VERSION}-{key}"
+        if problem is not None:
+            log.warning("%s; the sample goes to %s, choose a place with INGOT_CACHE", problem, folder)
+        if _is_sound(folder):
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
+        try:
+            _write_sample(packed, folder, name, tokenizer)
+        except DataError as error:
+            if not _is_sound(folder):  # otherwise another process was faster
+                problem = error
+                continue
+        return folder
+    assert problem is not None
+    raise problem
+
+
+def _cache_root() -> Path:
+    if cache := os.environ.get("INGOT_CACHE"):
+        return Path(cache)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home: stays as it is, relative)
+    return Path(base) / "ingot"
+
+
+def _is_sound(folder: Path) -> bool:
+    try:
+        Dataset.open(folder)
+    except DataError:
+        return False
+    return True
+
+
+def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: str) -> None:
+    works = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
+    alphabet = {character for work in works for character in set(work["text"])}
+    built = CharTokenizer(alphabet) if tokenizer == "char" else ByteTokenizer()
+    pieces: Iterator[tuple[str, str]] = ((work["split"], work["text"]) for work in works)
+    write_dataset(pieces, folder, built, source={"sample": name})

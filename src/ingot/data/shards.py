@@ -1,0 +1,111 @@
+"""The shard file: a header of 256 int32, then uint16 tokens, all little-endian.
+
+The header holds a magic number, the version and the token count; the rest of it is zero. A file whose size does not follow from
+its header is refused: half a copy would train without complaint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import DataError
+
+MAGIC, VERSION = 20240520, 1
+HEADER_INTS = 256
+HEADER_BYTES = 4 * HEADER_INTS
+TOKEN_BYTES = 2
+MAX_TOKENS = 2**31 - 1  # the count is an int32
+
+
+class ShardWriter:
+    """A shard that grows; its header is written last, so an unfinished file is never taken for a shard."""
+
+    def __init__(self, path: Path, files: ExitStack) -> None:
+        self.path = path
+        self.tokens = 0
+        self._file = files.enter_context(path.open("xb"))
+        self._file.write(bytes(HEADER_BYTES))
+
+    def append(self, tokens: NDArray[np.uint16]) -> None:
+        """Adds tokens at the end."""
+        self._file.write(tokens.astype("<u2", copy=False).tobytes())
+        self.tokens += len(tokens)
+
+    def close(self) -> str:
+        """Completes the header, brings the file to the disk and returns its sha256."""
+        header = np.zeros(HEADER_INTS, "<i4")
+        header[:3] = MAGIC, VERSION, self.tokens
+        self._file.seek(0)
+        self._file.write(header.tobytes())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return file_sha256(self.path)
+
+
+def write_shard(path: Path, tokens: NDArray[Any]) -> str:
+    """Writes a whole shard at once and returns its sha256."""
+    if len(tokens) > MAX_TOKENS:
+        raise DataError(f"{len(tokens):,} tokens are too many for one shard, which holds at most {MAX_TOKENS:,}")
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= 0xFFFF:
+        raise DataError(f"token ids from {tokens.min()} to {tokens.max()} do not fit a shard, which holds 0 to 65,535")
+    with ExitStack() as files:
+        writer = ShardWriter(path, files)
+        writer.append(tokens.astype(np.uint16, copy=False))
+        return writer.close()
+
+
+def token_count(path: Path) -> int:
+    """The tokens of a shard, after its header and size are checked."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise DataError(f"missing shard {path}; copy the folder whole or prepare the data again") from None
+    except OSError as error:
+        raise DataError(f"cannot read shard {path}: {error.strerror}") from error
+    if len(header) < HEADER_BYTES:
+        raise DataError(
+            f"unexpected header in {path}: {len(header):,} bytes instead of {HEADER_BYTES:,}; the file is cut short or no shard"
+        )
+    magic, version, count = (int(value) for value in np.frombuffer(header, "<i4", 3))
+    if (magic, version) != (MAGIC, VERSION):
+        raise DataError(
+            f"unexpected header in {path}: magic {magic} and version {version} instead of {MAGIC} and {VERSION}; "
+            "the file is damaged or no shard"
+        )
+    expected = HEADER_BYTES + TOKEN_BYTES * count
+    if size != expected:
+        raise DataError(
+            f"size mismatch in {path}: {expected:,} bytes expected for {count:,} tokens, {size:,} found; "
+            "copy it again or prepare the data again"
+        )
+    return count
+
+
+def open_shard(path: Path) -> NDArray[np.uint16]:
+    """The tokens of a shard, mapped from the disk and read only when touched."""
+    count = token_count(path)
+    if not count:
+        return np.empty(0, np.uint16)
+    try:
+        return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+    except OSError as error:
+        raise DataError(f"cannot map shard {path}: {error.strerror}") from error
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,176 @@
+"""Start one process per rank on this machine and share their fate: signals go to all, one failure ends all.
+
+Every rank has a session of its own, so a Ctrl-C reaches this launcher alone and each rank gets exactly one signal from it: the
+first means save and end, the second means end at once, and a rank must not count one key press as two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ingot.errors import ConfigError, RunError
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A rank is gone; `code` as subprocess has it, negative for a signal."""
+
+    rank: subprocess.Popen[bytes]
+    code: int
+
+
+_Events = queue.SimpleQueue[_Ended | signal.Signals]  # its put may be called from a signal handler
+
+
+def launch(
+    nproc: int,
+    argv: Sequence[str],
+    *,
+    nnodes: int = 1,
+    node_rank: int = 0,
+    master_addr: str = "127.0.0.1",
+    master_port: int | None = None,
+    command: Sequence[str] | None = None,
+    grace_seconds: float = 10.0,
+) -> int:
+    """Run `ingot <argv>` (or another command) as `nproc` ranks and return the exit code of the first that failed, or 0."""
+    _check(nproc, nnodes, node_rank, master_port)
+    # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
+    command = [*([sys.executable, "-P", "-m", "ingot"] if command is None else command), *argv]
+    shared = {
+        "WORLD_SIZE": str(nproc * nnodes),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port or _free_port()),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // nproc)),
+    }
+    events: _Events = queue.SimpleQueue()
+    ranks: list[subprocess.Popen[bytes]] = []
+    with _signals_into(events):
+        try:
+            for local_rank in range(nproc):
+                own = {"RANK": str(node_rank * nproc + local_rank), "LOCAL_RANK": str(local_rank)}
+                ranks.append(_start(command, {**os.environ, **shared, **own}))
+            for rank in ranks:
+                threading.Thread(target=_report_end, args=(rank, events), daemon=True).start()
+            return _supervise(ranks, events, grace_seconds)
+        finally:
+            _kill(ranks)
+
+
+def _supervise(ranks: list[subprocess.Popen[bytes]], events: _Events, grace_seconds: float) -> int:
+    """Wait for all ranks; after the first failure the others have the grace period to end."""
+    alive, exit_code, deadline = list(ranks), 0, None
+    while alive:
+        try:
+            event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except queue.Empty:  # a rank that waits in a collective for a dead one does not answer SIGTERM
+            _kill(alive)
+            deadline = None
+            continue
+        if isinstance(event, signal.Signals):
+            _send(alive, event)
+            continue
+        alive.remove(event.rank)
+        if event.code and not exit_code:
+            exit_code = event.code if event.code > 0 else 128 - event.code
+            deadline = time.monotonic() + grace_seconds
+            _send(alive, signal.SIGTERM)
+    return exit_code
+
+
+def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_launcher(),  # safe: no thread runs yet
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunError(f"cannot start a rank with {command[0]}: {error}") from error
+
+
+def _die_with_launcher() -> Callable[[], None] | None:
+    """What a new rank does before it becomes another program, so that kill -9 of the launcher leaves no ranks (Linux)."""
+    if sys.platform != "linux":
+        return None
+    launcher, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != launcher:  # it died before we asked
+            os._exit(1)
+
+    return bind
+
+
+def _report_end(rank: subprocess.Popen[bytes], events: _Events) -> None:
+    events.put(_Ended(rank, rank.wait()))
+
+
+@contextlib.contextmanager
+def _signals_into(events: _Events) -> Iterator[None]:
+    """Signals become events, except those that our caller ignores, as nohup does."""
+    before = {number: signal.getsignal(number) for number in _FORWARDED}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda received, frame: events.put(signal.Signals(received)))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _send(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for rank in ranks:
+        rank.send_signal(number)
+
+
+def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End ranks together with the processes they started."""
+    for rank in ranks:
+        if rank.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    """A port nobody listens on, below the range that systems hand out to outgoing connections while the ranks start."""
+    for port in random.sample(range(20000, 32768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise RunError("no free port between 20000 and 32767 for the ranks to meet at; name one with --master-port")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _check(nproc: int, nnodes: int, node_rank: int, master_port: int | None) -> None:
+    if nproc < 1:
+        raise ConfigError(f"--nproc-per-node {nproc}: at least 1 process is needed")
+    if not 0 <= node_rank < nnodes:
+        raise ConfigError(f"--node-rank {node_rank} of --nnodes {nnodes}: nodes are counted from 0 to one less than their number")
+    if nnodes > 1 and master_port is None:
+        raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
+    if master_port is not None and not 1 <= master_port <= 65535:
+        raise ConfigError(f"--master-port {master_port}: a port is between 1 and 65535")

@@ -1,0 +1,46 @@
+"""What verbs print and write: JSON or aligned columns on stdout, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ConfigError
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows with their columns aligned; a row of one cell is a heading."""
+    full = [row for row in rows if len(row) > 1]
+    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() if len(row) > 1 else row[0])
+
+
+def write_file(path: Path, text: str, force: bool = False) -> None:
+    """Write a file at once; one that exists is kept unless forced."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give the name of a file in it")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; --force overwrites it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    target = Path(os.path.realpath(path))
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)

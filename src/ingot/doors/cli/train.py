@@ -1,0 +1,81 @@
+"""`ingot train`: train or continue a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
+from ingot.doors.cli.output import print_columns, print_json
+
+if TYPE_CHECKING:
+    from ingot.train.session import TrainingResult
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("train", cls=SettingsCommand)(train)
+
+
+def train(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    recipe: RecipeName = None,
+    nproc_per_node: Annotated[
+        int | None,
+        typer.Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine and train with all of them."),
+    ] = None,
+    nnodes: Annotated[int, typer.Option("--nnodes", metavar="N", help="Machines that train together.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", metavar="K", help="Which of the machines this is, from 0.")] = 0,
+    master_addr: Annotated[str, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
+    master_port: Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="Free port on machine 0.")] = None,
+    as_json: AsJson = False,
+) -> int | None:
+    """Train a model, or continue the run in training.output_dir."""
+    from ingot.config.loading import load_config
+
+    resolved = load_config(recipe=recipe, file=config, overrides=given_settings(ctx))
+    if nproc_per_node is not None and "RANK" not in os.environ:
+        from ingot.doors.cli.launch import launch
+
+        return launch(
+            nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
+        )
+    from ingot.doors.cli.progress import make_reporter
+    from ingot.runtime.ranks import ranks_from_environment
+    from ingot.train.session import run
+
+    with make_reporter() as reporter:
+        result = run(resolved, reporter)
+    if ranks_from_environment().first:
+        print_json(_as_json(result)) if as_json else _print(result)
+    return None
+
+
+def _as_json(result: TrainingResult) -> dict[str, Any]:
+    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(result).items()}
+
+
+def _print(result: TrainingResult) -> None:
+    """The summary a person wants: where it is, how good it is, how fast it went, what it writes."""
+    rows = [("run folder", str(result.run_dir)), ("status", result.status), ("steps", f"{result.total_steps:,}")]
+    rows.append(("tokens", f"{result.total_tokens:,} in {result.training_seconds:.1f} s of training"))
+    rows.append(("tokens/s", f"{result.tokens_per_second:,.0f}"))
+    if result.final_loss is not None:
+        rows.append(("train loss", f"{result.final_loss:.4f}"))
+    if result.val_bpb is not None and result.val_loss is not None:
+        rows += [("val loss", f"{result.val_loss:.4f}"), ("val_bpb", f"{result.val_bpb:.4f}")]
+    if result.artifact_path is not None:
+        rows.append(("artifact", f"{result.artifact_path} ({result.artifact_bytes:,} bytes)"))
+    if result.sample:
+        print(f"\n{result.sample.strip()}\n")
+    print_columns(rows)
+    if result.status == "stopped":
+        print("\nContinue with the same command and --training.output_dir", result.run_dir)
+    elif result.checkpoint_path is not None:
+        print(f"\nLet it write more: ingot generate {result.run_dir}")

@@ -1,0 +1,1 @@
+"""Tokens to logits. Nothing in here knows of precision, compilation or ranks."""

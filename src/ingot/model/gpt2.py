@@ -1,0 +1,144 @@
+"""The gpt2 family: GPT-2 as nanoGPT trains it. Learned positions, pre-norm blocks, a head tied to the embedding.
+
+Parameter names follow the layout of OpenAI's and nanoGPT's checkpoints (`transformer.h.0.attn.c_attn.weight`), with weights
+stored as torch's Linear has them, so that those files can be read without a translation table.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ingot.model.layers import LayerCache, LayerNorm, causal_attention, cross_entropy
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, bias: bool, dropout: float):
+        super().__init__()
+        self.c_attn = nn.Linear(width, 3 * width, bias=bias)
+        self.c_proj = nn.Linear(width, width, bias=bias)
+        self.heads = heads
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        B, T, C = x.shape
+        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))  # (B, H, T, D)
+        if cache is not None:
+            k, v = cache.extend(k, v)  # (B, H, S, D)
+        y = causal_attention(q, k, v, self.dropout if self.training else 0.0)
+        y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
+        super().__init__()
+        self.c_fc = nn.Linear(width, 4 * width, bias=bias)
+        self.c_proj = nn.Linear(4 * width, width, bias=bias)
+        self.dropout = dropout
+        self.approximate = "tanh" if gelu == "tanh" else "none"
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
+        super().__init__()
+        self.ln_1 = LayerNorm(width, bias)
+        self.attn = Attention(width, heads, bias, dropout)
+        self.ln_2 = LayerNorm(width, bias)
+        self.mlp = MLP(width, bias, dropout, gelu)
+
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class Trunk(nn.Module):
+    """Embeddings, blocks and the final norm: everything before the head."""
+
+    def __init__(self, vocab_size: int, context: int, width: int, bias: bool, dropout: float, blocks: list[Block]):
+        super().__init__()
+        self.wte = nn.Embedding(vocab_size, width)
+        self.wpe = nn.Embedding(context, width)
+        self.h = nn.ModuleList(blocks)
+        self.ln_f = LayerNorm(width, bias)
+        self.dropout = dropout
+
+    def forward(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
+        start = cache[0].length if cache else 0
+        end = start + tokens.size(1)
+        if end > self.wpe.num_embeddings:
+            raise ValueError(f"{end} tokens do not fit into a context of {self.wpe.num_embeddings}")
+        positions = torch.arange(start, end, device=tokens.device)  # (T)
+        x = self.wte(tokens) + self.wpe(positions)  # (B, T, C)
+        x = F.dropout(x, self.dropout, self.training)
+        for i, block in enumerate(self.h):
+            x = block(x) if cache is None else block(x, cache[i])
+        return self.ln_f(x)
+
+
+class GPT2(nn.Module):
+    """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context: int,
+        layers: int = 12,
+        heads: int = 12,
+        width: int = 768,
+        dropout: float = 0.0,
+        bias: bool = True,
+        gelu: Literal["tanh", "erf"] = "tanh",
+    ):
+        super().__init__()
+        self.context = context
+        self.heads = heads
+        blocks = [Block(width, heads, bias, dropout, gelu) for _ in range(layers)]
+        self.transformer = Trunk(vocab_size, context, width, bias, dropout, blocks)
+        self._initialise(layers)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The repeated part, which a backend may checkpoint, compile or shard block by block."""
+        return self.transformer.h
+
+    @torch.no_grad()
+    def _initialise(self, layers: int) -> None:
+        for name, parameter in self.named_parameters():
+            if name.endswith("c_proj.weight"):
+                # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
+                parameter.normal_(std=0.02 / math.sqrt(2 * layers))
+            elif parameter.dim() >= 2:
+                parameter.normal_(std=0.02)
+            elif name.endswith("bias"):
+                parameter.zero_()
+
+    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
+        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` already holds."""
+        return self.transformer(tokens, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every next token, from hidden states; the head is the token embedding."""
+        return F.linear(hidden, self.transformer.wte.weight)
+
+    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of the targets behind hidden states."""
+        return cross_entropy(self.logits(hidden), targets)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        x = self.hidden(tokens)
+        return self.logits(x) if targets is None else self.head_loss(x, targets)
+
+    def new_cache(self, batch: int) -> list[LayerCache]:
+        """An empty key-value cache for `batch` rows, as long as the context."""
+        weight = self.transformer.wte.weight
+        head_size = weight.size(1) // self.heads
+        return [LayerCache(batch, self.heads, self.context, head_size, weight.device, weight.dtype) for _ in self.blocks]

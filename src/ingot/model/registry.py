@@ -1,0 +1,74 @@
+"""From a name or a file to a module.
+
+A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the mean
+loss over the targets that are not -1. What else it offers is used where present: `blocks` (for Muon and gradient checkpointing),
+`context`, and `new_cache` with `hidden` and `logits` (for cached generation).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ingot.model.gpt2 import GPT2
+
+FAMILIES: dict[str, Callable[..., nn.Module]] = {"gpt2": GPT2}
+
+
+def build(settings: Mapping[str, Any]) -> nn.Module:
+    """The model that a `model` section describes; ValueError says what is wrong with a file of one's own."""
+    settings = dict(settings)
+    family = settings.pop("family")
+    if family != "file":
+        return FAMILIES[family](**settings)
+    file, extra = settings.pop("file"), settings.pop("settings")
+    model_class = load_class(file)
+    model = model_class(**fitting_arguments(file, model_class, settings, extra))
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model.file={file}: Model is no torch.nn.Module")
+    return model
+
+
+def load_class(file: str) -> Callable[..., nn.Module]:
+    """The class Model of a Python file."""
+    path = Path(file)
+    if not path.is_file():
+        raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
+    spec = importlib.util.spec_from_file_location(f"ingot_model_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"model.file={file} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = next((entry.lineno for entry in reversed(_frames(error)) if entry.filename == str(path)), None)
+        where = f"{file}:{line}" if line else file
+        raise ValueError(f"model.file={where} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(getattr(module, "Model", None)):
+        raise ValueError(f"model.file={file} has no class Model")
+    return module.Model
+
+
+def fitting_arguments(
+    file: str, model_class: Callable[..., nn.Module], settings: Mapping[str, Any], extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those settings that the constructor names, and all of `model.settings`, which it must accept."""
+    parameters = inspect.signature(model_class).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if unknown := [name for name in extra if name not in names and not takes_all]:
+        raise ValueError(f"model.file={file}: Model takes no {unknown[0]!r}; it takes {', '.join(sorted(names))}")
+    given = {name: value for name, value in settings.items() if takes_all or name in names} | dict(extra)
+    required = [p.name for p in parameters if p.default is p.empty and p.name in names]
+    if missing := [name for name in required if name not in given]:
+        raise ValueError(f"model.file={file}: Model needs {missing[0]!r}; give it with --model.settings.{missing[0]} VALUE")
+    return given
+
+
+def _frames(error: BaseException) -> list[inspect.FrameInfo]:
+    return [*inspect.getinnerframes(error.__traceback__, context=0)] if error.__traceback__ else []

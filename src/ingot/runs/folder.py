@@ -1,0 +1,132 @@
+"""The folder a run leaves behind, complete without us: every file in it is text, JSON or a checkpoint.
+
+Whoever writes into one has claimed it first; readers need no permission, because every file is replaced whole or only grows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ingot.runs.files import sweep_temporaries, to_json, write_atomically, writing
+from ingot.runs.lock import RunLock
+from ingot.runs.metrics import Metrics
+from ingot.runs.state import Heartbeat, this_process, utc_now
+
+
+def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:
+    """Make a folder of its own for a new run: runs/<recipe>-<local time>, with -2, -3... where that is taken."""
+    name = f"{(recipe or 'run').replace('/', '-')}-{now or datetime.now():%Y%m%d-%H%M%S}"
+    path, count = root / name, 1
+    with writing(path):
+        root.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                count += 1
+                path = root / f"{name}-{count}"
+
+
+class RunFolder:
+    """The files of one run and how each is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_path = path / "config.yaml"
+        self.environment_path = path / "environment.json"
+        self.log_path = path / "log.txt"
+        self.samples = path / "samples"
+        self.checkpoints = path / "checkpoints"
+        self.artifact = path / "artifact"
+        self.metrics = Metrics(path / "metrics.jsonl")
+
+    def claim(self, notify: Callable[[str], None] = lambda line: None) -> RunLock:
+        """Make the folder if need be and take it for this process; what a killed one left half-written is removed."""
+        folders = (self.samples, self.checkpoints, self.artifact)
+        notes: list[str] = []
+
+        def tell(line: str) -> None:
+            notes.append(line)
+            notify(line)
+
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(self.path, tell).acquire()
+        try:
+            with writing(self.path):
+                for folder in folders:
+                    folder.mkdir(exist_ok=True)
+                for folder in (self.path, *folders):
+                    sweep_temporaries(folder)
+            for note in notes:  # only now: the log of a folder in use is not ours to write
+                self.log(note)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    def heartbeat(self, every_seconds: float, warn: Callable[[str], None], **known: Any) -> Heartbeat:
+        """The context that keeps state.json fresh while the run goes on."""
+        return Heartbeat(self.path, every_seconds, warn, **known)
+
+    def write_config(self, text: str) -> None:
+        """Record the resolved config."""
+        with writing(self.config_path):
+            write_atomically(self.config_path, text)
+
+    def write_environment(self, packages: Mapping[str, str], argv: Sequence[str] | None = None) -> None:
+        """Record what runs this; what ran it before a resume moves to `earlier`, newest first."""
+        record = {**_environment(packages, sys.argv if argv is None else argv), "earlier": self._earlier_sessions()}
+        with writing(self.environment_path):
+            write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
+
+    def log(self, line: str) -> None:
+        """Add a line to log.txt, with the time before it."""
+        with writing(self.log_path), self.log_path.open("ab", buffering=0) as file:
+            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}\n".encode(errors="replace"))
+
+    def sample(self, step: int, text: str) -> Path:
+        """Keep a text the model wrote at a step."""
+        path = self.samples / f"step-{step:08d}.txt"
+        with writing(path):
+            write_atomically(path, text.encode(errors="replace"))
+        return path
+
+    def _earlier_sessions(self) -> list[Any]:
+        try:
+            last = dict(json.loads(self.environment_path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return []
+        return [last, *last.pop("earlier", [])]
+
+
+def _environment(packages: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
+    """What ran, where and when; nothing about who."""
+    return {
+        "started_at": utc_now(),
+        "host": this_process()[0],
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "python": platform.python_version(),
+        "packages": dict(packages),
+        "argv": [Path(argv[0]).name, *argv[1:]] if argv else [],
+        "git_commit": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    command = ["git", "rev-parse", "--verify", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

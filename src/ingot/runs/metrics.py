@@ -1,0 +1,70 @@
+"""metrics.jsonl: one JSON object per line, each step once, whatever happened to the processes that wrote it.
+
+A resumed run calls `truncate_after` before its first `append`: the killed process may have gone on past its last checkpoint
+and may have died in the middle of a line.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import CheckpointError
+from ingot.runs.files import to_json, write_atomically, writing
+
+
+class Metrics:
+    """The record of a run, step by step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one record; it is in the file when this returns, whole or not at all."""
+        line = to_json(dict(record)).encode() + b"\n"
+        with writing(self.path), self.path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                if file.write(line) != len(line):  # a disk that fills up takes part of a line without complaint
+                    raise OSError(errno.ENOSPC, "No space left on device")
+            except OSError:
+                file.truncate(end)
+                raise
+
+    def truncate_after(self, step: int) -> int:
+        """Drop the records of later steps and lines that are no records; returns how many lines went."""
+        with writing(self.path):
+            content = self.path.read_bytes() if self.path.exists() else b""
+            lines = content.splitlines()
+            kept = [line for line in lines if (record := _parse(line)) is not None and not _is_after(record, step)]
+            repaired = b"".join(line + b"\n" for line in kept)
+            if repaired != content:
+                write_atomically(self.path, repaired)
+        return len(lines) - len(kept)
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The records in order; a last line that is still being written, or never was finished, is not one."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                record = _parse(line)
+                if record is not None:
+                    yield record
+                elif line.endswith(b"\n"):
+                    raise CheckpointError(f"{self.path}, line {number}, is not a JSON object; delete that line")
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_after(record: dict[str, Any], step: int) -> bool:
+    return isinstance(record.get("step"), int | float) and record["step"] > step

@@ -1,0 +1,141 @@
+"""state.json: how a run is doing, written by its own process every few seconds, so that its silence says something too.
+
+The thread that writes it never harms the run: a full disk or a vanished folder is reported once and tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+
+from ingot.runs.files import to_json, write_atomically
+
+Status = Literal["running", "stopped", "completed", "failed"]
+NAME = "state.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """What state.json says; times are ISO 8601 in UTC."""
+
+    status: Status
+    host: str
+    pid: int
+    boot_id: str
+    started_at: str
+    updated_at: str
+    heartbeat_seconds: float = 5.0
+    step: int = 0
+    max_steps: int | None = None
+    loss: float | None = None
+    val_bpb: float | None = None
+    tokens: int = 0
+    tokens_per_second: float | None = None
+    elapsed_seconds: float = 0.0
+    checkpoint: str | None = None
+    error: str | None = None
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since the last heartbeat by our clock; another host's clock may differ."""
+        return time.time() - datetime.fromisoformat(self.updated_at).timestamp()
+
+
+class Heartbeat:
+    """Writes state.json now, every few seconds, and at once when the status changes; a context around training.
+
+    One thread calls `update`; it never waits for the disk unless it changes the status.
+    """
+
+    def __init__(
+        self, folder: Path, every_seconds: float = 5.0, warn: Callable[[str], None] = lambda line: None, **known: Any
+    ) -> None:
+        now = utc_now()
+        self._path = folder / NAME
+        self._warn = warn
+        self._warned = False
+        self._state = State("running", *this_process(), started_at=now, updated_at=now, heartbeat_seconds=every_seconds)
+        self._state = replace(self._state, **known)
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    @property
+    def state(self) -> State:
+        """What the next heartbeat will say."""
+        return self._state
+
+    def update(self, **known: Any) -> None:
+        """Set the latest values by their names in `State`."""
+        before, self._state = self._state, replace(self._state, **known)
+        if self._state.status != before.status:
+            self._write(durable=True)
+
+    def __enter__(self) -> Self:
+        self._write(durable=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join(timeout=2 * self._state.heartbeat_seconds)
+        if self._state.status != "running" or error is None:
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self.update(status="stopped", error="interrupted")
+        else:
+            self.update(status="failed", error=str(error) or type(error).__name__)
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._state.heartbeat_seconds):
+            # Not synced: a sync that queues behind a checkpoint can take longer than a heartbeat, and a live run would look dead.
+            self._write(durable=False)
+
+    def _write(self, durable: bool) -> None:
+        with self._writing:  # the values are read inside, so an old status never overwrites a new one
+            try:
+                record = asdict(replace(self._state, updated_at=utc_now()))
+                write_atomically(self._path, to_json(record, indent=2) + "\n", durable=durable)
+                self._warned = False
+            except OSError as error:
+                if not self._warned:
+                    self._warned = True
+                    with contextlib.suppress(Exception):
+                        self._warn(f"cannot write {self._path}: {error.strerror or error}; still trying")
+
+
+def read_state(folder: Path) -> State | None:
+    """What the run in this folder last said of itself; None where there is no state.json or a damaged one."""
+    try:
+        record = json.loads((folder / NAME).read_bytes())
+        state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
+        sound = state.status in get_args(Status) and math.isfinite(state.age_seconds) and 0 < state.heartbeat_seconds < math.inf
+    except (OSError, ValueError, TypeError, OverflowError):
+        return None
+    return state if sound else None
+
+
+def this_process() -> tuple[str, int, str]:
+    """Host, process id and boot id: the same boot id means the same kernel, hence locks that hold."""
+    host = socket.gethostname()
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot_id = host
+    return host, os.getpid(), boot_id
+
+
+def utc_now() -> str:
+    """The time as it is written everywhere in a run folder."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,40 @@
+"""Which of the processes of a run this one is, as torchrun (or `ingot train --nproc-per-node`) says in the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ingot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files, prints, and holds the clock."""
+        return self.rank == 0
+
+    def share(self, rows: int) -> range:
+        """The rows of a step that this rank computes: as even as possible, in order."""
+        return range(rows * self.rank // self.world_size, rows * (self.rank + 1) // self.world_size)
+
+
+def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """The ranks torchrun set; a single process where it did not."""
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return Ranks()
+    try:
+        ranks = Ranks(int(environment["RANK"]), int(environment["WORLD_SIZE"]), int(environment.get("LOCAL_RANK", 0)))
+    except KeyError as missing:
+        raise ConfigError(f"{missing.args[0]} is not set although its companions are; start ranks with torchrun") from None
+    except ValueError as error:
+        raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}") from None
+    if not 0 <= ranks.rank < ranks.world_size:
+        raise ConfigError(f"RANK={ranks.rank} does not fit WORLD_SIZE={ranks.world_size}")
+    return ranks

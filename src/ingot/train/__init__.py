@@ -1,0 +1,1 @@
+"""The only loop, and what keeps it alive. Nothing in here knows a framework."""

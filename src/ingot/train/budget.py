@@ -1,0 +1,45 @@
+"""The seconds a run has trained, over all its sessions, and when they are spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Clock:
+    """Counts training time only: it stands still while the run evaluates, samples or copies its state."""
+
+    def __init__(self, spent: float = 0.0, now: Callable[[], float] = time.perf_counter):
+        self._spent, self._now = spent, now
+        self._since: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Training seconds so far, those of earlier sessions included."""
+        return self._spent + (self._now() - self._since if self._since is not None else 0.0)
+
+    def start(self) -> None:
+        """Let the time count."""
+        if self._since is None:
+            self._since = self._now()
+
+    def stop(self) -> None:
+        """Let the time pass without counting."""
+        self._spent, self._since = self.elapsed, None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A stretch of work that is not training."""
+        running = self._since is not None
+        self.stop()
+        try:
+            yield
+        finally:
+            if running:
+                self.start()
+
+
+def fits(elapsed: float, step_seconds: float, budget: float | None) -> bool:
+    """Whether a step as long as the one before would still end inside the budget."""
+    return budget is None or elapsed + step_seconds <= budget

@@ -1,0 +1,129 @@
+"""What a run says while it goes on. A door chooses the words by giving the loop a reporter of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimizer step, over all ranks."""
+
+    step: int
+    max_steps: int | None
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    tokens_per_second: float
+    elapsed_seconds: float
+    budget_seconds: float | None
+    epoch: int
+    mfu: float | None
+
+    @property
+    def spent(self) -> float:
+        """The used part of the budget, between 0 and 1."""
+        by_steps = self.step / self.max_steps if self.max_steps else 0.0
+        by_seconds = self.elapsed_seconds / self.budget_seconds if self.budget_seconds else 0.0
+        return min(1.0, max(by_steps, by_seconds))
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """One look at the validation split."""
+
+    step: int
+    val_loss: float
+    val_bpb: float
+    tokens: int
+    bytes: int
+    seconds: float
+    best: bool
+
+
+class Reporter:
+    """Listens to a run and says nothing."""
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        """The run is about to take its first step of this session."""
+
+    def step(self, report: StepReport, log: bool) -> None:
+        """A step is done; `log` where tracking.log_every asks for a line."""
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        """The model was judged."""
+
+    def sample(self, step: int, text: str) -> None:
+        """The model wrote something."""
+
+    def saved(self, path: Path) -> None:
+        """A checkpoint is on the disk; called from another thread."""
+
+    def message(self, text: str) -> None:
+        """Something a reader of the log should know."""
+
+    def end(self, result: Any) -> None:
+        """The session is over; `result` is its TrainingResult."""
+
+
+class LineReporter(Reporter):
+    """One plain line per event, for files and for terminals that are none."""
+
+    def __init__(self, write: Callable[[str], None]):
+        self._write = write
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        self._write("  ".join(f"{key} {value}" for key, value in facts.items()))
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if log:
+            self._write(step_line(report))
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._write(evaluation_line(report))
+
+    def saved(self, path: Path) -> None:
+        self._write(f"saved {path}")
+
+    def message(self, text: str) -> None:
+        self._write(text)
+
+    def end(self, result: Any) -> None:
+        self._write(f"{result.status} at step {result.total_steps}")
+
+
+class Chorus(Reporter):
+    """Several reporters as one."""
+
+    def __init__(self, *reporters: Reporter):
+        for name in ("begin", "step", "evaluation", "sample", "saved", "message", "end"):
+            setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
+
+
+def _to_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
+        for listener in listeners:
+            listener(*args, **kwargs)
+
+    return call
+
+
+def step_line(report: StepReport) -> str:
+    """A step as one line."""
+    of = f"/{report.max_steps}" if report.max_steps else ""
+    mfu = f"  mfu {100 * report.mfu:.1f}%" if report.mfu is not None else ""
+    left = f" of {report.budget_seconds:g}" if report.budget_seconds else ""
+    return (
+        f"step {report.step}{of}  loss {report.loss:.4f}  grad {report.grad_norm:.3f}  lr {report.learning_rate:.2e}  "
+        f"{report.tokens_per_second:,.0f} tok/s{mfu}  {report.elapsed_seconds:.1f}{left} s"
+    )
+
+
+def evaluation_line(report: EvaluationReport) -> str:
+    """An evaluation as one line."""
+    best = "  best so far" if report.best else ""
+    return f"eval {report.step}  val_loss {report.val_loss:.4f}  val_bpb {report.val_bpb:.4f}  ({report.seconds:.1f} s){best}"

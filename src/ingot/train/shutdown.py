@@ -1,0 +1,46 @@
+"""Signals: the first asks the loop to save and end, the second ends the process at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from ingot.errors import INTERRUPTED
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Shutdown:
+    """A context in which SIGINT and SIGTERM set `requested` instead of ending the program."""
+
+    def __init__(self, notify: Callable[[str], None] = lambda line: None):
+        self.requested = False
+        self._notify = notify
+        self._first_at = 0.0
+        self._before: dict[int, Any] = {}
+        # torchrun's agent passes on a Ctrl-C that the terminal has already sent to every rank: that is one wish, not two.
+        self._echo_seconds = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # only there does Python let us listen
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            self.requested, self._first_at = True, time.monotonic()
+            self._notify(f"{signal.Signals(number).name}: saving and stopping after this step; once more to end at once")
+        elif time.monotonic() - self._first_at >= self._echo_seconds:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)

@@ -1,0 +1,297 @@
+"""The loop: schedule, step, report, evaluate, save, stop.
+
+Every rank runs it in lockstep. The first rank's clock and anybody's signal are agreed upon before each step; all other decisions
+follow from the step number, so no rank ever decides alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ingot.backends.base import Backend, Pending
+from ingot.config.schema import Config
+from ingot.data.dataset import Dataset
+from ingot.data.stream import Order, RowReader, read_rows
+from ingot.errors import RunError
+from ingot.eval.bits import Score, chosen_rows, score
+from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.runs.folder import RunFolder
+from ingot.runs.state import Heartbeat
+from ingot.train.budget import Clock, fits
+from ingot.train.checkpoint import Saver
+from ingot.train.report import EvaluationReport, Reporter, StepReport
+from ingot.train.shutdown import Shutdown
+
+Status = Literal["completed", "stopped"]
+ALWAYS_LOGGED = 10  # first steps: where things go wrong
+RATE_STEPS = 50  # over which tokens per second are averaged
+OVERFLOWS_IN_A_ROW = 100  # fp16 gives up after this many steps without an update
+
+
+@dataclass
+class Progress:
+    """Where a run stands; with the weights, the optimizer's memory and the config it decides everything that follows."""
+
+    step: int = 0
+    sample: int = 0  # the next window of the data order
+    tokens: int = 0
+    elapsed_seconds: float = 0.0
+    loss: float | None = None
+    val_loss: float | None = None
+    val_bpb: float | None = None
+    best_step: int | None = None
+    best_bpb: float | None = None
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where the first rank writes: the run folder, its heartbeat and the thread that saves. Other ranks have none."""
+
+    folder: RunFolder
+    heartbeat: Heartbeat
+    saver: Saver
+
+
+class Trainer:
+    """One session of a run, from a progress to the end or to a signal."""
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        order: Order,
+        backend: Backend,
+        progress: Progress,
+        reporter: Reporter,
+        desk: Desk | None,
+    ):
+        self.config, self.dataset, self.order, self.backend = config, dataset, order, backend
+        self.progress, self.reporter, self.desk = progress, reporter, desk
+        self.clock = Clock(progress.elapsed_seconds)
+        self.facts: dict[str, Any] = {}  # goes into every checkpoint beside the progress
+        self.last_sample: str | None = None
+        self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
+        self._saved_at = progress.elapsed_seconds
+        self._saved_step = progress.step
+        self._pending: tuple[Pending, StepReport] | None = None
+        self._overflows = 0
+
+    def prepare(self, choices: Mapping[str, Any]) -> None:
+        """Settle what depends on the machine and take the priming steps, which leave no trace."""
+        rows = self._rows_of_first_step()
+        self.backend.prepare(rows, choices)
+        if not self.config.training.priming_steps:
+            return
+        before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
+        for step in range(self.config.training.priming_steps):
+            self.backend.step(rows, self.config.rows_per_step, step, 1.0).result()
+        self.backend.load(before)
+        self.reporter.message(f"primed with {self.config.training.priming_steps} steps")
+
+    def run(self, shutdown: Shutdown) -> Status:
+        """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
+        c, p = self.config, self.progress
+        reader = RowReader(
+            self.dataset.split("train"),
+            self.order,
+            c.rows_per_step,
+            c.data.seq_len,
+            self.backend.ranks,
+            p.sample,
+            self.backend.lend,
+        )
+        status: Status = "completed"
+        step_seconds = 0.0
+        try:
+            if c.evaluation.at_start and p.step == 0:
+                self.evaluate(c.evaluation.rows)
+            self.clock.start()
+            self._marks.append((self.clock.elapsed, p.tokens))
+            while True:
+                elapsed, stop = self._agree(shutdown)
+                if stop:
+                    status = "stopped"
+                    break
+                if p.step == c.training.max_steps or not fits(elapsed, step_seconds, c.budget.seconds):
+                    break
+                self._step(reader, elapsed)
+                self._do_what_is_due(elapsed)
+                step_seconds = self.clock.elapsed - elapsed if self.backend.ranks.first else 0.0
+            self._settle()
+            self.backend.wait()
+            self.clock.stop()
+            p.elapsed_seconds = self.clock.elapsed
+        finally:
+            self.clock.stop()
+            reader.close()
+        self.save(wait=True)
+        return status
+
+    def _agree(self, shutdown: Shutdown) -> tuple[float, bool]:
+        # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
+        mine = self.clock.elapsed if self.backend.ranks.first else -1.0
+        elapsed, stop = self.backend.maximum([mine, float(shutdown.requested)])
+        return elapsed, bool(stop)
+
+    def _step(self, reader: RowReader, elapsed: float) -> None:
+        c, p = self.config, self.progress
+        position = Position(p.step, elapsed, c.training.max_steps, c.budget.seconds)
+        scale = learning_rate_scale(c, position)
+        pending = self.backend.step(reader.next(), c.rows_per_step, p.step, scale)
+        self._settle()  # the step before: its numbers are there while the device works on this one
+        p.step += 1
+        p.sample += c.rows_per_step
+        p.tokens += c.training.tokens_per_step
+        self._pending = (pending, self._report(scale))
+
+    def _report(self, scale: float) -> StepReport:
+        c, p = self.config, self.progress
+        now = self.clock.elapsed
+        self._marks.append((now, p.tokens))
+        then, before = self._marks[0]
+        rate = (p.tokens - before) / (now - then) if now > then else 0.0
+        peak = self.backend.peak_flops()
+        peak_lr = c.optimizer.muon_learning_rate if c.optimizer.name == "muon" else c.optimizer.learning_rate
+        return StepReport(
+            step=p.step,
+            max_steps=c.training.max_steps,
+            loss=math.nan,
+            grad_norm=math.nan,
+            learning_rate=peak_lr * scale,
+            tokens=p.tokens,
+            tokens_per_second=rate,
+            elapsed_seconds=now,
+            budget_seconds=c.budget.seconds,
+            epoch=self.order.epoch(p.sample),
+            mfu=rate * self.backend.flops_per_token(c.data.seq_len) / peak if peak else None,
+        )
+
+    def _settle(self) -> None:
+        """Take the numbers of the pending step, refuse those that are not finite, and report the rest."""
+        if self._pending is None:
+            return
+        pending, report = self._pending
+        self._pending = None
+        result = pending.result()
+        self._overflows = self._overflows + 1 if result.skipped else 0
+        if (
+            not math.isfinite(result.loss)
+            or (result.skipped and not self.backend.rescales)
+            or self._overflows > OVERFLOWS_IN_A_ROW
+        ):
+            what = "gradient" if math.isfinite(result.loss) else "loss"
+            raise RunError(
+                f"the {what} is not finite at step {report.step} (loss {result.loss}, gradient norm {result.grad_norm}); "
+                "the weights were not updated and the checkpoints before it are sound: "
+                "lower the learning rate, lengthen optimizer.warmup_steps or look at the data, and start again"
+            )
+        self.progress.loss = result.loss
+        report = StepReport(**{**asdict(report), "loss": result.loss, "grad_norm": result.grad_norm})
+        log = report.step % self.config.tracking.log_every == 0 or report.step <= ALWAYS_LOGGED or report.step == report.max_steps
+        if self.desk is not None:
+            self.desk.heartbeat.update(
+                step=report.step,
+                loss=result.loss,
+                tokens=report.tokens,
+                tokens_per_second=report.tokens_per_second,
+                elapsed_seconds=report.elapsed_seconds,
+            )
+            if log:
+                self.desk.folder.metrics.append({"kind": "train", **asdict(report)})
+            self.reporter.step(report, log)
+
+    def _do_what_is_due(self, elapsed: float) -> None:
+        """Evaluate and save where the step, or the clock that was agreed upon, says so."""
+        c, step = self.config, self.progress.step
+        at_end = step == c.training.max_steps  # the end of the run evaluates and saves by itself
+        if c.evaluation.every and step % c.evaluation.every == 0 and not at_end:
+            self._settle()
+            if self.evaluate(c.evaluation.rows):
+                self.save()
+        save_by_step = c.training.save_every and step % c.training.save_every == 0
+        save_by_clock = c.training.save_seconds and elapsed - self._saved_at >= c.training.save_seconds
+        if (save_by_step or save_by_clock) and not at_end and step != self._saved_step:
+            self._saved_at = elapsed
+            self._settle()
+            self.save()
+
+    def evaluate(self, limit: int | None) -> bool:
+        """Score the validation split, or `limit` rows of it, and write a sample; True: the best score so far."""
+        c, p = self.config, self.progress
+        with self.clock.paused():
+            began = time.perf_counter()
+            found = self._score(limit)
+            p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
+            best = p.best_bpb is None or found.bits_per_byte < p.best_bpb
+            if best:
+                p.best_step, p.best_bpb = p.step, found.bits_per_byte
+            seconds = time.perf_counter() - began
+            report = EvaluationReport(p.step, found.loss, found.bits_per_byte, found.tokens, found.bytes, seconds, best)
+            if self.desk is not None:
+                self.desk.heartbeat.update(val_bpb=report.val_bpb)
+                self.desk.folder.metrics.append({"kind": "evaluation", **asdict(report)})
+                self.reporter.evaluation(report)
+                if c.evaluation.sample_tokens:
+                    self.sample()
+        return best
+
+    def _score(self, limit: int | None) -> Score:
+        c, split = self.config, self.dataset.split("val")
+        rows = chosen_rows(split, c.stride, limit)
+        share = self.backend.ranks.share(len(rows))
+        part = score(
+            split,
+            self.dataset.tokenizer.token_bytes(),
+            c.data.seq_len,
+            c.stride,
+            rows[share.start : share.stop],
+            c.evaluation.micro_batch,
+            self.backend.evaluate,
+        )
+        nats, tokens, size = self.backend.total([part.nats, part.tokens, part.bytes])
+        return Score(nats, int(tokens), int(size))
+
+    def sample(self) -> None:
+        """Let the model write, and keep the text."""
+        c, tokenizer = self.config, self.dataset.tokenizer
+        prompt = prompt_ids(tokenizer, c.evaluation.sample_prompt)
+        ids = self.backend.generate(
+            prompt, c.evaluation.sample_tokens, c.evaluation.temperature, c.evaluation.top_k, c.training.seed
+        )
+        self.last_sample = c.evaluation.sample_prompt + tokenizer.decode(ids)
+        if self.desk is not None:
+            self.desk.folder.sample(self.progress.step, self.last_sample)
+        self.reporter.sample(self.progress.step, self.last_sample)
+
+    def save(self, wait: bool = False) -> None:
+        """Copy the state and let the saver write it; with `wait`, until it is on the disk or cannot be."""
+        if self.desk is None:
+            return
+        with self.clock.paused():
+            self._saved_step = self.progress.step
+            self.progress.elapsed_seconds = self.clock.elapsed
+            record = {**asdict(self.progress), "choices": self.backend.choices(), **self.facts}
+            self.desk.saver.save(self.progress.step, self.backend.state(), record, self.progress.best_step)
+            if wait:
+                self.desk.saver.wait()
+                if self.desk.saver.error is not None:
+                    raise self.desk.saver.error
+
+    def _rows_of_first_step(self) -> Any:
+        c, share = self.config, self.backend.ranks.share(self.config.rows_per_step)
+        first = self.progress.sample
+        starts = self.order.starts(np.arange(first + share.start, first + share.stop, dtype=np.uint64))
+        return read_rows(self.dataset.split("train"), starts, self.backend.lend((len(share), c.data.seq_len + 1)))
+
+
+def prompt_ids(tokenizer: Any, text: str) -> list[int]:
+    """The ids a continuation starts from: the start of a document and the prompt, or a newline where neither is there."""
+    ids = [int(i) for i in tokenizer.encode_document(text)]
+    return ids or [int(i) for i in tokenizer.encode("\n")]

@@ -1,0 +1,256 @@
+import json
+import shlex
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.data.dataset import Dataset, identity
+from ingot.data.prepare import write_dataset
+from ingot.data.shards import write_shard
+from ingot.data.tokenizers import ByteTokenizer
+from ingot.errors import DataError
+
+TEXTS = ["To be, or not to be", "é€", "a", "the question " * 9]
+STREAM = np.concatenate([ByteTokenizer().encode_document(text) for text in TEXTS])
+
+
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory):
+    """A dataset of seven tokens per shard, so that documents run over several."""
+    folder = tmp_path_factory.mktemp("data") / "many"
+    pieces = [("train", text) for text in TEXTS] + [("val", "held out")]
+    write_dataset(pieces, folder, ByteTokenizer(), source=None, shard_tokens=7)
+    return Dataset.open(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_dataset([("train", "abc"), ("train", "de"), ("val", "f")], tmp_path / "set", ByteTokenizer(), source="a test")
+    return tmp_path / "set"
+
+
+def edit(folder, change, sign=True):
+    path = folder / "dataset.json"
+    record = json.loads(path.read_text())
+    change(record)
+    if sign:
+        record["fingerprint"] = identity(record)
+    path.write_text(json.dumps(record))
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_a_read_is_a_slice_of_the_stream_wherever_shards_end(many_shards, data):
+    start = data.draw(st.integers(0, len(STREAM)))
+    stop = data.draw(st.integers(start, len(STREAM)))
+    assert np.array_equal(many_shards.split("train").read(start, stop), STREAM[start:stop])
+
+
+def test_a_read_fills_a_lent_buffer_of_another_type(many_shards):
+    buffer = np.full(30, -1, np.int64)
+    out = many_shards.split("train").read(3, 23, buffer)
+    assert np.shares_memory(out, buffer)
+    assert buffer.tolist() == [*STREAM[3:23].tolist(), *[-1] * 10]
+
+
+def test_a_read_beyond_the_end_is_an_error(many_shards):
+    split = many_shards.split("train")
+    for start, stop in ((-1, 3), (3, 2), (0, split.tokens + 1)):
+        with pytest.raises(IndexError):
+            split.read(start, stop)
+
+
+def test_a_shard_replaced_before_its_first_use_is_noticed(folder):
+    split = Dataset.open(folder).split("train")
+    (folder / "train_000000.bin").unlink()
+    write_shard(folder / "train_000000.bin", np.array([1, 5, 6], np.uint16))
+    with pytest.raises(DataError, match=r"train_000000.bin was replaced while it was in use"):
+        split.read(0, 1)
+
+
+def test_shards_hold_the_stream_in_order(many_shards):
+    shards = many_shards.split("train").shards
+    assert [len(shard) for shard in shards[:-1]] == [7] * (len(shards) - 1)
+    assert np.array_equal(np.concatenate(shards), STREAM)
+
+
+def test_document_starts_point_at_the_marks_and_at_the_end(many_shards):
+    split = many_shards.split("train")
+    starts = split.document_starts()
+    assert starts[-1] == split.tokens == len(STREAM)
+    assert starts[:-1].tolist() == np.flatnonzero(STREAM == 1).tolist()
+
+
+def test_bytes_are_those_of_the_text_and_shards_add_up(many_shards):
+    record = many_shards.manifest.splits["train"]
+    assert record.bytes == sum(len(text.encode()) for text in TEXTS)
+    for key in ("bytes", "tokens", "documents"):
+        assert sum(getattr(shard, key) for shard in record.shards) == getattr(record, key)
+    for shard, tokens in zip(record.shards, many_shards.split("train").shards, strict=True):
+        assert shard.bytes == (tokens >= 4).sum()
+        assert shard.documents == (tokens == 1).sum()
+
+
+def test_a_prepared_folder_opens_and_verifies(folder):
+    dataset = Dataset.open(folder)
+    dataset.verify()
+    assert dataset.tokenizer.kind == "byte"
+    assert dataset.tokenizer.decode(dataset.split("val").read(0, 2)) == "f"
+    assert (dataset.split("train").documents, dataset.split("train").tokens, dataset.split("train").bytes) == (2, 7, 5)
+
+
+def test_the_fingerprint_is_the_same_wherever_the_text_came_from(folder, tmp_path):
+    write_dataset([("train", "abc"), ("train", "de"), ("val", "f")], tmp_path / "b", ByteTokenizer(), source="elsewhere")
+    write_dataset([("train", "abc"), ("train", "dE"), ("val", "f")], tmp_path / "c", ByteTokenizer(), source="a test")
+    assert Dataset.open(tmp_path / "b").fingerprint == Dataset.open(folder).fingerprint
+    assert Dataset.open(tmp_path / "c").fingerprint != Dataset.open(folder).fingerprint
+
+
+def test_an_unknown_split_is_refused_with_the_known_ones(folder):
+    with pytest.raises(DataError, match=r"no split 'test'; it has train, val"):
+        Dataset.open(folder).split("test")
+
+
+def test_a_missing_folder_says_how_to_prepare_it(tmp_path):
+    command = f"ingot data prepare --input FILE --tokenizer byte --output {tmp_path / 'gone'}"
+    with pytest.raises(DataError, match=f"no data at {tmp_path / 'gone'}: .*prepare it with: {command}"):
+        Dataset.open(tmp_path / "gone")
+
+
+def test_a_text_file_gives_the_command_that_prepares_it(tmp_path):
+    text = tmp_path / "my text.txt"
+    text.write_text("hello")
+    with pytest.raises(DataError) as caught:
+        Dataset.open(text)
+    command = shlex.split(str(caught.value).partition("with: ")[2])
+    assert command[:3] == ["ingot", "data", "prepare"]
+    assert command[3:] == ["--input", str(text), "--tokenizer", "byte", "--output", str(tmp_path / "my text-byte")]
+
+
+def test_a_folder_that_was_not_prepared_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"the folder has no dataset.json"):
+        Dataset.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_a_damaged_description_is_refused(folder, content):
+    (folder / "dataset.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"dataset.json is damaged: .*prepare the data again"):
+        Dataset.open(folder)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"format": "other"}'])
+def test_another_json_file_is_no_dataset(folder, content):
+    (folder / "dataset.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"does not describe an ingot dataset"):
+        Dataset.open(folder)
+
+
+def test_a_newer_version_asks_for_an_upgrade(folder):
+    edit(folder, lambda record: record.update(version=2))
+    with pytest.raises(DataError, match=r"has version 2 and this ingot reads up to 1; upgrade ingot"):
+        Dataset.open(folder)
+
+
+def test_an_edited_description_is_noticed(folder):
+    edit(folder, lambda record: record["splits"]["val"].update(bytes=17), sign=False)
+    with pytest.raises(DataError, match=r"was edited or damaged: its fingerprint does not fit"):
+        Dataset.open(folder)
+
+
+def test_a_file_outside_the_folder_is_never_read(folder):
+    edit(folder, lambda record: record["splits"]["val"]["shards"][0].update(file="../val_000000.bin"))
+    with pytest.raises(DataError, match=r"is damaged: splits.val.shards.0.file"):
+        Dataset.open(folder)
+
+
+def test_a_missing_field_is_named(folder):
+    edit(folder, lambda record: record["splits"]["val"].pop("bytes"))
+    with pytest.raises(DataError, match=r"is damaged: splits.val.bytes"):
+        Dataset.open(folder)
+
+
+def test_a_tokenizer_that_is_not_what_it_says_is_refused(folder):
+    edit(folder, lambda record: record["tokenizer"].update(vocab_size=300))
+    with pytest.raises(DataError, match=r"its tokenizer does not fit"):
+        Dataset.open(folder)
+
+
+def test_a_missing_shard_is_noticed_at_opening(folder):
+    (folder / "val_000000.bin").unlink()
+    with pytest.raises(DataError, match=r"missing shard .*val_000000.bin"):
+        Dataset.open(folder)
+
+
+def test_a_shard_cut_short_is_noticed_at_opening(folder):
+    shard = folder / "train_000000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"size mismatch in .*train_000000.bin: 1,038 bytes expected for 7 tokens, 1,036 found"):
+        Dataset.open(folder)
+
+
+def test_a_shard_of_another_dataset_is_noticed_at_opening(folder):
+    (folder / "train_000000.bin").unlink()
+    write_shard(folder / "train_000000.bin", np.array([1, 5, 6], np.uint16))
+    with pytest.raises(DataError, match=r"holds 3 tokens and dataset.json says 7"):
+        Dataset.open(folder)
+
+
+def test_shards_that_do_not_add_up_are_noticed_at_opening(folder):
+    edit(folder, lambda record: record["splits"]["val"].update(tokens=9))
+    with pytest.raises(DataError, match=r"shards of 2 tokens in a split of 9"):
+        Dataset.open(folder)
+
+
+def test_a_document_index_of_another_size_is_noticed_at_opening(folder):
+    (folder / "train.index").write_bytes(bytes(8))
+    with pytest.raises(DataError, match=r"size mismatch in .*train.index: 24 bytes expected for 2 documents, 8 found"):
+        Dataset.open(folder)
+
+
+def test_a_missing_document_index_is_noticed_at_opening(folder):
+    (folder / "val.index").unlink()
+    with pytest.raises(DataError, match=r"missing document index .*val.index"):
+        Dataset.open(folder)
+
+
+def test_verify_finds_a_flipped_bit(folder):
+    shard = folder / "train_000000.bin"
+    data = bytearray(shard.read_bytes())
+    data[-2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match=r"train_000000.bin is damaged: sha256"):
+        Dataset.open(folder).verify()
+
+
+def test_verify_finds_an_id_outside_the_vocabulary(folder):
+    shard = folder / "val_000000.bin"
+    shard.unlink()
+    sha256 = write_shard(shard, np.array([1, 260], np.uint16))
+    edit(folder, lambda record: record["splits"]["val"]["shards"][0].update(sha256=sha256))
+    with pytest.raises(DataError, match=r"val_000000.bin holds token 260, outside the byte vocabulary of 260 ids"):
+        Dataset.open(folder).verify()
+
+
+@pytest.mark.parametrize(
+    ("starts", "problem"),
+    [
+        ((1, 4, 7), "do not rise from 0 to 7"),
+        ((0, 4, 6), "do not rise"),
+        ((0, 0, 7), "do not rise"),
+        ((0, 3, 7), "starts without its mark"),
+    ],
+)
+def test_verify_finds_a_wrong_document_index(folder, starts, problem):
+    (folder / "train.index").write_bytes(struct.pack("<3Q", *starts))
+    with pytest.raises(DataError, match=f"train.index is damaged: .*{problem}"):
+        Dataset.open(folder).verify()
+
+
+def test_verify_reports_progress_to_the_end(many_shards):
+    calls = []
+    many_shards.verify(lambda done, total: calls.append((done, total)))
+    assert calls[-1][0] == calls[-1][1] == 2 * (many_shards.split("train").tokens + many_shards.split("val").tokens)

@@ -1,0 +1,361 @@
+import hashlib
+import itertools
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.data.dataset import Dataset
+from ingot.data.prepare import hold_out_ends, hold_out_spread, prepare
+from ingot.errors import ConfigError, DataError
+
+TINY_SHAKESPEARE = Path(__file__).parents[3] / "shared/data/tinyshakespeare/input.txt"
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("0123456789")
+    return path
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """Thirty documents, 00 to 29."""
+    return jsonl(tmp_path / "numbered.jsonl", [f"{number:02d}" for number in range(30)])
+
+
+def jsonl(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def documents(folder, name):
+    dataset = Dataset.open(folder)
+    starts = dataset.split(name).document_starts().astype(int)
+    return [dataset.tokenizer.decode(dataset.split(name).read(a, b)) for a, b in itertools.pairwise(starts)]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# Splits
+
+
+def test_few_documents_give_the_end_of_each_to_validation(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", ["0123456789", "abcdefghijklmnopqrst"])
+    prepare([source], tmp_path / "out", "byte")
+    assert documents(tmp_path / "out", "train") == ["012345678", "abcdefghijklmnopqr"]
+    assert documents(tmp_path / "out", "val") == ["9", "st"]
+
+
+def test_more_than_twenty_documents_are_held_out_whole(tmp_path, numbered):
+    prepare([numbered], tmp_path / "out", "byte")
+    assert documents(tmp_path / "out", "val") == ["00", "10", "20"]
+    assert len(documents(tmp_path / "out", "train")) == 27
+
+
+@pytest.mark.parametrize(("count", "whole"), [(20, False), (21, True)])
+def test_twenty_documents_are_few_and_empty_ones_do_not_count(tmp_path, count, whole):
+    source = jsonl(tmp_path / "a.jsonl", ["0123456789", ""] * count)
+    summary = prepare([source], tmp_path / "out", "byte")
+    assert (summary.splits["val"].documents == 3) == whole
+    assert summary.empty_documents == count
+
+
+@given(st.integers(21, 300), st.sampled_from([0.01, 0.05, 0.1, 0.25, 1 / 3, 0.5, 0.9]))
+def test_held_out_documents_are_evenly_spread_and_as_many_as_asked(count, fraction):
+    held = [number for number, (split, _) in enumerate(hold_out_spread(map(str, range(count)), fraction)) if split == "val"]
+    assert count * fraction <= len(held) + 1e-9 < count * fraction + 1
+    assert len({b - a for a, b in itertools.pairwise(held)}) <= 2
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1), st.floats(0, 0.99))
+def test_cut_documents_lose_no_character(texts, fraction):
+    pieces = list(hold_out_ends(texts, fraction))
+    assert "".join(text for _, text in pieces) == "".join(texts)
+    assert all(text for _, text in pieces)
+
+
+def test_validation_can_be_the_first_documents(tmp_path, numbered):
+    prepare([numbered], tmp_path / "out", "byte", val_documents=2)
+    assert documents(tmp_path / "out", "val") == ["00", "01"]
+    assert documents(tmp_path / "out", "train")[0] == "02"
+
+
+def test_validation_can_come_from_files_of_its_own(tmp_path, text, numbered):
+    prepare([numbered], tmp_path / "out", "char", val_inputs=[text])
+    assert documents(tmp_path / "out", "val") == ["0123456789"]
+    assert len(documents(tmp_path / "out", "train")) == 30
+
+
+@pytest.mark.parametrize("setting", [{"val_fraction": 0}, {"val_documents": 0}])
+def test_there_may_be_no_validation(tmp_path, text, setting):
+    summary = prepare([text], tmp_path / "out", "byte", **setting)
+    dataset = Dataset.open(tmp_path / "out")
+    dataset.verify()
+    assert dataset.split("val").tokens == 0
+    assert dataset.split("val").shards == []
+    assert summary.splits["val"].bytes_per_token is None
+
+
+# What is written
+
+
+def test_tiny_shakespeare_is_nanogpts_to_the_byte(tmp_path):
+    if not TINY_SHAKESPEARE.exists():
+        pytest.skip(f"tiny Shakespeare is not at {TINY_SHAKESPEARE}")
+    summary = prepare([TINY_SHAKESPEARE], tmp_path / "out", "char")
+    assert summary.vocab_size == 65
+    assert (summary.splits["train"].tokens, summary.splits["val"].tokens) == (1_003_854, 111_540)
+    payload = {
+        name: hashlib.sha256(Dataset.open(tmp_path / "out").split(name).shards[0].tobytes()).hexdigest()
+        for name in ("train", "val")
+    }
+    assert payload == {
+        "train": "6ec305602a99ac2802745a134e1f5e33e2231b4855525b00b9aebb730ac2626f",
+        "val": "d37d30cc0c8327c270d493299c3dca54135f6d5f1c9ef60cda78076e311204b1",
+    }
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_the_same_text_gives_the_same_bytes_twice(tmp_path, numbered, tokenizer):
+    for name in ("a", "b"):
+        prepare([numbered], tmp_path / name, tokenizer, shard_tokens=10)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_the_summary_counts_what_the_folder_holds(tmp_path):
+    (tmp_path / "in.txt").write_text("é" * 100)
+    summary = prepare([tmp_path / "in.txt"], tmp_path / "out", "byte")
+    train = Dataset.open(tmp_path / "out").split("train")
+    assert (train.documents, train.tokens, train.bytes) == (1, 181, 180)
+    assert summary.splits["train"].bytes_per_token == 180 / 181
+    assert summary.as_dict()["splits"]["train"] == {"documents": 1, "tokens": 181, "bytes": 180, "bytes_per_token": 180 / 181}
+
+
+def test_the_size_of_shards_changes_nothing_but_the_files(tmp_path, numbered):
+    prepare([numbered], tmp_path / "one", "byte")
+    prepare([numbered], tmp_path / "many", "byte", shard_tokens=8)
+    one, many = (Dataset.open(tmp_path / name).split("train") for name in ("one", "many"))
+    assert len(many.shards) == 11
+    assert np.array_equal(one.read(0, one.tokens), many.read(0, many.tokens))
+    assert np.array_equal(one.document_starts(), many.document_starts())
+
+
+def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_path, caplog):
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.txt").write_text("0123456789")
+    (source / "empty.txt").write_text("")
+    (source / "b.md").write_text("no")
+    summary = prepare([source], tmp_path / "out", "byte")
+    assert (summary.ignored_files, summary.empty_documents) == (1, 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"files passed over, being neither .txt nor .jsonl: 1 ({source / 'b.md'} for one)"
+    ]
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_progress_ends_at_the_total(tmp_path, numbered, tokenizer):
+    calls = []
+    prepare([numbered], tmp_path / "out", tokenizer, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1][0] == calls[-1][1] >= numbered.stat().st_size
+    assert calls == sorted(calls)
+
+
+# Mistakes
+
+
+def refused(tmp_path, error, match, *inputs, tokenizer="byte", **settings):
+    """Preparation raises one line and leaves the folder as it was."""
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error, match=match) as caught:
+        prepare(list(inputs), tmp_path / "new" / "out", tokenizer, **settings)
+    assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_missing_input_is_refused(tmp_path):
+    refused(tmp_path, DataError, "no input at .*gone.txt", tmp_path / "gone.txt")
+
+
+def test_an_empty_file_is_refused_by_name(tmp_path, text):
+    (tmp_path / "empty.txt").write_text("")
+    refused(tmp_path, DataError, "empty.txt is empty", text, tmp_path / "empty.txt")
+
+
+def test_a_folder_without_documents_is_refused(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.txt").write_text("")
+    jsonl(source / "b.jsonl", ["", ""])
+    refused(tmp_path, DataError, f"no documents in {source}", source)
+
+
+def test_validation_without_documents_is_refused(tmp_path, text):
+    val = jsonl(tmp_path / "val.jsonl", [""])
+    refused(tmp_path, DataError, f"no documents in {val}", text, val_inputs=[val])
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        (b"\xff", "bad.jsonl is not UTF-8: byte 0xff at offset 800"),
+        (b"{", "bad.jsonl:41: not JSON"),
+        (b"{}", "bad.jsonl:41: no field"),
+        (b'{"text": 1}', "bad.jsonl:41: field 'text' is not a string"),
+    ],
+)
+def test_a_bad_line_in_the_middle_leaves_nothing_behind(tmp_path, tokenizer, line, match):
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "abcdefg"}\n' * 40 + line)
+    refused(tmp_path, DataError, match, tmp_path / "bad.jsonl", tokenizer=tokenizer)
+
+
+def test_an_unknown_extension_is_refused_when_named(tmp_path):
+    (tmp_path / "a.md").write_text("text")
+    refused(tmp_path, DataError, r"cannot read .*a.md: inputs are .txt and .jsonl", tmp_path / "a.md")
+
+
+def test_too_many_characters_for_the_char_tokenizer_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(map(chr, range(0x20000, 0x30001))))
+    refused(tmp_path, DataError, "65,537 distinct characters", tmp_path / "a.txt", tokenizer="char")
+
+
+def test_text_must_not_be_both_training_and_validation(tmp_path, text):
+    refused(tmp_path, DataError, "in.txt is given twice", tmp_path, val_inputs=[text])
+
+
+@pytest.mark.parametrize("settings", [{"val_documents": 1}, {"val_fraction": 0.99}])
+def test_something_must_be_left_to_train_on(tmp_path, text, settings):
+    refused(tmp_path, DataError, "nothing is left to train on", text, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"val_fraction": 1},
+        {"val_fraction": -0.1},
+        {"val_fraction": float("nan")},
+        {"val_documents": -1},
+        {"shard_tokens": 0},
+        {"shard_tokens": 2**31},
+    ],
+)
+def test_settings_out_of_range_are_refused(tmp_path, text, settings):
+    name = "--" + next(iter(settings)).replace("_", "-")
+    refused(tmp_path, ConfigError, name, text, **settings)
+
+
+def test_two_rules_for_validation_are_refused(tmp_path, text, numbered):
+    refused(tmp_path, ConfigError, "--val-input and --val-documents", text, val_inputs=[numbered], val_documents=3)
+
+
+def test_an_unknown_tokenizer_is_refused(tmp_path, text):
+    refused(tmp_path, ConfigError, "unknown tokenizer 'bpe'", text, tokenizer="bpe")
+
+
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path, text):
+    text.write_text("x" * 100_000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        refused(tmp_path, DataError, "cannot write .*out: File too large", text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_an_output_below_a_file_is_refused(tmp_path, text):
+    with pytest.raises(DataError, match=r"cannot write .*: (Not a directory|File exists)"):
+        prepare([text], text / "out", "byte")
+
+
+# The output folder
+
+
+def test_an_existing_dataset_is_replaced_only_by_force(tmp_path, text):
+    prepare([text], tmp_path / "out", "byte", val_fraction=0)
+    before = contents(tmp_path / "out")
+    with pytest.raises(DataError, match=r"out exists; replace it with --force"):
+        prepare([text], tmp_path / "out", "char")
+    assert contents(tmp_path / "out") == before
+    prepare([text], tmp_path / "out", "char", overwrite=True)
+    assert Dataset.open(tmp_path / "out").tokenizer.kind == "char"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out"]
+
+
+def test_a_failed_replacement_keeps_the_old_dataset(tmp_path, text):
+    prepare([text], tmp_path / "out", "byte")
+    before = contents(tmp_path / "out")
+    bad = jsonl(tmp_path / "bad.jsonl", ["a"] * 30)
+    bad.write_text(bad.read_text() + "{")
+    with pytest.raises(DataError, match=r"not JSON"):
+        prepare([bad], tmp_path / "out", "byte", overwrite=True)
+    assert contents(tmp_path / "out") == before
+
+
+def test_an_empty_folder_is_filled(tmp_path, text):
+    (tmp_path / "out").mkdir()
+    prepare([text], tmp_path / "out", "byte")
+    Dataset.open(tmp_path / "out").verify()
+
+
+@pytest.mark.parametrize("beside", [[], ["dataset.json", "train_000000.bin"]])
+def test_a_folder_with_anything_else_is_never_replaced(tmp_path, text, beside):
+    (tmp_path / "out").mkdir()
+    for name in ["thesis.tex", *beside]:
+        (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(DataError, match=r"holds thesis.tex, .* never replaced"):
+        prepare([text], tmp_path / "out", "byte", overwrite=True)
+    assert (tmp_path / "out/thesis.tex").read_text() == "mine"
+
+
+def test_a_file_in_the_place_of_the_output_is_refused(tmp_path, text):
+    with pytest.raises(DataError, match=r"in.txt is a file"):
+        prepare([text], text, "byte", overwrite=True)
+
+
+def test_a_link_to_a_dataset_stays_a_link(tmp_path, text):
+    prepare([text], tmp_path / "real", "byte")
+    (tmp_path / "link").symlink_to("real")
+    prepare([text], tmp_path / "link", "char", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert Dataset.open(tmp_path / "real").tokenizer.kind == "char"
+
+
+def test_what_a_killed_preparation_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path, text):
+    script = """
+import sys, time
+from pathlib import Path
+from ingot.data.prepare import write_dataset
+from ingot.data.tokenizers import ByteTokenizer
+def pieces():
+    yield "train", "abc"
+    print("writing", flush=True)
+    time.sleep(60)
+write_dataset(pieces(), Path(sys.argv[1]), ByteTokenizer(), source=None)
+"""
+    output = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-c", script, str(output)], stdout=subprocess.PIPE, env=dict(os.environ))
+    try:
+        assert process.stdout.readline() == b"writing\n"
+        prepare([text], output, "byte")
+        assert len(list(tmp_path.glob(".out.partial-*"))) == 1
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        prepare([text], output, "byte", overwrite=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out"]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,83 @@
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+
+from ingot.data.shards import open_shard, token_count, write_shard
+from ingot.errors import DataError
+
+
+@pytest.fixture
+def shard(tmp_path):
+    path = tmp_path / "train_000000.bin"
+    write_shard(path, np.arange(5, dtype=np.uint16))
+    return path
+
+
+def test_every_id_survives(tmp_path):
+    tokens = np.arange(65536)
+    sha256 = write_shard(tmp_path / "a.bin", tokens)
+    assert np.array_equal(open_shard(tmp_path / "a.bin"), tokens)
+    assert sha256 == hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest()
+
+
+def test_the_file_is_1024_bytes_of_header_and_little_endian_tokens(tmp_path):
+    write_shard(tmp_path / "a.bin", np.array([1, 258], np.uint16))
+    data = (tmp_path / "a.bin").read_bytes()
+    assert data == struct.pack("<3i", 20240520, 1, 2) + bytes(1012) + b"\x01\x00\x02\x01"
+
+
+def test_tokens_are_mapped_and_cannot_be_changed(shard):
+    tokens = open_shard(shard)
+    assert isinstance(tokens, np.memmap)
+    with pytest.raises(ValueError, match=r"read-only"):
+        tokens[0] = 7
+
+
+def test_a_shard_without_tokens_can_be_read(tmp_path):
+    write_shard(tmp_path / "a.bin", np.empty(0, np.uint16))
+    assert len(open_shard(tmp_path / "a.bin")) == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023])
+def test_a_header_that_is_cut_short_is_unexpected(shard, size):
+    shard.write_bytes(shard.read_bytes()[:size])
+    with pytest.raises(DataError, match=rf"unexpected header in .*train_000000.bin: {size:,} bytes instead of 1,024"):
+        token_count(shard)
+
+
+@pytest.mark.parametrize(("place", "found"), [(0, "magic 7 and version 1"), (1, "magic 20240520 and version 7")])
+def test_other_constants_are_an_unexpected_header(shard, place, found):
+    data = bytearray(shard.read_bytes())
+    struct.pack_into("<i", data, 4 * place, 7)
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match=f"unexpected header in .*train_000000.bin: {found} instead of 20240520 and 1"):
+        token_count(shard)
+
+
+@pytest.mark.parametrize(("change", "found"), [(lambda data: data[:-1], 1033), (lambda data: data + b"\0", 1035)])
+def test_a_size_that_does_not_follow_from_the_header_is_refused(shard, change, found):
+    shard.write_bytes(change(shard.read_bytes()))
+    with pytest.raises(DataError, match=rf"size mismatch in .*: 1,034 bytes expected for 5 tokens, {found:,} found"):
+        open_shard(shard)
+
+
+def test_a_negative_count_is_a_size_mismatch(shard):
+    data = bytearray(shard.read_bytes())
+    struct.pack_into("<i", data, 8, -1)
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match=r"size mismatch"):
+        token_count(shard)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"missing shard .*gone.bin"):
+        token_count(tmp_path / "gone.bin")
+
+
+@pytest.mark.parametrize("tokens", [[65536], [-1]])
+def test_ids_that_do_not_fit_sixteen_bits_are_refused_and_write_nothing(tmp_path, tokens):
+    with pytest.raises(DataError, match=r"do not fit a shard"):
+        write_shard(tmp_path / "a.bin", np.array(tokens))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,160 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import ingot as package
+from ingot.doors.cli.data import register
+from ingot.errors import ConfigError, DataError
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
+
+
+@pytest.fixture
+def ingot():
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("0123456789")
+    return path
+
+
+def prepare(ingot, source, output, *more):
+    return ingot("data", "prepare", "--input", source, "--tokenizer", "byte", "--output", output, *more)
+
+
+def test_prepare_prints_what_it_made_and_how_to_train_on_it(ingot, text, tmp_path):
+    result = prepare(ingot, text, tmp_path / "out")
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert lines[0].startswith(f"{tmp_path / 'out'}: byte tokenizer, 260 ids, ")
+    assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token"]
+    assert lines[2].split() == ["train", "1", "10", "9", "0.9000"]
+    assert lines[3].split() == ["val", "1", "2", "1", "0.5000"]
+    assert lines[-1] == f"train on it with: ingot train --data.path {tmp_path / 'out'}"
+
+
+def test_prepare_as_json(ingot, text, tmp_path):
+    result = json.loads(prepare(ingot, text, tmp_path / "out", "--json").stdout)
+    assert result["folder"] == str(tmp_path / "out")
+    assert (result["tokenizer"], result["vocab_size"]) == ("byte", 260)
+    assert result["splits"]["train"] == {"documents": 1, "tokens": 10, "bytes": 9, "bytes_per_token": 0.9}
+    assert result["seconds"] >= 0
+
+
+def test_every_option_reaches_the_preparation(ingot, tmp_path):
+    train, val = tmp_path / "train.jsonl", tmp_path / "val.jsonl"
+    train.write_text('{"body": "abcd"}\n' * 3)
+    val.write_text('{"body": "x"}\n{"body": ""}\n')
+    given = ("--text-field", "body", "--shard-tokens", "4", "--json")
+    result = json.loads(prepare(ingot, train, tmp_path / "out", "--val-input", val, *given).stdout)
+    assert (result["splits"]["train"]["documents"], result["splits"]["val"]["documents"]) == (3, 1)
+    assert result["empty_documents"] == 1
+    assert len(list((tmp_path / "out").glob("train_*.bin"))) == 4
+    result = json.loads(prepare(ingot, train, tmp_path / "out", "--val-documents", "2", "--force", *given).stdout)
+    assert result["splits"]["val"]["documents"] == 2
+    result = json.loads(prepare(ingot, train, tmp_path / "out", "--val-fraction", "0.5", "--force", *given).stdout)
+    assert result["splits"]["val"]["bytes"] == 6
+
+
+def test_several_inputs_are_one_dataset(ingot, text, tmp_path):
+    (tmp_path / "more.txt").write_text("abc")
+    result = prepare(ingot, text, tmp_path / "out", "--input", tmp_path / "more.txt", "--json")
+    assert json.loads(result.stdout)["splits"]["train"]["documents"] == 2
+
+
+def test_a_users_mistake_is_one_of_our_errors(ingot, text, tmp_path):
+    assert isinstance(prepare(ingot, tmp_path / "gone.txt", tmp_path / "out").exception, DataError)
+    assert isinstance(prepare(ingot, text, tmp_path / "out", "--val-fraction", "2").exception, ConfigError)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["--tokenizer", "bpe"], ["--shard-tokens", "many"], ["--unknown", "1"]])
+def test_a_malformed_command_exits_with_2(ingot, text, tmp_path, words):
+    assert prepare(ingot, text, tmp_path / "out", *words).exit_code == 2
+
+
+def test_verify_prints_the_splits_of_a_sound_folder(ingot, text, tmp_path):
+    prepare(ingot, text, tmp_path / "out")
+    result = ingot("data", "verify", tmp_path / "out")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == f"{tmp_path / 'out'}: whole; byte tokenizer, 260 ids"
+    assert result.stdout.splitlines()[2].split() == ["train", "1", "10", "9", "0.9000"]
+
+
+def test_verify_as_json(ingot, text, tmp_path):
+    made = json.loads(prepare(ingot, text, tmp_path / "out", "--json").stdout)
+    result = json.loads(ingot("data", "verify", tmp_path / "out", "--json").stdout)
+    assert result["ok"] is True
+    assert result["splits"] == made["splits"]
+    assert result["fingerprint"] == made["fingerprint"]
+
+
+def test_verify_raises_on_a_damaged_shard(ingot, text, tmp_path):
+    prepare(ingot, text, tmp_path / "out")
+    shard = tmp_path / "out/train_000000.bin"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
+    result = ingot("data", "verify", tmp_path / "out")
+    assert isinstance(result.exception, DataError)
+    assert "is damaged: sha256" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["prepare", "--input", "empty.txt", "--tokenizer", "byte", "--output", "out"], 3, "empty.txt is empty"),
+        (
+            ["prepare", "--input", "in.txt", "--tokenizer", "byte", "--output", "out", "--val-fraction", "2"],
+            2,
+            "--val-fraction 2.0",
+        ),
+        (["verify", "gone"], 3, "no data at gone"),
+    ],
+)
+def test_the_program_says_a_mistake_in_one_line_and_its_exit_code(text, words, code, said):
+    (text.parent / "empty.txt").write_text("")
+    command = [sys.executable, "-m", "ingot", "data", *words]
+    result = subprocess.run(command, cwd=text.parent, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert result.returncode == code
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"ingot: error: {said}")
+    assert result.stderr.count("\n") == 1
+    assert sorted(path.name for path in text.parent.iterdir()) == ["empty.txt", "in.txt"]
+
+
+def test_the_program_warns_of_files_it_passed_over_on_stderr_alone(text):
+    (text.parent / "b.md").write_text("no text for us")
+    command = [
+        sys.executable,
+        "-m",
+        "ingot",
+        "data",
+        "prepare",
+        "--input",
+        ".",
+        "--tokenizer",
+        "char",
+        "--output",
+        "out",
+        "--json",
+    ]
+    result = subprocess.run(command, cwd=text.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["ignored_files"] == 1
+    assert result.stderr == "files passed over, being neither .txt nor .jsonl: 1 (b.md for one)\n"
+
+
+def test_the_commands_load_nothing_heavy_before_they_run():
+    script = "import sys, ingot.doors.cli.data; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert result.stdout == "[]\n"

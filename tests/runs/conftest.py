@@ -1,0 +1,38 @@
+"""What the tests of run folders share: real second processes, and patience."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, "it never happened"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a Python program in a process of its own; it ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(program: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, *map(str, arguments)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.errors import CheckpointError
+from ingot.runs.files import sweep_temporaries, to_json, write_atomically, writing
+
+WRITE_TOO_MUCH = """
+import resource, sys
+from pathlib import Path
+from ingot.runs.files import write_atomically
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_atomically(Path(sys.argv[1]), b"x" * 100_000)
+except OSError as error:
+    print("refused:", error.strerror)
+"""
+
+
+def test_an_atomic_write_replaces_the_content_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "old, and longer than the new")
+    write_atomically(path, "n\u00e9w")
+    assert path.read_bytes() == "n\u00e9w".encode()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_file_is_as_readable_for_others_as_any_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    write_atomically(tmp_path / "atomic", "")
+    assert stat.S_IMODE((tmp_path / "atomic").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+def test_a_disk_that_refuses_keeps_the_old_content_and_no_temporary(tmp_path: Path, python) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+    output, errors = python(WRITE_TOO_MUCH, path).communicate(timeout=60)
+    assert output.startswith("refused:"), errors
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_failing_sync_keeps_the_old_content_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_sweeping_removes_leftovers_and_only_those(tmp_path: Path) -> None:
+    for name in (".state.json.0a1b2c3d.tmp", "state.json", ".lock", "notes.tmp"):
+        (tmp_path / name).write_text("")
+    (tmp_path / ".step.tmp").mkdir()
+    sweep_temporaries(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", ".step.tmp", "notes.tmp", "state.json"]
+
+
+def test_a_refusing_disk_becomes_one_line_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught, writing(tmp_path / "gone" / "a"):
+        write_atomically(tmp_path / "gone" / "a", "")
+    assert str(tmp_path / "gone" / "a") in str(caught.value) and "\n" not in str(caught.value)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None)
+@given(values)
+def test_json_is_strict_and_loses_only_what_json_cannot_say(value: object) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    def without_nan(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: without_nan(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [without_nan(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    assert json.loads(to_json(value), parse_constant=refuse) == without_nan(value)

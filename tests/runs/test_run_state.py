@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from ingot.runs import Heartbeat, read_state
+
+
+def test_the_heartbeat_goes_on_without_the_run_doing_anything(tmp_path: Path, eventually) -> None:
+    with Heartbeat(tmp_path, 0.02):
+        first = read_state(tmp_path)
+        assert first is not None and (first.status, first.host, first.pid) == ("running", socket.gethostname(), os.getpid())
+        eventually(lambda: read_state(tmp_path).updated_at > first.updated_at)
+    assert read_state(tmp_path).started_at == first.started_at
+
+
+def test_the_next_heartbeat_tells_the_latest_values(tmp_path: Path, eventually) -> None:
+    with Heartbeat(tmp_path, 0.02, max_steps=40) as heartbeat:
+        heartbeat.update(step=7, loss=2.5, tokens=1000)
+        eventually(lambda: read_state(tmp_path).step == 7)
+        state = read_state(tmp_path)
+    assert (state.loss, state.tokens, state.max_steps) == (2.5, 1000, 40)
+
+
+def test_a_change_of_status_is_written_at_once_and_stays(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, 1000) as heartbeat:
+        heartbeat.update(status="completed", step=40, checkpoint="step-00000040")
+        state = read_state(tmp_path)
+        assert (state.status, state.step, state.checkpoint) == ("completed", 40, "step-00000040")
+    assert read_state(tmp_path).status == "completed"
+
+
+def test_a_loss_that_is_not_finite_keeps_the_file_valid(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, 1000) as heartbeat:
+        heartbeat.update(status="failed", loss=float("nan"), error="the loss is nan at step 3")
+    record = json.loads((tmp_path / "state.json").read_text(), parse_constant=pytest.fail)
+    assert record["loss"] is None and record["error"] == "the loss is nan at step 3"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [(ValueError("no such thing"), "failed", "no such thing"), (KeyboardInterrupt(), "stopped", "interrupted")],
+)
+def test_an_error_on_the_way_out_is_recorded(tmp_path: Path, error: BaseException, status: str, told: str) -> None:
+    with pytest.raises(type(error)), Heartbeat(tmp_path, 1000):
+        raise error
+    state = read_state(tmp_path)
+    assert (state.status, state.error) == (status, told)
+
+
+def test_a_vanished_folder_is_reported_once_and_the_heartbeat_comes_back_with_it(tmp_path: Path, eventually) -> None:
+    folder, warnings = tmp_path / "run", []
+    folder.mkdir()
+
+    def warn(line: str) -> None:
+        warnings.append(line)
+        raise RuntimeError("a warning that fails does not stop the heartbeat")
+
+    with Heartbeat(folder, 0.01, warn):
+        folder.rename(tmp_path / "moved away")
+        eventually(lambda: bool(warnings))
+        time.sleep(0.2)  # many heartbeats without a folder
+        folder.mkdir()
+        eventually(lambda: (folder / "state.json").exists())
+    assert len(warnings) == 1 and "state.json" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "7", "{}", '{"status": "running"}', '{"status": "dancing", "updated_at": "2026-01-01T00:00:00+00:00"}'],
+)
+def test_a_damaged_state_is_no_state(tmp_path: Path, content: str) -> None:
+    (tmp_path / "state.json").write_text(content)
+    assert read_state(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("updated_at", "yesterday"), ("heartbeat_seconds", "often"), ("heartbeat_seconds", 0)]
+)
+def test_a_state_with_a_senseless_clock_is_no_state(tmp_path: Path, field: str, value: object) -> None:
+    with Heartbeat(tmp_path, 1000):
+        pass
+    path = tmp_path / "state.json"
+    assert read_state(tmp_path) is not None
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    assert read_state(tmp_path) is None
+
+
+def test_fields_that_a_later_version_may_add_are_passed_over(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, 1000):
+        pass
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "mood": "fine"}))
+    assert read_state(tmp_path) is not None
