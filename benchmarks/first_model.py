@@ -1,0 +1,126 @@
+"""How much sooner the demo recipe gets where nanoGPT's first CPU example ends.
+
+Two trainings on the characters of tiny Shakespeare take turns, a slice each, so that whatever else the machine does hits both:
+
+1. nanoGPT's README setting for a CPU (4 layers, 4 heads, 128 wide, rows of 64, 12 rows a step, 2,000 steps) with its AdamW,
+2. the demo recipe's shape and optimizer.
+
+Only training is timed. Both are judged on the whole validation split, in rows of 64 that do not overlap.
+
+    python benchmarks/first_model.py [--text input.txt]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.backends.torch import TorchBackend
+from ingot.config.loading import load_config
+from ingot.config.schema import Config
+from ingot.data.dataset import Dataset
+from ingot.data.prepare import prepare
+from ingot.data.stream import RowReader, make_order
+from ingot.eval.bits import chosen_rows, score
+from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.runtime.device import describe
+from ingot.runtime.ranks import Ranks
+
+TINY_SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"
+SLICES = 20
+
+NANOGPT = {
+    "model": {"layers": 4, "heads": 4, "width": 128, "bias": False, "gelu": "erf"},
+    "data": {"seq_len": 64, "sampling": "random"},
+    "optimizer": {"name": "adamw", "learning_rate": 1e-3, "beta2": 0.99, "warmup_steps": 100, "schedule": "cosine", "floor": 0.1},
+    "training": {"tokens_per_step": 12 * 64, "max_steps": 2000},
+}
+DEMO = {"budget": {"seconds": None}, "training": {"max_steps": 500}}
+
+
+class Lane:
+    """One training that can be continued slice by slice."""
+
+    def __init__(self, name: str, config: Config, dataset: Dataset):
+        self.name, self.config, self.dataset = name, config, dataset
+        self.backend = TorchBackend(config, dataset.tokenizer.vocab_size, Ranks())
+        split, data = dataset.split("train"), config.data
+        order = make_order(data.sampling, split, data.seq_len, data.seed)
+        self.reader = RowReader(split, order, config.rows_per_step, data.seq_len, Ranks(), 0, self.backend.lend)
+        self.max_steps = config.training.max_steps or 0
+        self.step, self.seconds = 0, 0.0
+        self.curve: list[tuple[float, float]] = []  # (training seconds, validation loss)
+        first = self.reader.next()
+        self.backend.prepare(first, {})
+
+    def run(self, until: int) -> None:
+        """Train up to a step, timed; then judge, untimed."""
+        began = time.perf_counter()
+        while self.step < until:
+            position = Position(self.step, self.seconds, self.max_steps, None)
+            scale = learning_rate_scale(self.config, position)
+            self.backend.step(self.reader.next(), self.config.rows_per_step, self.step, scale).result()
+            self.step += 1
+        self.seconds += time.perf_counter() - began
+        self.curve.append((self.seconds, self._validation_loss()))
+
+    def _validation_loss(self) -> float:
+        split, length = self.dataset.split("val"), self.config.data.seq_len
+        rows = chosen_rows(split, length, None)
+        return score(split, self.dataset.tokenizer.token_bytes(), length, length, rows, 64, self.backend.evaluate).loss
+
+    @property
+    def loss(self) -> float:
+        return self.curve[-1][1]
+
+    def seconds_to(self, loss: float) -> float | None:
+        """Training seconds at the first judgement that is at least this good."""
+        return next((seconds for seconds, found in self.curve if found <= loss), None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, default=TINY_SHAKESPEARE, help="tiny Shakespeare's input.txt")
+    text = parser.parse_args().text
+    if not text.is_file():
+        parser.error(f"there is no {text}; give the path of tiny Shakespeare's input.txt with --text")
+    with tempfile.TemporaryDirectory() as folder:
+        prepare([text], Path(folder) / "tiny", "char", val_fraction=0.1)
+        report(Dataset.open(Path(folder) / "tiny"))
+
+
+def report(dataset: Dataset) -> None:
+    """Run both and print the table."""
+    demo: dict[str, Any] = {**DEMO, "data": {"path": str(dataset.folder), "tokenizer": "char"}}
+    lanes = [
+        Lane("nanoGPT's README setting, AdamW", load_config(python=NANOGPT, environment={}).config, dataset),
+        Lane("demo recipe", load_config(recipe="demo", python=demo, environment={}).config, dataset),
+    ]
+    for part in range(1, SLICES + 1):
+        for lane in lanes:
+            lane.run(lane.max_steps * part // SLICES)
+    for lane in lanes:
+        lane.reader.close()
+    reference, ours = lanes
+    reached = ours.seconds_to(reference.loss)
+    print(f"{date.today()}, {platform.machine()}, {describe(torch.device('cpu'))}, torch {torch.__version__}")
+    print("| training | parameters | steps | tokens | seconds | val loss |")
+    print("|---|---|---|---|---|---|")
+    for lane in lanes:
+        tokens = lane.step * lane.config.training.tokens_per_step
+        print(f"| {lane.name} | {lane.backend.parameters:,} | {lane.step:,} | {tokens:,} | {lane.seconds:.1f} | {lane.loss:.4f} |")
+    if reached is None:
+        print(f"The demo recipe did not reach {reference.loss:.4f}.")
+    else:
+        print(f"The demo recipe reached {reference.loss:.4f} after {reached:.1f} s: 1/{reference.seconds / reached:.1f} of the time.")
+
+
+if __name__ == "__main__":
+    main()
