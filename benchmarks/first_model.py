@@ -115,11 +115,14 @@ def report(dataset: Dataset) -> None:
     print("|---|---|---|---|---|---|")
     for lane in lanes:
         tokens = lane.step * lane.config.training.tokens_per_step
-        print(f"| {lane.name} | {lane.backend.parameters:,} | {lane.step:,} | {tokens:,} | {lane.seconds:.1f} | {lane.loss:.4f} |")
+        print(
+            f"| {lane.name} | {lane.backend.parameters:,} | {lane.step:,} | {tokens:,} | {lane.seconds:.1f} | {lane.loss:.4f} |"
+        )
     if reached is None:
         print(f"The demo recipe did not reach {reference.loss:.4f}.")
     else:
-        print(f"The demo recipe reached {reference.loss:.4f} after {reached:.1f} s: 1/{reference.seconds / reached:.1f} of the time.")
+        share = reference.seconds / reached
+        print(f"The demo recipe reached {reference.loss:.4f} after {reached:.1f} s, 1/{share:.1f} of the time.")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from ingot.data.samples import open_dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.eval.bits import Score, chosen_rows, score
-from ingot.train.checkpoint import find_checkpoint
+from ingot.runs.checkpoints import find_checkpoint
 from ingot.train.report import Reporter
 from ingot.train.session import MODEL_COPY, TrainingResult, run
 

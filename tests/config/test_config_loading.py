@@ -208,7 +208,7 @@ def test_values_that_do_not_fit_together_are_an_error_after_all_overrides() -> N
         "model.heads=5 does not divide model.width=384; the nearest"
     )
     assert error_of({"data.seq_len": "300"}).startswith(
-        "training.tokens_per_step=16,384 is not a multiple of data.seq_len=300; nearest"
+        "training.tokens_per_step=16,384 is not a multiple of data.seq_len=300; the nearest"
     )
     assert load({"model.heads": "5", "model.width": "10"}, recipe="shakespeare-char").config.model.width == 10
 

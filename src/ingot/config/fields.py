@@ -96,6 +96,11 @@ def settings(family: str = DEFAULT_FAMILY) -> dict[str, Setting]:
     return found
 
 
+def settings_of(section: str, family: str) -> list[Setting]:
+    """The settings of one section."""
+    return [setting for setting in settings(family).values() if setting.path.startswith(f"{section}.")]
+
+
 @cache
 def known() -> list[str]:
     """The dotted paths of all settings of all model families."""

@@ -58,7 +58,7 @@ def load_config(
     ]
     family, given = settle_family(given, problems)
     tree, origins = merge(given, family, problems)
-    config = validate(tree, origins, family, problems, hint="" if documents else "; or start from one of `ingot recipes`")
+    config = validate(tree, origins, family, problems)
     return ResolvedConfig(config, {".".join(path): origins.get(path, "default") for path, _ in leaf_values(config)}, name)
 
 

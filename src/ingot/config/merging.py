@@ -125,8 +125,8 @@ def _understand(setting: Setting, value: Any) -> Any:
     return value
 
 
-def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, problems: list[str], hint: str) -> Config:
-    """The Config of a merged tree, or a ConfigError with all problems; `hint` follows what is wrong with the whole."""
+def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, problems: list[str]) -> Config:
+    """The Config of a merged tree, or a ConfigError with all problems."""
     details: dict[Path, list[Mapping[str, Any]]] = {}
     try:
         config = Config.model_validate(tree)
@@ -143,7 +143,7 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
         assert setting is not None, found
         problems.append(_explain(setting, tree, origins.get(path, "default"), found))
     if not problems:  # what does not fit together is only worth saying when each value is sound
-        problems = [f"{detail['ctx']['error']}{hint}" for detail in together]
+        problems = [str(detail["ctx"]["error"]) for detail in together]
     raise ConfigError("; ".join(problems))
 
 

@@ -246,7 +246,9 @@ class Config(Section):
         if self.stride > seq_len:
             raise ValueError(f"evaluation.stride={self.stride} is longer than data.seq_len={seq_len} and would leave out text")
         if t.max_steps is None and self.budget.seconds is None:
-            raise ValueError("nothing ends this run: set training.max_steps, budget.seconds or both")
+            raise ValueError(
+                "nothing ends this run: set training.max_steps or budget.seconds, or start from one of `ingot recipes`"
+            )
         if o.schedule in ("cosine", "wsd") and t.max_steps is None and o.decay_steps is None:
             raise ValueError(
                 f"optimizer.schedule={o.schedule} counts steps and training.max_steps is null; set it or optimizer.decay_steps, "

@@ -18,10 +18,11 @@ from ingot.data.dataset import Dataset
 from ingot.data.samples import open_dataset
 from ingot.data.stream import make_order
 from ingot.errors import CheckpointError, ConfigError
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.files import writing
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runtime.ranks import Ranks, ranks_from_environment
-from ingot.train.checkpoint import Checkpoint, Saver, load_checkpoint, newest_sound, saved_steps, sweep
+from ingot.train.checkpoint import Saver
 from ingot.train.report import Chorus, LineReporter, Reporter
 from ingot.train.shutdown import Shutdown
 from ingot.train.trainer import Desk, Progress, Status, Trainer

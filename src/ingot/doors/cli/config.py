@@ -65,7 +65,7 @@ def docs(
     ] = None,
 ) -> None:
     """Print docs/configuration.md, made from the schema."""
-    from ingot.config.render import markdown
+    from ingot.doors.cli.config_docs import markdown
 
     if output is None:
         print(markdown(), end="")

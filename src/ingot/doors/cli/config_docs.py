@@ -1,0 +1,63 @@
+"""docs/configuration.md, made from the schema."""
+
+from __future__ import annotations
+
+import re
+
+from ingot.config.fields import DEFAULT_FAMILY, sections, settings_of
+from ingot.config.render import describe
+from ingot.config.schema import FAMILIES
+from ingot.config.text import format_value
+
+_INTRODUCTION = """# Configuration
+
+This page is made from the schema by `ingot config docs -o docs/configuration.md`.
+
+A run is described by one config. Each setting has a section and a name, and its value comes from the last of these places that
+sets it:
+
+1. the default below,
+2. the recipe: `--recipe demo`, or `base: demo` at the top of a config file,
+3. the config file: `--config c.yaml`,
+4. the environment: `INGOT_TRAINING__SEED=1` sets `training.seed` (capitals, two underscores between section and name),
+5. the command line: `--training.seed 1` or `--training.seed=1`,
+6. Python: the settings given to `ingot.train`.
+
+`ingot config show` prints the outcome and where each value came from; a run folder keeps both in its `config.yaml`. Everything is
+checked together after the last place has spoken. A name that does not exist is an error that suggests the right one.
+
+A config file is YAML with the sections as keys. It sets what it wants to change; `ingot init -o config.yaml` writes one with
+every setting and its meaning.
+
+```yaml
+base: demo  # a recipe, or a YAML file beside this one; it may have a base itself
+optimizer:
+  learning_rate: 1e-3
+training:
+  output_dir: runs/first
+```
+
+On the command line a truth value may stand alone (`--model.bias` is `--model.bias true`), `null` and `none` empty a setting that
+may be empty, and the entries of a mapping have paths of their own: `--model.settings.depth 3`. A place that chooses another model
+family drops what the places before it set for the old family alone."""
+
+
+def markdown() -> str:
+    """The text of docs/configuration.md."""
+    parts = [_INTRODUCTION]
+    for section, model in sections().items():
+        if section == "model":
+            for family, family_model in FAMILIES.items():
+                parts += [f"## model, family {family}", describe(family_model), _table(section, family)]
+        else:
+            parts += [f"## {section}", describe(model), _table(section, DEFAULT_FAMILY)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(section: str, family: str) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for setting in settings_of(section, family):
+        default = "required" if setting.required else f"`{format_value(setting.default)}`"
+        cells = [f"`{setting.path}`", setting.allowed, default, setting.description]
+        rows.append("| " + " | ".join(re.sub(r"\||<(?=[a-z])", r"\\\g<0>", cell) for cell in cells) + " |")
+    return "\n".join(rows)

@@ -1,0 +1,156 @@
+"""Checkpoints: folders that are either whole or not there.
+
+`checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which names every tensor, its shape and place, the
+checksum of every file and of itself, and all that the loop needs to go on. It is written under another name, synced and renamed,
+so a kill at any moment leaves the checkpoints before it untouched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.artifact.tensors import TensorRecord, read_tensors, write_tensors
+from ingot.errors import CheckpointError
+from ingot.runs.files import fsync_dir, write_atomically
+
+INDEX = "checkpoint.json"
+VERSION = 1
+PARTIAL = ".partial"
+_NAME = re.compile(r"step-(\d{8,})")
+
+Tensors = Mapping[str, list[TensorRecord]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and found sound."""
+
+    path: Path
+    step: int
+    progress: dict[str, Any]
+    tensors: dict[str, dict[str, TensorRecord]]
+
+
+def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping[str, Any]) -> Path:
+    """Write a checkpoint and return its path when it is on the disk."""
+    final = folder / f"step-{step:08d}"
+    partial = folder / (final.name + PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        record: dict[str, Any] = {
+            "format": "ingot-checkpoint",
+            "version": VERSION,
+            "step": step,
+            "progress": dict(progress),
+            "files": {},
+            "tensors": {},
+        }
+        for name, records in tensors.items():
+            file = f"{name}.safetensors"
+            size, sha256 = write_tensors(partial / file, records)
+            record["files"][file] = {"bytes": size, "sha256": sha256}
+            # One process holds all of every tensor, so each has one part, at offset zero; shards of a tensor are more parts.
+            record["tensors"][name] = {
+                r.name: {"dtype": r.dtype, "shape": list(r.shape), "parts": [{"file": file, "offset": [0] * len(r.shape)}]}
+                for r in records
+            }
+        record["sha256"] = _checksum(record)
+        write_atomically(partial / INDEX, json.dumps(record))
+        if final.exists():  # this step was saved before and found damaged, or is saved again at the end of a run
+            shutil.rmtree(final)
+        partial.rename(final)
+        fsync_dir(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and verify every byte; CheckpointError says what is wrong with a damaged one."""
+    record = read_index(path)
+    tensors = {}
+    for name, entries in record["tensors"].items():
+        file = f"{name}.safetensors"
+        try:
+            tensors[name], _ = read_tensors(path / file, record["files"][file]["sha256"])
+        except FileNotFoundError:
+            raise CheckpointError(f"{path / file} is missing") from None
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{path / file} is damaged: {error}") from None
+        if tensors[name].keys() != entries.keys():
+            raise CheckpointError(f"{path / file} does not hold the tensors that {INDEX} names")
+    return Checkpoint(path, record["step"], record["progress"], tensors)
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """The checked contents of checkpoint.json."""
+    file = path / INDEX
+    try:
+        record = json.loads(file.read_bytes())
+        told = record.pop("sha256")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is no checkpoint: it has no {INDEX}") from None
+    except (ValueError, KeyError, AttributeError, TypeError, OSError):
+        raise CheckpointError(f"{file} is damaged: it cannot be read") from None
+    if record.get("version", 0) > VERSION:
+        raise CheckpointError(f"{file} has version {record['version']} and this ingot reads up to {VERSION}; upgrade ingot")
+    if told != _checksum(record):
+        raise CheckpointError(f"{file} is damaged: its checksum does not match")
+    return record
+
+
+def saved_steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a folder by step, oldest first, without looking inside."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def newest_sound(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; each damaged one passed over is named to `warn`. None: there are none."""
+    paths = list(saved_steps(folder).values())
+    for path in reversed(paths):
+        try:
+            return load_checkpoint(path)
+        except CheckpointError as error:
+            warn(f"{error}; going on from the checkpoint before it")
+    if paths:
+        raise CheckpointError(f"every checkpoint in {folder} is damaged; restore one or choose another training.output_dir")
+    return None
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed saves left behind."""
+    for leftover in folder.glob(f"step-*{PARTIAL}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
+    """The checkpoint that a path means: itself, or the latest or best one of a run folder."""
+    if (path / INDEX).is_file():
+        return load_checkpoint(path)
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    steps = saved_steps(folder)
+    if not steps:
+        raise CheckpointError(
+            f"there is no checkpoint in {path}; give a run folder, a checkpoint or an exported model.safetensors"
+        )
+    newest = load_checkpoint(steps[max(steps)])
+    if which == "latest":
+        return newest
+    best = newest.progress.get("best_step")
+    if best not in steps:
+        raise CheckpointError(f"{path} has no best checkpoint yet: it was not evaluated; use the latest")
+    return load_checkpoint(steps[best])
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

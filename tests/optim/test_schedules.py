@@ -1,0 +1,140 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.config.schema import Config
+from ingot.optim.schedules import Position, learning_rate_scale
+
+
+def config_of(max_steps=None, seconds=None, **optimizer):
+    return Config(optimizer=optimizer, training={"max_steps": max_steps}, budget={"seconds": seconds})
+
+
+def scale(config, step, elapsed=0.0):
+    return learning_rate_scale(config, Position(step, elapsed, config.training.max_steps, config.budget.seconds))
+
+
+@st.composite
+def runs(draw, schedules=("constant", "cosine", "wsd", "budget")):
+    """A config with any schedule that fits, a budget by steps, by seconds or by both."""
+    schedule = draw(st.sampled_from(schedules))
+    by_steps = schedule in ("cosine", "wsd") or draw(st.booleans())
+    max_steps = draw(st.integers(2, 500)) if by_steps else None
+    seconds = draw(st.floats(0.1, 1e6)) if max_steps is None or draw(st.booleans()) else None
+    warmup = draw(st.integers(0, (max_steps or 50) - 1))
+    decay = draw(st.none() | st.integers(warmup + 1, 1000)) if schedule in ("cosine", "wsd") else None
+    return config_of(
+        max_steps,
+        seconds,
+        schedule=schedule,
+        warmup_steps=warmup,
+        decay_steps=decay,
+        floor=draw(st.floats(0, 1)),
+        decay_fraction=draw(st.just(0.0) | st.floats(1e-3, 1)),
+    )
+
+
+@st.composite
+def journeys(draw):
+    """A run and the places it passes: neither steps nor seconds ever go back."""
+    config = draw(runs())
+    steps = sorted(draw(st.lists(st.integers(0, 1200), min_size=2, max_size=20)))
+    times = sorted(draw(st.lists(st.floats(0, 2e6), min_size=len(steps), max_size=len(steps))))
+    return config, list(zip(steps, times, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"), [(0, 2.9985e-7), (1999, 5.997e-4), (2000, 6e-4), (301_000, 3.3e-4), (600_001, 6e-5), (10**9, 6e-5)]
+)
+def test_cosine_is_nanogpts(step, rate):
+    config = config_of(600_000, schedule="cosine", warmup_steps=2000, decay_steps=600_000, floor=0.1)
+    assert 6e-4 * scale(config, step) == pytest.approx(rate, rel=1e-4)
+
+
+def test_cosine_ends_at_the_last_step_unless_told():
+    config = config_of(100, schedule="cosine", floor=0.0)
+    assert [scale(config, step) for step in (0, 50, 100)] == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_wsd_holds_and_then_falls_in_a_line():
+    config = config_of(100, schedule="wsd", warmup_steps=9, decay_steps=40, floor=0.2)
+    assert [scale(config, step) for step in (0, 4, 9, 30, 60)] == pytest.approx([0.1, 0.5, 1, 1, 1])
+    assert [scale(config, step) for step in (70, 80, 100)] == pytest.approx([0.8, 0.6, 0.2])
+
+
+def test_wsd_falls_over_the_last_fifth_unless_told():
+    config = config_of(100, schedule="wsd", floor=0.0)
+    assert [scale(config, step) for step in (80, 90, 100)] == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_constant_stays_after_the_warm_up():
+    config = config_of(100, schedule="constant", warmup_steps=4, floor=0.1)
+    assert [scale(config, step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert {scale(config, step) for step in range(4, 1000)} == {1.0}
+
+
+def test_a_budget_of_seconds_follows_the_clock_and_not_the_steps():
+    config = config_of(seconds=90.0, schedule="budget", decay_fraction=0.5, floor=0.0)
+    assert [scale(config, 7, elapsed) for elapsed in (0, 45, 67.5, 90)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    assert scale(config, 10_000, 10.0) == 1.0
+
+
+def test_a_budget_of_steps_follows_the_steps_and_not_the_clock():
+    config = config_of(100, schedule="budget", decay_fraction=0.4, floor=0.1)
+    assert [scale(config, step, 1e9) for step in (0, 60, 80, 100)] == pytest.approx([1.0, 1.0, 0.55, 0.1])
+
+
+def test_of_two_budgets_the_one_further_along_counts():
+    config = config_of(100, seconds=10.0, schedule="budget", decay_fraction=1.0, floor=0.0)
+    assert scale(config, 50, 1.0) == pytest.approx(0.5)
+    assert scale(config, 10, 8.0) == pytest.approx(0.2)
+
+
+def test_a_budget_without_decay_stays_up():
+    config = config_of(100, schedule="budget", decay_fraction=0.0, floor=0.0)
+    assert [scale(config, step) for step in (0, 99)] == [1.0, 1.0]
+
+
+@settings(deadline=None)
+@given(journeys())
+def test_the_learning_rate_never_rises_again_after_the_warm_up(journey):
+    config, places = journey
+    scales = [scale(config, *place) for place in places if place[0] >= config.optimizer.warmup_steps]
+    assert all(later <= earlier + 1e-12 for earlier, later in zip(scales, scales[1:], strict=False))
+
+
+@settings(deadline=None)
+@given(journeys())
+def test_the_learning_rate_stays_between_nothing_and_its_peak(journey):
+    config, places = journey
+    for step, elapsed in places:
+        found = scale(config, step, elapsed)
+        assert 0 <= found <= 1 + 1e-12
+        if step >= config.optimizer.warmup_steps:
+            assert found >= config.optimizer.floor - 1e-12
+
+
+@settings(deadline=None)
+@given(runs(schedules=("cosine", "wsd", "budget")))
+def test_a_decay_lands_on_the_floor_at_the_end_of_the_budget(config):
+    o, max_steps = config.optimizer, config.training.max_steps
+    ends = []
+    if max_steps is not None:
+        ends.append((max(max_steps, o.decay_steps or 0), 0.0))
+    if o.schedule == "budget" and config.budget.seconds is not None:
+        ends.append((1_000 if max_steps is None else max_steps, config.budget.seconds))
+    lands = o.schedule != "budget" or o.decay_fraction > 0
+    for end in ends:
+        assert scale(config, *end) == pytest.approx(o.floor if lands else 1.0, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(runs(), st.integers(0, 1200), st.floats(0, 2e6))
+def test_the_warm_up_rises_in_a_line_to_the_decay(config, step, elapsed):
+    warmup = config.optimizer.warmup_steps
+    without = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"warmup_steps": 0})})
+    if config.optimizer.schedule != "cosine" and step < warmup:
+        expected = scale(without, step, elapsed) * (step + 1) / (warmup + 1)
+        assert scale(config, step, elapsed) == pytest.approx(expected, abs=1e-12)
+    elif step == warmup and config.optimizer.schedule in ("constant", "cosine"):
+        assert scale(config, step, elapsed) == pytest.approx(1.0, abs=1e-12)
