@@ -87,11 +87,14 @@ class LoadedModel:
         import numpy as np
         import torch
 
+        from ingot.runtime.device import DTYPES, pick_precision
+
         section = self.config.data
         dataset = open_dataset(data or section.path, None if data else section.tokenizer)
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise DataError(f"{data or section.path} was prepared with another tokenizer than {self.source} was trained with")
         split = dataset.split("val")
+        precision = pick_precision(self.config.training.precision, self.device)
         chosen = chosen_rows(split, self.config.stride, rows)
         done = 0
 
@@ -99,7 +102,8 @@ class LoadedModel:
         def nats(tokens: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]) -> float:
             nonlocal done
             x, y = (torch.from_numpy(array).to(self.device).long() for array in (tokens, targets))
-            total = float(self.model(x, y)) * int(np.count_nonzero(targets >= 0))
+            with torch.autocast(self.device.type, DTYPES[precision], enabled=precision != "fp32"):
+                total = float(self.model(x, y)) * int(np.count_nonzero(targets >= 0))
             done += len(tokens)
             progress(done, len(chosen))
             return total

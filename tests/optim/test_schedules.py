@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,7 +102,7 @@ def test_a_budget_without_decay_stays_up():
 def test_the_learning_rate_never_rises_again_after_the_warm_up(journey):
     config, places = journey
     scales = [scale(config, *place) for place in places if place[0] >= config.optimizer.warmup_steps]
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(scales, scales[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(scales))
 
 
 @settings(deadline=None)

@@ -25,17 +25,10 @@ from torch.utils.checkpoint import checkpoint
 from ingot.artifact.tensors import TensorRecord
 from ingot.backends.base import State, StepResult
 from ingot.backends.collectives import Collectives
-from ingot.backends.torch_state import (
-    load_model,
-    load_optimizers,
-    model_records,
-    optimizer_records,
-    record,
-    tensor,
-)
+from ingot.backends.torch_state import load_model, load_optimizers, model_records, optimizer_records, record, tensor
 from ingot.config.schema import Config
 from ingot.data.stream import mix
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, RunError
 from ingot.generate.decode import Sampling, generate
 from ingot.model.layers import IGNORED
 from ingot.model.registry import build
@@ -48,6 +41,7 @@ ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
 
 
 @dataclass(frozen=True)
@@ -75,6 +69,7 @@ class TorchBackend:
         self._asked_micro_batch = t.micro_batch
         self._vocab_size = vocab_size
         self.group = Collectives(ranks, self.device)
+        self.maximum, self.total, self.tell, self.close = self.group.maximum, self.group.total, self.group.tell, self.group.close
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         self.model = build_model(config, vocab_size).to(self.device)
         self.parameters = sum(p.numel() for p in self.model.parameters())
@@ -99,13 +94,12 @@ class TorchBackend:
             module = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
         return module
 
-    # -- what depends on the machine -------------------------------------------------------------------------------------------
-
     def prepare(self, rows: NDArray[np.int32], choices: Mapping[str, Any]) -> None:
         """Settle micro-batch and attention by trying them here, unless an earlier session on such a machine has."""
         same_machine = choices.get("device") == self.device_name and choices.get("world_size") == self.ranks.world_size
         kept = choices if same_machine else {}
-        asked = len(rows) if self._asked_micro_batch == "auto" else min(self._asked_micro_batch, len(rows))
+        most = len(rows) if self.device.type == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // rows.shape[1])
+        asked = most if self._asked_micro_batch == "auto" else self._asked_micro_batch
         self._micro_batch = min(int(kept.get("micro_batch", asked)), len(rows))
         self._attention = str(kept.get("attention", "default"))
         if self.device.type == "cuda" and not kept:
@@ -166,8 +160,6 @@ class TorchBackend:
             loss = self.model(tokens, targets)
         loss.backward()
 
-    # -- the step --------------------------------------------------------------------------------------------------------------
-
     def lend(self, shape: tuple[int, int]) -> NDArray[np.int32]:
         """A host buffer, pinned where that makes copies to the device asynchronous."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.device.type == "cuda").numpy()
@@ -175,7 +167,13 @@ class TorchBackend:
     def step(self, rows: NDArray[np.int32], rows_in_step: int, step: int, learning_rate_scale: float) -> DeviceResult:
         """One optimizer step; returns at once on a GPU."""
         torch.manual_seed(mix(self._seed, step, self.ranks.rank) >> 1)
-        loss = self._accumulate(rows, rows_in_step)
+        try:
+            loss = self._accumulate(rows, rows_in_step)
+        except torch.OutOfMemoryError:
+            raise RunError(
+                f"the GPU's memory is full at step {step + 1} with micro-batches of {self._micro_batch} rows; "
+                "lower training.micro_batch or set training.gradient_checkpointing=true, and start again"
+            ) from None
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.rescales:
             torch._foreach_mul_(grads, 1.0 / self._scale)
@@ -237,8 +235,6 @@ class TorchBackend:
         for p in self.model.parameters():
             p.grad = None
 
-    # -- judging and sampling --------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def evaluate(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
         """The summed loss of the targets that count."""
@@ -256,8 +252,6 @@ class TorchBackend:
         start = torch.tensor([list(prompt)], device=self.device)
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
         return [int(t) for t in islice(generate(self.model, start, sampling, self._vocab_size), tokens)]
-
-    # -- state -----------------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
         """Copies of the weights and of the optimizer's memory."""
@@ -280,8 +274,6 @@ class TorchBackend:
             self._good_steps.copy_(tensor(good_steps))
         load_optimizers(self.optimizers, self._names, memory)
 
-    # -- the rest --------------------------------------------------------------------------------------------------------------
-
     def flops_per_token(self, seq_len: int) -> float:
         """Training FLOPs: six per weight that multiplies, twelve per layer, width and position of attention."""
         embeddings = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
@@ -301,22 +293,6 @@ class TorchBackend:
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
             torch.mps.synchronize()
-
-    def maximum(self, values: Sequence[float]) -> list[float]:
-        """Elementwise over the ranks."""
-        return self.group.maximum(values)
-
-    def total(self, values: Sequence[float]) -> list[float]:
-        """Elementwise over the ranks."""
-        return self.group.total(values)
-
-    def tell(self, text: str) -> str:
-        """The first rank's text."""
-        return self.group.tell(text)
-
-    def close(self) -> None:
-        """Leave the group of ranks."""
-        self.group.close()
 
 
 def build_model(config: Config, vocab_size: int) -> nn.Module:

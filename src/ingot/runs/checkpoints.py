@@ -22,7 +22,7 @@ from ingot.runs.files import fsync_dir, write_atomically
 
 INDEX = "checkpoint.json"
 VERSION = 1
-PARTIAL = ".partial"
+PARTIAL, DAMAGED = ".partial", ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")
 
 Tensors = Mapping[str, list[TensorRecord]]
@@ -64,8 +64,6 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
             }
         record["sha256"] = _checksum(record)
         write_atomically(partial / INDEX, json.dumps(record))
-        if final.exists():  # this step was saved before and found damaged, or is saved again at the end of a run
-            shutil.rmtree(final)
         partial.rename(final)
         fsync_dir(folder)
     except BaseException:
@@ -115,16 +113,28 @@ def saved_steps(folder: Path) -> dict[int, Path]:
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; each damaged one passed over is named to `warn`. None: there are none."""
-    paths = list(saved_steps(folder).values())
-    for path in reversed(paths):
+    """The newest checkpoint that is whole, None where there are none; damaged ones are named to `warn` and put aside."""
+    damaged: list[tuple[Path, CheckpointError]] = []
+    for path in reversed(saved_steps(folder).values()):
         try:
-            return load_checkpoint(path)
+            sound = load_checkpoint(path)
         except CheckpointError as error:
-            warn(f"{error}; going on from the checkpoint before it")
-    if paths:
-        raise CheckpointError(f"every checkpoint in {folder} is damaged; restore one or choose another training.output_dir")
+            damaged.append((path, error))
+            continue
+        for bad, why in damaged:
+            warn(f"{why}; it is kept as {bad.name}{DAMAGED} and the run goes on from {path.name}")
+            shutil.rmtree(bad.with_name(bad.name + DAMAGED), ignore_errors=True)
+            bad.rename(bad.with_name(bad.name + DAMAGED))
+        return sound
+    if damaged:
+        raise CheckpointError(f"no checkpoint is sound: {damaged[0][1]}; restore one or choose another training.output_dir")
     return None
+
+
+def note_progress(path: Path, progress: Mapping[str, Any]) -> None:
+    """Give a checkpoint another progress; its tensors stay as they are."""
+    record = {**read_index(path), "progress": dict(progress)}
+    write_atomically(path / INDEX, json.dumps({**record, "sha256": _checksum(record)}))
 
 
 def sweep(folder: Path) -> None:

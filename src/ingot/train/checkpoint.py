@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import PARTIAL, Tensors, save_checkpoint, saved_steps
+from ingot.runs.checkpoints import PARTIAL, Tensors, note_progress, save_checkpoint, saved_steps
+from ingot.runs.files import writing
 
 
 class Saver:
@@ -28,6 +29,12 @@ class Saver:
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(step, tensors, progress, best), name="checkpoint")
         self._thread.start()
+
+    def note(self, step: int, progress: Mapping[str, Any]) -> None:
+        """Give the checkpoint of a step another progress."""
+        self.wait()
+        with writing(self._folder):
+            note_progress(saved_steps(self._folder)[step], progress)
 
     def wait(self) -> None:
         """Return when nothing is being written."""

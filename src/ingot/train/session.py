@@ -78,6 +78,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
             progress = Progress(**{key: value for key, value in checkpoint.progress.items() if key in known})
             backend.load(checkpoint.tensors)
         if desk is not None:
+            _record_config(resolved, desk.folder, fresh=checkpoint is None)
             desk.folder.metrics.truncate_after(progress.step)
         trainer = Trainer(config, dataset, order, backend, progress, reporter, desk)
         trainer.facts = facts_of(config, dataset)
@@ -106,8 +107,6 @@ def _open_desk(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -
         )
     stack.enter_context(folder.claim(reporter.message))
     sweep(folder.checkpoints)
-    if not saved_steps(folder.checkpoints):
-        _record_config(resolved, folder)
     folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
     heartbeat = folder.heartbeat(config.tracking.heartbeat_seconds, reporter.message, max_steps=config.training.max_steps)
     stack.enter_context(heartbeat)
@@ -122,9 +121,9 @@ def _open_desk(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -
     return Desk(folder, heartbeat, saver), reporter
 
 
-def _record_config(resolved: ResolvedConfig, folder: RunFolder) -> None:
+def _record_config(resolved: ResolvedConfig, folder: RunFolder, fresh: bool) -> None:
     folder.write_config(dump_yaml(resolved.config, resolved.origins))
-    if resolved.config.model.family == "file":
+    if fresh and resolved.config.model.family == "file":
         with writing(folder.path / MODEL_COPY):
             shutil.copyfile(resolved.config.model.file, folder.path / MODEL_COPY)
 
@@ -196,7 +195,7 @@ def _finish(trainer: Trainer, status: Status) -> TrainingResult:
     artifact_path, artifact_bytes = None, None
     if status == "completed":
         if trainer.dataset.split("val").tokens > 1 and trainer.evaluate(None):
-            trainer.save(wait=True)  # again, for the checkpoint to know that it is the best
+            trainer.note()  # it is the best
         if desk is not None and config.artifact.write:
             artifact_path = desk.folder.artifact / WEIGHTS_FILE
             artifact_bytes = _export(trainer, artifact_path)

@@ -79,7 +79,7 @@ class Trainer:
         self.last_sample: str | None = None
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._saved_at = progress.elapsed_seconds
-        self._saved_step = progress.step
+        self._saved_step = progress.step or None  # what it resumed from is on the disk already
         self._pending: tuple[Pending, StepReport] | None = None
         self._overflows = 0
 
@@ -217,7 +217,7 @@ class Trainer:
                 self.save()
         save_by_step = c.training.save_every and step % c.training.save_every == 0
         save_by_clock = c.training.save_seconds and elapsed - self._saved_at >= c.training.save_seconds
-        if (save_by_step or save_by_clock) and not at_end and step != self._saved_step:
+        if (save_by_step or save_by_clock) and not at_end:
             self._saved_at = elapsed
             self._settle()
             self.save()
@@ -275,14 +275,22 @@ class Trainer:
         if self.desk is None:
             return
         with self.clock.paused():
-            self._saved_step = self.progress.step
-            self.progress.elapsed_seconds = self.clock.elapsed
-            record = {**asdict(self.progress), "choices": self.backend.choices(), **self.facts}
-            self.desk.saver.save(self.progress.step, self.backend.state(), record, self.progress.best_step)
+            if self.progress.step != self._saved_step:
+                self.progress.elapsed_seconds = self.clock.elapsed
+                self.desk.saver.save(self.progress.step, self.backend.state(), self._record(), self.progress.best_step)
+                self._saved_step = self.progress.step
             if wait:
                 self.desk.saver.wait()
                 if self.desk.saver.error is not None:
                     raise self.desk.saver.error
+
+    def note(self) -> None:
+        """Let the checkpoint of this step know what was found out since it was saved."""
+        if self.desk is not None:
+            self.desk.saver.note(self.progress.step, self._record())
+
+    def _record(self) -> dict[str, Any]:
+        return {**asdict(self.progress), "choices": self.backend.choices(), **self.facts}
 
     def _rows_of_first_step(self) -> Any:
         c, share = self.config, self.backend.ranks.share(self.config.rows_per_step)

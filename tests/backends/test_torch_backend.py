@@ -1,0 +1,456 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ingot.backends import torch as torch_backend
+from ingot.backends.torch import TorchBackend
+from ingot.backends.torch_state import record, tensor
+from ingot.config.schema import Config
+from ingot.errors import CheckpointError, ConfigError
+from ingot.runtime.ranks import Ranks
+
+torch.set_num_threads(1)
+
+VOCABULARY, SEQ_LEN, ROWS = 40, 16, 7
+SMALL = {"layers": 2, "heads": 2, "width": 32, "bias": False}
+MINE = """
+import math
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, vocab_size, width):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.head = nn.Linear(width, vocab_size)
+        self.trouble = ""
+
+    def forward(self, tokens, targets=None):
+        logits = self.head(self.embedding(tokens))
+        if targets is None:
+            return logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        if self.trouble == "loss":  # the derivative of a constant is 0
+            loss = loss + math.inf
+        if self.trouble == "gradient":  # the square root is finite at 0 and its derivative is not
+            loss = loss + (self.head.bias - self.head.bias.detach()).sqrt().sum()
+        return loss
+"""
+
+
+def make(model=SMALL, optimizer=None, ranks=None, vocab_size=VOCABULARY, **training):
+    training = {"max_steps": 10, "tokens_per_step": ROWS * SEQ_LEN, "device": "cpu", "precision": "fp32", **training}
+    optimizer = {"schedule": "constant", "learning_rate": 1e-3, **(optimizer or {})}
+    config = Config(model=model, data={"seq_len": SEQ_LEN}, optimizer=optimizer, training=training)
+    backend = TorchBackend(config, vocab_size, ranks or Ranks())
+    backend.prepare(rows_of(0), {})
+    return backend
+
+
+def rows_of(step, rows=ROWS):
+    return np.random.default_rng(step).integers(0, VOCABULARY, (rows, SEQ_LEN + 1), dtype=np.int32)
+
+
+def take(backend, steps, first=0, scale=1.0):
+    return [backend.step(rows_of(step), ROWS, step, scale).result() for step in range(first, first + steps)]
+
+
+def by_name(state):
+    return {file: {found.name: found for found in records} for file, records in state.items()}
+
+
+def raw(backend):
+    """Weights and optimizer memory, as bytes."""
+    return {
+        (file, found.name): (found.dtype, found.shape, bytes(found.data))
+        for file, records in backend.state().items()
+        for found in records
+    }
+
+
+def weights(backend):
+    return {name: p.detach().clone() for name, p in backend.model.named_parameters()}
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    return {"family": "file", "file": str(tmp_path / "mine.py"), "heads": 2, "width": 32}
+
+
+# -- the step ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5, 6, 100])
+def test_micro_batches_of_any_size_give_the_update_of_one_batch(micro_batch):
+    # With AdamW's usual epsilon the rounding error of a gradient near 0 decides the sign of a whole step.
+    whole, parts = (make(optimizer={"epsilon": 1e-4}, micro_batch=size) for size in (ROWS, micro_batch))
+    (expected,), (found,) = take(whole, 1), take(parts, 1)
+    assert parts.choices()["micro_batch"] == min(micro_batch, ROWS)
+    assert found.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, abs=1e-6)
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(parts)[name], value, atol=1e-6, rtol=0)
+
+
+def test_the_loss_of_a_step_is_the_mean_over_its_tokens():
+    backend, rows = make(micro_batch=3), torch.from_numpy(rows_of(0)).long()
+    with torch.no_grad():
+        expected = backend.model(rows[:, :-1], rows[:, 1:]).item()
+    assert take(backend, 1)[0].loss == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_gradient_norm_is_told_before_clipping():
+    plain, clipped = make(optimizer={"clip_norm": 0.0}), make(optimizer={"clip_norm": 0.01})
+    (loose,), (tight,) = take(plain, 1), take(clipped, 1)
+    assert tight.grad_norm == loose.grad_norm > 0.01
+
+
+def test_gradients_are_clipped_to_the_norm():
+    """A gradient ten times smaller moves AdamW's first moment a tenth as far."""
+    plain = make(optimizer={"clip_norm": 0.0})
+    norm = take(plain, 1)[0].grad_norm
+    clipped = make(optimizer={"clip_norm": norm / 10})
+    take(clipped, 1)
+    name = "transformer.wte.weight/exp_avg"
+    loose, tight = (tensor(by_name(backend.state())["optimizer"][name]) for backend in (plain, clipped))
+    torch.testing.assert_close(tight, loose / 10, atol=1e-8, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_learning_rate_scale_scales_every_update(name):
+    no_decay = {"name": name, "weight_decay": 0.0, "muon_weight_decay": 0.0}
+    full, half, none = (make(optimizer=no_decay) for _ in range(3))
+    before = weights(full)
+    for backend, scale in ((full, 1.0), (half, 0.5), (none, 0.0)):
+        take(backend, 1, scale=scale)
+    for parameter, start in before.items():
+        moved = weights(full)[parameter] - start
+        assert moved.abs().max() > 0
+        torch.testing.assert_close(weights(half)[parameter] - start, moved / 2, atol=1e-6, rtol=0)
+        assert torch.equal(weights(none)[parameter], start)
+
+
+def test_a_scale_does_not_stay_for_the_next_step():
+    one, other = make(), make()
+    take(one, 1, scale=0.0)
+    other.load(by_name(one.state()))
+    take(one, 1, first=1)
+    take(other, 1, first=1)
+    assert raw(one) == raw(other)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_gradient_checkpointing_gives_the_same_loss_and_gradients(dropout):
+    found = {}
+    for checkpointing in (False, True):
+        backend = make({**SMALL, "dropout": dropout}, gradient_checkpointing=checkpointing)
+        passes = []
+        backend.model.blocks[0].ln_1.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        rows = torch.from_numpy(rows_of(0)).long()
+        torch.manual_seed(5)
+        loss = backend.model(rows[:, :-1], rows[:, 1:])
+        loss.backward()
+        found[checkpointing] = loss.item(), [p.grad for p in backend.model.parameters()]
+        assert len(passes) == (2 if checkpointing else 1)
+    assert found[True][0] == found[False][0]
+    for kept, recomputed in zip(found[False][1], found[True][1], strict=True):
+        torch.testing.assert_close(recomputed, kept, atol=1e-7, rtol=0)
+
+
+def test_steps_with_gradient_checkpointing_are_those_without():
+    plain, sparing = make({**SMALL, "dropout": 0.2}), make({**SMALL, "dropout": 0.2}, gradient_checkpointing=True)
+    assert [r.loss for r in take(sparing, 3)] == pytest.approx([r.loss for r in take(plain, 3)], abs=1e-6)
+
+
+def test_gradient_checkpointing_of_a_model_without_blocks_is_refused(mine):
+    with pytest.raises(ConfigError, match=r"gradient_checkpointing needs a model with `blocks`"):
+        make(mine, gradient_checkpointing=True)
+
+
+def test_training_lowers_the_loss():
+    backend = make(optimizer={"learning_rate": 1e-2})
+    losses = [backend.step(rows_of(0), ROWS, step, 1.0).result().loss for step in range(30)]
+    assert losses[0] == pytest.approx(math.log(VOCABULARY), abs=0.1)
+    assert losses[-1] < losses[0] - 1
+
+
+# -- what may not change -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_state_put_back_is_the_state_bit_for_bit(name):
+    one = make({**SMALL, "bias": True}, {"name": name})
+    take(one, 3)
+    other = make({**SMALL, "bias": True}, {"name": name}, seed=7)
+    assert raw(other) != raw(one)
+    other.load(by_name(one.state()))
+    assert raw(other) == raw(one)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_step_after_a_state_was_put_back_is_the_step_without(name):
+    settings = {**SMALL, "dropout": 0.1}, {"name": name}
+    unbroken, resumed = make(*settings), make(*settings)
+    take(unbroken, 2)
+    resumed.load(by_name(unbroken.state()))
+    assert take(unbroken, 2, first=2) == take(resumed, 2, first=2)
+    assert raw(unbroken) == raw(resumed)
+
+
+def test_steps_taken_and_undone_leave_no_trace():
+    primed, plain = make({**SMALL, "dropout": 0.1}), make({**SMALL, "dropout": 0.1})
+    before = by_name(primed.state())
+    take(primed, 3)
+    primed.load(before)
+    assert take(primed, 2) == take(plain, 2)
+    assert raw(primed) == raw(plain)
+
+
+def test_a_state_is_a_copy_that_training_does_not_touch():
+    backend = make()
+    take(backend, 1)
+    state = backend.state()
+    before = {found.name: bytes(found.data) for records in state.values() for found in records}
+    take(backend, 1, first=1)
+    assert before == {found.name: bytes(found.data) for records in state.values() for found in records}
+
+
+def test_loading_checks_every_tensor():
+    state = by_name(make().state())
+    for change, message in (
+        (lambda model: model.pop("transformer.ln_f.weight"), r"has no tensor transformer\.ln_f\.weight"),
+        (lambda model: model.update(more=record("more", torch.zeros(1))), r"has a tensor more that the model does not"),
+        (
+            lambda model: model.update({"transformer.ln_f.weight": record("", torch.zeros(3))}),
+            r"transformer\.ln_f\.weight has shape \[3\] and the model \[32\]",
+        ),
+    ):
+        model = dict(state["model"])
+        change(model)
+        with pytest.raises(CheckpointError, match=message):
+            make().load({"model": model, "optimizer": state["optimizer"]})
+
+
+def first_loss(backend, step=0):
+    return backend.step(rows_of(0), ROWS, step, 1.0).result().loss
+
+
+def test_dropout_depends_on_seed_step_and_rank():
+    dropping = {**SMALL, "dropout": 0.3}
+    base = make(dropping)
+    state = by_name(base.state())
+    losses = {"base": first_loss(base)}
+    for name, other, step in (
+        ("again", make(dropping), 0),
+        ("another step", make(dropping), 1),
+        ("another seed", make(dropping, seed=7), 0),
+        ("another rank", make(dropping, ranks=Ranks(rank=1, world_size=1)), 0),
+    ):
+        other.load(state)
+        losses[name] = first_loss(other, step)
+    assert losses["again"] == losses["base"]
+    assert len(set(losses.values())) == 4
+
+
+def test_dropout_depends_on_nothing_that_happened_before():
+    plain, busy = make({**SMALL, "dropout": 0.3}), make({**SMALL, "dropout": 0.3})
+    rows = rows_of(0)
+    busy.evaluate(rows[:, :-1], rows[:, 1:])
+    busy.generate([1, 2], 5, 1.0, 0, 3)
+    torch.rand(100)
+    assert take(busy, 1) == take(plain, 1)
+    assert raw(busy) == raw(plain)
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    one = weights(make())
+    torch.manual_seed(2)
+    same, other = weights(make(micro_batch=2)), weights(make(seed=7))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["transformer.wte.weight"], other["transformer.wte.weight"])
+
+
+def test_a_loss_that_is_not_finite_updates_nothing_and_is_told(mine):
+    backend = make(mine)
+    take(backend, 2)
+    with torch.no_grad():
+        backend.model.embedding.weight[:] = math.nan
+    before = raw(backend)
+    (result,) = take(backend, 1, first=2)
+    assert not math.isfinite(result.loss)
+    assert result.skipped
+    assert raw(backend) == before
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("trouble", ["loss", "gradient"])
+def test_a_loss_or_a_gradient_that_is_not_finite_is_enough_to_skip(mine, name, trouble):
+    backend = make(mine, {"name": name})
+    take(backend, 2)
+    before = raw(backend)
+    backend.model.trouble = trouble
+    (result,) = take(backend, 1, first=2)
+    assert math.isfinite(result.loss) is (trouble == "gradient")
+    assert math.isfinite(result.grad_norm) is (trouble == "loss")
+    assert raw(backend) == before
+    assert result.skipped
+
+
+def test_the_step_after_a_skipped_one_is_sound(mine):
+    troubled, plain = make(mine), make(mine)
+    troubled.model.trouble = "gradient"
+    take(troubled, 1)
+    troubled.model.trouble = ""
+    (found,), (expected,) = take(troubled, 1, first=1), take(plain, 1, first=1)
+    assert not found.skipped
+    assert found == expected
+    assert raw(troubled) == raw(plain)
+
+
+# -- precision and choices -----------------------------------------------------------------------------------------------------
+
+
+def test_fp16_is_refused_on_a_cpu():
+    with pytest.raises(ConfigError, match=r"training\.precision=fp16 needs a GPU"):
+        make(precision="fp16")
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_bf16_computes_on_a_cpu_and_weights_stay_float32():
+    half, full, rows = make(precision="bf16"), make(), rows_of(0)
+    total = half.evaluate(rows[:, :-1], rows[:, 1:])
+    (found,), (expected,) = take(half, 1), take(full, 1)
+    assert found.loss != expected.loss
+    assert found.loss == pytest.approx(expected.loss, abs=0.02)
+    assert total / (ROWS * SEQ_LEN) == pytest.approx(expected.loss, abs=0.02)
+    assert {p.dtype for p in half.model.parameters()} == {torch.float32}
+
+
+def test_auto_takes_the_whole_step_in_one_micro_batch_on_a_cpu():
+    assert make().choices()["micro_batch"] == ROWS
+
+
+def test_what_an_earlier_session_chose_is_kept_on_such_a_machine():
+    backend = make()
+    backend.prepare(rows_of(0), {**backend.choices(), "micro_batch": 3})
+    assert backend.choices()["micro_batch"] == 3
+
+
+def test_what_another_machine_chose_is_not_taken_over():
+    backend = make()
+    backend.prepare(rows_of(0), {**backend.choices(), "device": "another GPU", "micro_batch": 3})
+    assert backend.choices()["micro_batch"] == ROWS
+
+
+def test_a_micro_batch_that_is_asked_for_counts_more_than_what_an_earlier_session_chose():
+    backend = make(micro_batch=2)
+    backend.prepare(rows_of(0), {**backend.choices(), "micro_batch": 5})
+    assert backend.choices()["micro_batch"] == 2
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=39 is smaller than the tokenizer's 40"):
+        make({**SMALL, "vocab_size": VOCABULARY - 1})
+
+
+def test_a_mistake_in_a_model_of_ones_own_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"does not exist"):
+        make({"family": "file", "file": str(tmp_path / "nowhere.py")})
+
+
+# -- judging and the rest ------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_sums_the_targets_that_count():
+    backend, rows = make({**SMALL, "dropout": 0.3}), rows_of(0)
+    tokens, targets = rows[:, :-1].copy(), rows[:, 1:].copy()
+    targets[np.random.default_rng(1).random(targets.shape) < 0.6] = -1
+    found = backend.evaluate(tokens, targets)
+    backend.model.eval()
+    with torch.no_grad():
+        logits = backend.model(torch.from_numpy(tokens).long()).double()
+    expected = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).long().flatten(), ignore_index=-1, reduction="sum")
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_evaluate_of_nothing_is_nothing():
+    rows = rows_of(0)
+    assert make().evaluate(rows[:, :-1], np.full((ROWS, SEQ_LEN), -1, np.int32)) == 0.0
+
+
+def test_evaluating_goes_back_to_training():
+    backend, rows = make(), rows_of(0)
+    before = raw(backend)
+    backend.evaluate(rows[:, :-1], rows[:, 1:])
+    assert backend.model.training
+    assert raw(backend) == before
+    assert all(p.grad is None for p in backend.model.parameters())
+
+
+def test_sampling_draws_only_what_the_tokenizer_knows_and_leaves_no_trace():
+    backend = make({**SMALL, "vocab_size": 200})
+    before = raw(backend)
+    ids = backend.generate([1, 2, 3], 30, 5.0, 0, 3)
+    assert len(ids) == 30
+    assert max(ids) < VOCABULARY
+    assert backend.model.training
+    assert raw(backend) == before
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp32", "F32"), ("bf16", "BF16"), ("fp16", "F16")])
+def test_weights_are_exported_in_the_type_that_is_asked_for(name, dtype):
+    backend = make()
+    found = {entry.name: entry for entry in backend.weights(name)}
+    assert {entry.dtype for entry in found.values()} == {dtype}
+    assert found.keys() == backend.model.state_dict().keys()
+    for parameter, value in weights(backend).items():
+        assert torch.equal(tensor(found[parameter]), value.to(tensor(found[parameter]).dtype))
+
+
+def test_flops_are_nanogpts(monkeypatch):
+    """nanoGPT's own estimate, for 480 sequences of 1024 tokens in a second on an A100's 312 TFLOP/s."""
+    monkeypatch.setattr(torch_backend, "pick_device", lambda *_: torch.device("meta"))
+    config = Config(
+        model={"bias": False, "vocab_size": 50304}, data={"seq_len": 1024}, training={"max_steps": 1, "compile": False}
+    )
+    with torch.device("meta"):
+        backend = TorchBackend(config, 50257, Ranks())
+    assert backend.parameters == 124_373_760
+    assert backend.flops_per_token(1024) * 480 * 1024 / 312e12 == pytest.approx(1.3466, abs=1e-4)
+
+
+@pytest.mark.parametrize("context", [SEQ_LEN, VOCABULARY, 100])
+def test_flops_leave_out_the_position_table_however_long_it_is(context):
+    backend = make({**SMALL, "context": context})
+    counted = sum(p.numel() for name, p in backend.model.named_parameters() if "wpe" not in name)
+    assert backend.flops_per_token(SEQ_LEN) == 6 * counted + 12 * 2 * 32 * SEQ_LEN
+
+
+def test_a_cpu_claims_no_peak():
+    assert make().peak_flops() is None
+
+
+def test_buffers_have_the_shape_that_is_asked_for():
+    buffer = make().lend((3, 17))
+    assert buffer.shape == (3, 17)
+    assert buffer.dtype == np.int32
+
+
+def test_one_rank_agrees_with_itself():
+    backend = make()
+    assert backend.maximum([1.5, -2.0]) == [1.5, -2.0]
+    assert backend.total([1.5, -2.0]) == [1.5, -2.0]
+    assert backend.tell("text") == "text"
+    backend.close()
+
+
+def test_ranks_without_a_meeting_place_are_a_config_error(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR is not set; start ranks with torchrun"):
+        make(ranks=Ranks(0, 2, 0))

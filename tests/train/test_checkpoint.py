@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ingot.artifact.tensors import TensorRecord
+from ingot.errors import CheckpointError
+from ingot.runs.checkpoints import find_checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps, sweep
+from ingot.train.checkpoint import Saver, retain
+
+FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+FILES = ("checkpoint.json", "model.safetensors", "optimizer.safetensors")
+
+
+def tensors(step: int) -> dict[str, list[TensorRecord]]:
+    def record(name: str, *values: int) -> TensorRecord:
+        return TensorRecord(name, "I32", (len(values),), memoryview(b"".join(v.to_bytes(4, "little") for v in values)))
+
+    return {"model": [record("w", step, step + 1), record("b", step)], "optimizer": [record("w/momentum", 7, step)]}
+
+
+def save(folder: Path, step: int, **more: Any) -> Path:
+    return save_checkpoint(folder, step, tensors(step), {"step": step, "elapsed_seconds": 0.25, **more})
+
+
+def contents(path: Path) -> tuple[object, ...]:
+    found = load_checkpoint(path)
+    plain = {file: {n: (r.dtype, r.shape, bytes(r.data)) for n, r in records.items()} for file, records in found.tensors.items()}
+    return found.step, found.progress, plain
+
+
+def refuse(line: str) -> None:
+    raise AssertionError(line)
+
+
+def killed_at(operation: int, work: Callable[[], object]) -> bool:
+    """Do the work in another process that is killed before its nth file operation; False: there were fewer."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def hook(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal count
+            if event in FILE_OPERATIONS:
+                count += 1
+                if count > operation:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the work itself failed"
+    return os.WIFSIGNALED(status)
+
+
+def test_what_was_saved_is_what_is_loaded(tmp_path):
+    path = save(tmp_path, 5, tokens=10)
+    step, progress, plain = contents(path)
+    assert (path.name, step, progress) == ("step-00000005", 5, {"step": 5, "elapsed_seconds": 0.25, "tokens": 10})
+    assert plain["model"] == {"w": ("I32", (2,), b"\5\0\0\0\6\0\0\0"), "b": ("I32", (1,), b"\5\0\0\0")}
+    assert plain["optimizer"] == {"w/momentum": ("I32", (2,), b"\7\0\0\0\5\0\0\0")}
+
+
+def test_a_save_killed_before_any_of_its_file_operations_leaves_the_checkpoint_before_or_the_new_one(tmp_path):
+    save(tmp_path, 4)
+    operation = 0
+    while killed_at(operation, lambda: save(tmp_path, 8)):
+        assert newest_sound(tmp_path, refuse).step in (4, 8), f"operation {operation}"
+        shutil.rmtree(tmp_path / "step-00000008", ignore_errors=True)
+        operation += 1
+    assert operation > 5
+    assert newest_sound(tmp_path, refuse).step == 8
+
+
+def test_saving_the_only_checkpoint_again_never_loses_it(tmp_path):
+    save(tmp_path, 4)
+    operation = 0
+    while killed_at(operation, lambda: save(tmp_path, 4, best_step=4)):
+        sweep(tmp_path)
+        found = newest_sound(tmp_path, refuse)
+        assert found is not None and found.step == 4, f"operation {operation}"
+        operation += 1
+    assert newest_sound(tmp_path, refuse).progress["best_step"] == 4
+
+
+def test_a_retention_killed_before_any_of_its_file_operations_leaves_only_whole_checkpoints(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    operation = 0
+    while killed_at(operation, lambda: retain(tmp_path, keep_last=1, keep_every=0, best=None)):
+        for path in saved_steps(tmp_path).values():
+            load_checkpoint(path)
+        operation += 1
+    assert list(saved_steps(tmp_path)) == [3]
+
+
+def test_what_killed_saves_leave_is_swept_away_and_nothing_else(tmp_path):
+    save(tmp_path, 4)
+    (tmp_path / "step-00000008.partial").mkdir()
+    (tmp_path / "step-00000008.partial" / "model.safetensors").write_bytes(b"half")
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@given(place=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_flipped_byte_is_found_and_its_file_named(tmp_path, file, place, mask):
+    path = tmp_path / "step-00000004"
+    if not path.exists():
+        save(tmp_path, 4)
+    sound = (path / file).read_bytes()
+    before = contents(path)
+    damaged = bytearray(sound)
+    damaged[int(place * len(damaged))] ^= mask
+    (path / file).write_bytes(damaged)
+    try:
+        assert contents(path) == before  # white space in JSON that became other white space
+        assert file == "checkpoint.json"
+    except CheckpointError as error:
+        assert file in str(error)
+    finally:
+        (path / file).write_bytes(sound)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_cut_short_anywhere_is_found_and_named(tmp_path, file):
+    path = save(tmp_path, 4)
+    sound = (path / file).read_bytes()
+    for length in range(0, len(sound), 7):
+        (path / file).write_bytes(sound[:length])
+        with pytest.raises(CheckpointError, match=file):
+            load_checkpoint(path)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_missing_file_is_named(tmp_path, file):
+    path = save(tmp_path, 4)
+    (path / file).unlink()
+    with pytest.raises(CheckpointError, match=file):
+        load_checkpoint(path)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path):
+    save(tmp_path, 4)
+    damaged = save(tmp_path, 8) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    said: list[str] = []
+    assert newest_sound(tmp_path, said.append).step == 4
+    assert len(said) == 1 and str(damaged) in said[0]
+
+
+def test_when_every_checkpoint_is_damaged_none_is_used(tmp_path):
+    for step in (4, 8):
+        (save(tmp_path, step) / "checkpoint.json").write_text("{}")
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match="every checkpoint in"):
+        newest_sound(tmp_path, said.append)
+    assert len(said) == 2
+
+
+def test_a_folder_without_checkpoints_has_no_newest_one(tmp_path):
+    (tmp_path / "step-00000001.partial").mkdir()
+    (tmp_path / "step-notes").mkdir()
+    assert newest_sound(tmp_path, refuse) is None
+
+
+def test_a_checkpoint_of_a_newer_ingot_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("ingot.runs.checkpoints.VERSION", 2)
+    path = save(tmp_path, 4)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="version 2 .* upgrade ingot"):
+        load_checkpoint(path)
+
+
+def test_the_newest_the_best_and_the_milestones_are_kept(tmp_path):
+    for step in range(1, 13):
+        save(tmp_path, step)
+    retain(tmp_path, keep_last=2, keep_every=5, best=3)
+    assert list(saved_steps(tmp_path)) == [3, 5, 10, 11, 12]
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_steps_with_more_digits_than_usual_are_still_in_order(tmp_path):
+    for step in (99_999_999, 100_000_000, 5):
+        save(tmp_path, step)
+    assert list(saved_steps(tmp_path)) == [5, 99_999_999, 100_000_000]
+
+
+def test_a_run_folder_means_its_latest_checkpoint_or_its_best(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    save(tmp_path / "checkpoints", 4)
+    save(tmp_path / "checkpoints", 8, best_step=4)
+    assert find_checkpoint(tmp_path).step == 8
+    assert find_checkpoint(tmp_path, "best").step == 4
+    assert find_checkpoint(tmp_path / "checkpoints" / "step-00000004").step == 4
+
+
+def test_asking_for_a_best_checkpoint_before_there_is_one_says_what_to_do(tmp_path):
+    save(tmp_path, 4, best_step=None)
+    with pytest.raises(CheckpointError, match="use the latest"):
+        find_checkpoint(tmp_path, "best")
+
+
+def test_a_save_that_fails_is_reported_and_the_next_one_that_succeeds_clears_it(tmp_path):
+    folder, said, done = tmp_path / "not-there", [], []
+    saver = Saver(folder, 2, 0, done.append, said.append)
+    saver.save(4, tensors(4), {}, None)
+    saver.wait()
+    assert isinstance(saver.error, CheckpointError) and str(folder) in said[0] and "step 4" in said[0]
+    folder.mkdir()
+    saver.save(8, tensors(8), {}, None)
+    saver.wait()
+    assert saver.error is None and done == [folder / "step-00000008"]
+
+
+def test_a_save_is_not_lost_because_nobody_could_be_told_of_it(tmp_path):
+    def cannot(what: object) -> None:
+        raise CheckpointError("cannot write log.txt: No space left on device")
+
+    saver = Saver(tmp_path, 2, 0, cannot, cannot)
+    saver.save(4, tensors(4), {}, None)
+    saver.wait()
+    assert newest_sound(tmp_path, refuse).step == 4

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ingot.train.report import Chorus, EvaluationReport, LineReporter, Reporter, StepReport, step_line
+
+STEP = StepReport(
+    step=10, max_steps=40, loss=3.0, grad_norm=0.5, learning_rate=1e-3, tokens=2560, tokens_per_second=1234.5,
+    elapsed_seconds=3.0, budget_seconds=None, epoch=0, mfu=None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "budget_seconds", "spent"),
+    [(40, None, 0.25), (None, 30.0, 0.1), (40, 4.0, 0.75), (5, None, 1.0), (None, None, 0.0)],
+)
+def test_what_is_spent_is_the_further_of_steps_and_seconds(max_steps, budget_seconds, spent):
+    assert math.isclose(replace(STEP, max_steps=max_steps, budget_seconds=budget_seconds).spent, spent)
+
+
+def test_a_step_line_names_what_is_known_and_nothing_else():
+    assert step_line(STEP) == "step 10/40  loss 3.0000  grad 0.500  lr 1.00e-03  1,234 tok/s  3.0 s"
+    line = step_line(replace(STEP, max_steps=None, budget_seconds=90.0, mfu=0.421))
+    assert line == "step 10  loss 3.0000  grad 0.500  lr 1.00e-03  1,234 tok/s  mfu 42.1%  3.0 of 90 s"
+
+
+def test_plain_lines_tell_every_event_once():
+    lines: list[str] = []
+    reporter = Chorus(Reporter(), LineReporter(lines.append))
+    reporter.begin({"run": "r", "ranks": 2})
+    reporter.step(STEP, log=False)
+    reporter.step(STEP, log=True)
+    reporter.evaluation(EvaluationReport(10, 2.0, 2.5, 100, 90, 0.25, best=True))
+    reporter.sample(10, "text")
+    reporter.saved(Path("checkpoints/step-00000010"))
+    reporter.message("note")
+    reporter.end(SimpleNamespace(status="stopped", total_steps=10))
+    assert lines == [
+        "run r  ranks 2",
+        step_line(STEP),
+        "eval 10  val_loss 2.0000  val_bpb 2.5000  (0.2 s)  best so far",
+        "saved checkpoints/step-00000010",
+        "note",
+        "stopped at step 10",
+    ]

@@ -1,0 +1,249 @@
+"""The loop with a device that does nothing but let time pass, so that every clock and every stop is exact."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.artifact.tensors import TensorRecord
+from ingot.backends.base import StepResult
+from ingot.config.loading import load_config
+from ingot.data.samples import open_dataset
+from ingot.data.stream import make_order
+from ingot.errors import RunError
+from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.runtime.ranks import Ranks
+from ingot.train.budget import Clock
+from ingot.train.report import Reporter, StepReport
+from ingot.train.shutdown import Shutdown
+from ingot.train.trainer import Progress, Trainer
+
+
+@dataclass
+class Time:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Meeting:
+    """Where ranks that are threads exchange numbers; a rank that stays away breaks it."""
+
+    ranks: int
+
+    def __post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.ranks)
+        self.said: dict[int, Sequence[float]] = {}
+
+    def maximum(self, rank: int, values: Sequence[float]) -> list[float]:
+        self.said[rank] = values
+        self.barrier.wait(timeout=10)
+        answer = [max(column) for column in zip(*self.said.values(), strict=True)]
+        self.barrier.wait(timeout=10)
+        return answer
+
+
+@dataclass
+class Device:
+    """A backend whose steps take the seconds it is told, over and over, and whose losses are given."""
+
+    time: Time
+    seconds: Sequence[float] = (1.0,)
+    losses: Sequence[float] = (3.0,)
+    ranks: Ranks = field(default_factory=Ranks)
+    meeting: Meeting | None = None
+    scales: list[float] = field(default_factory=list)
+    rescales: bool = False
+
+    def lend(self, shape: tuple[int, int]) -> Any:
+        return np.empty(shape, np.int32)
+
+    def step(self, rows: Any, rows_in_step: int, step: int, learning_rate_scale: float) -> Any:
+        self.time.now += self.seconds[len(self.scales) % len(self.seconds)]
+        loss = self.losses[len(self.scales) % len(self.losses)]
+        self.scales.append(learning_rate_scale)
+        result = StepResult(loss, 0.5, skipped=not math.isfinite(loss))
+        return type("Done", (), {"result": lambda self: result})()
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        return self.meeting.maximum(self.ranks.rank, values) if self.meeting else list(values)
+
+    def state(self) -> dict[str, list[TensorRecord]]:
+        return {"model": [], "optimizer": []}
+
+    def choices(self) -> dict[str, Any]:
+        return {}
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return 1.0
+
+    def peak_flops(self) -> float | None:
+        return None
+
+    def wait(self) -> None:
+        return None
+
+
+@dataclass
+class Notes(Reporter):
+    steps: list[StepReport] = field(default_factory=list)
+    stop_at: int | None = None
+
+    def step(self, report: StepReport, log: bool) -> None:
+        self.steps.append(report)
+        if report.step == self.stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def make(data, device: Device, progress: Progress | None = None, reporter: Reporter | None = None, **given: Any) -> Trainer:
+    values = {"data.path": str(data), "data.seq_len": 16, "training.tokens_per_step": 64, "optimizer.schedule": "budget"}
+    values |= {"optimizer.floor": 0.0, "training.save_seconds": 1e9, "training.save_every": 0}
+    values |= {name.replace("__", "."): value for name, value in given.items()}
+    config = load_config(python=values, environment={}).config
+    dataset = open_dataset(config.data.path)
+    order = make_order("shuffle", dataset.split("train"), config.data.seq_len, config.data.seed)
+    trainer = Trainer(config, dataset, order, device, progress or Progress(), reporter or Reporter(), None)
+    trainer.clock = Clock(trainer.progress.elapsed_seconds, device.time)
+    return trainer
+
+
+def test_a_run_takes_exactly_its_steps(data):
+    device = Device(Time())
+    trainer = make(data, device, training__max_steps=7)
+    assert trainer.run(Shutdown()) == "completed"
+    p = trainer.progress
+    assert (len(device.scales), p.step, p.sample, p.tokens, p.elapsed_seconds) == (7, 7, 28, 7 * 64, 7.0)
+
+
+def test_a_budget_is_used_up_to_its_last_whole_step(data):
+    trainer = make(data, Device(Time(), [3.0]), budget__seconds=10.0)
+    assert trainer.run(Shutdown()) == "completed"
+    assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (3, 9.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seconds=st.lists(st.floats(0.8, 1.2), min_size=2, max_size=5), budget=st.floats(20, 60))
+def test_a_budget_is_not_overrun_where_steps_are_uneven(data, seconds, budget):
+    """The same few durations over and over: the longest has been seen before it matters."""
+    trainer = make(data, Device(Time(), seconds), budget__seconds=budget)
+    trainer.run(Shutdown())
+    assert trainer.progress.elapsed_seconds <= budget
+
+
+def test_a_finished_budget_is_not_opened_again(data):
+    first = make(data, Device(Time(), [3.0]), budget__seconds=10.0)
+    first.run(Shutdown())
+    again = make(data, Device(Time(), [3.0]), progress=Progress(**vars(first.progress)), budget__seconds=10.0)
+    assert again.run(Shutdown()) == "completed"
+    assert (again.progress.step, again.progress.elapsed_seconds) == (3, 9.0)
+
+
+def test_the_seconds_of_earlier_sessions_count_and_the_learning_rate_goes_on_where_it_was(data):
+    unbroken = Device(Time(), [1.0])
+    make(data, unbroken, budget__seconds=20.0).run(Shutdown())
+    first, second = Device(Time(), [1.0]), Device(Time(500.0), [1.0])
+    stopped = make(data, first, reporter=Notes(stop_at=12), budget__seconds=20.0)
+    stopped.desk = _Desk()
+    with Shutdown() as shutdown:
+        assert stopped.run(shutdown) == "stopped"
+    make(data, second, progress=Progress(**vars(stopped.progress)), budget__seconds=20.0).run(Shutdown())
+    assert len(first.scales) == 13
+    assert first.scales + second.scales == unbroken.scales
+    assert unbroken.scales[-1] < 0.2
+
+
+def test_the_learning_rate_follows_the_first_ranks_clock_alone(data):
+    meeting = Meeting(2)
+    devices = [Device(Time(), [seconds], ranks=Ranks(rank, 2), meeting=meeting) for rank, seconds in enumerate([1.0, 5.0])]
+    trainers = [make(data, device, budget__seconds=10.5) for device in devices]
+    threads = [threading.Thread(target=trainer.run, args=(Shutdown(),)) for trainer in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert devices[0].scales == devices[1].scales
+    assert len(devices[0].scales) == 10
+    expected = [learning_rate_scale(trainers[0].config, Position(i, float(i), None, 10.5)) for i in range(10)]
+    assert devices[0].scales == pytest.approx(expected)
+
+
+def test_a_signal_to_any_rank_stops_all_at_the_same_step(data):
+    meeting = Meeting(2)
+    devices = [Device(Time(), ranks=Ranks(rank, 2), meeting=meeting) for rank in range(2)]
+    trainers = [make(data, device, training__max_steps=50) for device in devices]
+    wishes = [Shutdown(), Shutdown()]
+    wishes[1].requested = True
+    found: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda rank=rank: found.__setitem__(rank, trainers[rank].run(wishes[rank]))) for rank in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: "stopped", 1: "stopped"}
+    assert [trainer.progress.step for trainer in trainers] == [0, 0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(data, bad):
+    device = Device(Time(), losses=[3.0, 3.0, bad, 3.0])
+    trainer = make(data, device, training__max_steps=10)
+    with pytest.raises(RunError, match=r"the loss is not finite at step 3 .*lower the learning rate"):
+        trainer.run(Shutdown())
+    assert trainer.progress.loss == 3.0
+
+
+def test_steps_skipped_to_find_a_loss_scale_are_no_failure(data):
+    device = Device(Time(), rescales=True)
+    device.losses = [3.0]
+    trainer = make(data, device, training__max_steps=5)
+    skipped = StepResult(3.0, math.inf, skipped=True)
+    device.step = lambda *arguments: type("Done", (), {"result": lambda self: skipped})()  # type: ignore[method-assign]
+    assert trainer.run(Shutdown()) == "completed"
+
+
+def test_evaluating_takes_nothing_from_the_budget(data):
+    time = Time()
+    trainer = make(data, Device(time, [1.0]), budget__seconds=6.5, evaluation__every=2)
+
+    def evaluate(limit: int | None) -> bool:
+        with trainer.clock.paused():
+            time.now += 100
+        return False
+
+    trainer.evaluate = evaluate  # type: ignore[method-assign]
+    trainer.run(Shutdown())
+    assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (6, 6.0)
+
+
+def test_a_run_that_is_already_further_than_max_steps_takes_no_step(data):
+    device = Device(Time())
+    trainer = make(data, device, progress=Progress(step=12, sample=48, tokens=768), training__max_steps=8)
+    device.step = None  # type: ignore[method-assign, assignment]
+    assert trainer.run(Shutdown()) == "completed"
+    assert trainer.progress.step == 12
+
+
+class _Desk:
+    """A desk that forgets everything."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *args: Any, **known: Any) -> None:
+        return None
+
+    error = None
