@@ -7,7 +7,9 @@ print(result.val_bpb, ingot.generate(result.run_dir, "HAMLET."))
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,7 +41,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'ingot' has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
+def _public(name: str) -> property:
+    return property(lambda package: getattr(import_module(_HOME_OF[name]), name), lambda package, room: None)
+
+
+class _Package(ModuleType):
+    """This package, in which a public name stays what it is: importing the room `ingot.train` must not hide the function."""
+
+
+for _name in _HOME_OF:
+    setattr(_Package, _name, _public(_name))
+sys.modules[__name__].__class__ = _Package

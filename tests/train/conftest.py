@@ -21,7 +21,7 @@ from ingot.train.report import Reporter
 from ingot.train.session import TrainingResult, run
 
 TINY = {
-    "model.layers": 1, "model.heads": 2, "model.width": 16, "model.bias": False, "data.seq_len": 16,
+    "model.layers": 1, "model.heads": 2, "model.width": 16, "data.seq_len": 16,
     "optimizer.name": "muon", "optimizer.schedule": "budget", "optimizer.learning_rate": 0.01,
     "training.max_steps": 20, "training.tokens_per_step": 64, "training.save_every": 4, "training.keep_every": 4,
     "training.device": "cpu", "tracking.log_every": 1,
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 def write_text(folder: Path, seed: int) -> Path:
     draw = random.Random(seed)
     pieces = (("train" if i else "val", "".join(draw.choices("abcde \n", k=600))) for i in range(5))
-    write_dataset(pieces, folder, ByteTokenizer())
+    write_dataset(pieces, folder, ByteTokenizer(), source={})
     return folder
 
 

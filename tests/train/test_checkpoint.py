@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from ingot.artifact.tensors import TensorRecord
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import find_checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps, sweep
+from ingot.runs.checkpoints import (
+    find_checkpoint,
+    load_checkpoint,
+    newest_sound,
+    note_progress,
+    save_checkpoint,
+    saved_steps,
+    sweep,
+)
 from ingot.train.checkpoint import Saver, retain
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
@@ -85,15 +93,14 @@ def test_a_save_killed_before_any_of_its_file_operations_leaves_the_checkpoint_b
     assert newest_sound(tmp_path, refuse).step == 8
 
 
-def test_saving_the_only_checkpoint_again_never_loses_it(tmp_path):
-    save(tmp_path, 4)
+def test_a_note_in_the_only_checkpoint_killed_before_any_of_its_file_operations_never_loses_it(tmp_path):
+    path = save(tmp_path, 4)
     operation = 0
-    while killed_at(operation, lambda: save(tmp_path, 4, best_step=4)):
-        sweep(tmp_path)
-        found = newest_sound(tmp_path, refuse)
-        assert found is not None and found.step == 4, f"operation {operation}"
+    while killed_at(operation, lambda: note_progress(path, {"best_step": 4})):
+        assert newest_sound(tmp_path, refuse).progress in ({"step": 4, "elapsed_seconds": 0.25}, {"best_step": 4})
         operation += 1
-    assert newest_sound(tmp_path, refuse).progress["best_step"] == 4
+    assert operation > 1
+    assert newest_sound(tmp_path, refuse).progress == {"best_step": 4}
 
 
 def test_a_retention_killed_before_any_of_its_file_operations_leaves_only_whole_checkpoints(tmp_path):
@@ -163,13 +170,21 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert len(said) == 1 and str(damaged) in said[0]
 
 
-def test_when_every_checkpoint_is_damaged_none_is_used(tmp_path):
+def test_a_damaged_checkpoint_is_kept_aside_and_its_step_can_be_saved_again(tmp_path):
+    save(tmp_path, 4)
+    (save(tmp_path, 8) / "optimizer.safetensors").unlink()
+    newest_sound(tmp_path, lambda line: None)
+    save(tmp_path, 8)
+    assert newest_sound(tmp_path, refuse).step == 8
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000004", "step-00000008", "step-00000008.damaged"}
+
+
+def test_when_every_checkpoint_is_damaged_none_is_used_and_none_is_moved(tmp_path):
     for step in (4, 8):
         (save(tmp_path, step) / "checkpoint.json").write_text("{}")
-    said: list[str] = []
-    with pytest.raises(CheckpointError, match="every checkpoint in"):
-        newest_sound(tmp_path, said.append)
-    assert len(said) == 2
+    with pytest.raises(CheckpointError, match=r"step-00000008.checkpoint\.json is damaged.*restore one"):
+        newest_sound(tmp_path, refuse)
+    assert list(saved_steps(tmp_path)) == [4, 8]
 
 
 def test_a_folder_without_checkpoints_has_no_newest_one(tmp_path):

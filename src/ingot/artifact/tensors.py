@@ -48,7 +48,7 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
         for part in parts:
             file.write(part)
             digest.update(part)
-            size += len(part)
+            size += memoryview(part).nbytes
         file.flush()
         os.fsync(file.fileno())
     return size, digest.hexdigest()
@@ -69,9 +69,12 @@ def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
     metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise ValueError("its metadata is no JSON object")
     body = data[8 + length :]
     records = {name: _record(name, entry, body) for name, entry in header.items()}
-    if sum(record.data.nbytes for record in records.values()) != len(body):
+    places = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    if [0, *(end for _, end in places)] != [*(begin for begin, _ in places), len(body)]:
         raise ValueError("its tensors do not fill it")
     return records, metadata
 
@@ -79,7 +82,7 @@ def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
 def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
-        whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+        whole = isinstance(dtype, str) and all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
         raise ValueError(f"its entry for {name} is malformed") from None
     if not whole or end > len(body) or dtype not in ITEM_BYTES or end - begin != prod(shape) * ITEM_BYTES[dtype]:

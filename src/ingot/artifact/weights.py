@@ -25,7 +25,7 @@ class Weights:
 
 def write_weights(path: Path, records: Iterable[TensorRecord], facts: Mapping[str, Any]) -> int:
     """Write an exported model beside its name, then rename; returns its bytes."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         size, _ = write_tensors(partial, records, {"format": "pt", "ingot": json.dumps(facts)})
         partial.replace(path)
@@ -40,12 +40,14 @@ def read_weights(path: Path) -> Weights:
     try:
         tensors, metadata = read_tensors(path)
         facts = json.loads(metadata["ingot"])
+        if not isinstance(facts, dict):
+            raise TypeError
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
     except (KeyError, TypeError):
         raise CheckpointError(
             f"{path} is a safetensors file that ingot did not write: it does not say how to build the model"
         ) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     return Weights(tensors, facts)

@@ -21,7 +21,7 @@ class StepResult:
 
     loss: float  # nats per token
     grad_norm: float  # before clipping
-    skipped: bool  # nothing was updated: a gradient was not finite
+    skipped: bool  # nothing was updated: the loss or a gradient was not finite
 
 
 class Pending(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -99,8 +100,8 @@ class TorchBackend:
         same_machine = choices.get("device") == self.device_name and choices.get("world_size") == self.ranks.world_size
         kept = choices if same_machine else {}
         most = len(rows) if self.device.type == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // rows.shape[1])
-        asked = most if self._asked_micro_batch == "auto" else self._asked_micro_batch
-        self._micro_batch = min(int(kept.get("micro_batch", asked)), len(rows))
+        asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
+        self._micro_batch = min(int(asked), len(rows))
         self._attention = str(kept.get("attention", "default"))
         if self.device.type == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
@@ -142,8 +143,9 @@ class TorchBackend:
         seconds: dict[str, float] = {}
         for name in ATTENTION:
             self._attention = name
-            # A kernel that cannot take this shape or type says so with a RuntimeError; it is then no candidate.
-            with contextlib.suppress(RuntimeError):
+            # A kernel that cannot take this shape or type warns and raises a RuntimeError; it is then no candidate.
+            with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 self._try_rows(rows)
                 self.wait()
                 began = time.perf_counter()
@@ -181,11 +183,12 @@ class TorchBackend:
         overflow = ~torch.isfinite(norm)
         if self._clip_norm:
             clip_grads_with_norm_(list(self.model.parameters()), self._clip_norm, norm)
-        self._update(overflow | ~torch.isfinite(loss), learning_rate_scale)
+        skipped = overflow | ~torch.isfinite(loss)
+        self._update(skipped, learning_rate_scale)
         if self.rescales:
             torch._amp_update_scale_(self._scale, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
         self._forget_gradients()
-        return DeviceResult(torch.stack([loss, norm, overflow.float()]))
+        return DeviceResult(torch.stack([loss, norm, skipped.float()]))
 
     def _accumulate(self, rows: NDArray[np.int32], rows_in_step: int) -> Tensor:
         """Gradients of the step's mean loss over all ranks, and that loss."""
@@ -239,6 +242,8 @@ class TorchBackend:
     def evaluate(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
         """The summed loss of the targets that count."""
         count = int(np.count_nonzero(targets != IGNORED))
+        if not count:
+            return 0.0
         self.model.eval()
         try:
             x, y = (torch.from_numpy(array).to(self.device).long() for array in (tokens, targets))
@@ -277,7 +282,7 @@ class TorchBackend:
     def flops_per_token(self, seq_len: int) -> float:
         """Training FLOPs: six per weight that multiplies, twelve per layer, width and position of attention."""
         embeddings = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
-        idle = sum(m.weight.numel() for m in embeddings if m.num_embeddings < self._vocab_size)  # the position table
+        idle = sum(m.weight.numel() for m in embeddings[1:])  # the position table; the first is the head too
         width = embeddings[0].embedding_dim if embeddings else 0
         layers = len(getattr(self.model, "blocks", ()))
         return 6.0 * (self.parameters - idle) + 12.0 * layers * width * seq_len

@@ -153,6 +153,7 @@ class RowReader:
         """The rows of the next step."""
         rows = self._ready.get()
         if isinstance(rows, Exception):
+            self._ready.put(rows)  # for whoever asks again: nobody will ever put another
             raise rows
         self._lent.append(rows)
         if len(self._lent) > 2:

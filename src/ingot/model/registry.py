@@ -28,7 +28,11 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
         return FAMILIES[family](**settings)
     file, extra = settings.pop("file"), settings.pop("settings")
     model_class = load_class(file)
-    model = model_class(**fitting_arguments(file, model_class, settings, extra))
+    arguments = fitting_arguments(file, model_class, settings, extra)
+    try:
+        model = model_class(**arguments)
+    except Exception as error:
+        raise ValueError(f"model.file={_where(file, error)}: Model cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.file={file}: Model is no torch.nn.Module")
     return model
@@ -36,7 +40,7 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
 
 def load_class(file: str) -> Callable[..., nn.Module]:
     """The class Model of a Python file."""
-    path = Path(file)
+    path = Path(file).absolute()
     if not path.is_file():
         raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
     spec = importlib.util.spec_from_file_location(f"ingot_model_{path.stem}", path)
@@ -46,9 +50,7 @@ def load_class(file: str) -> Callable[..., nn.Module]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        line = next((entry.lineno for entry in reversed(_frames(error)) if entry.filename == str(path)), None)
-        where = f"{file}:{line}" if line else file
-        raise ValueError(f"model.file={where} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(f"model.file={_where(file, error)} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, "Model", None)):
         raise ValueError(f"model.file={file} has no class Model")
     return module.Model
@@ -70,5 +72,9 @@ def fitting_arguments(
     return given
 
 
-def _frames(error: BaseException) -> list[inspect.FrameInfo]:
-    return [*inspect.getinnerframes(error.__traceback__, context=0)] if error.__traceback__ else []
+def _where(file: str, error: BaseException) -> str:
+    """The file and, if the error was raised in it, the line."""
+    path = str(Path(file).absolute())
+    frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
+    return f"{file}:{line}" if line else file

@@ -62,11 +62,8 @@ def block_matrices(model: nn.Module) -> Parameters:
     if isinstance(blocks, nn.Module):
         inside = {id(p) for p in blocks.parameters()}
         return [(name, p) for name, p in model.named_parameters() if id(p) in inside and p.dim() == 2 and p.requires_grad]
-    embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-    vocabulary = max((weight.size(0) for weight in embeddings), default=0)
-    outside = {id(weight) for weight in embeddings}
-    return [
-        (name, p)
-        for name, p in model.named_parameters()
-        if p.dim() == 2 and p.requires_grad and id(p) not in outside and p.size(0) != vocabulary
-    ]
+    # The first embedding is that of the tokens; a table of positions may have more rows.
+    vocabulary = next((module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), 0)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features != vocabulary]
+    inside = {id(module.weight) for module in linear}
+    return [(name, p) for name, p in model.named_parameters() if id(p) in inside and p.requires_grad]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from ingot.errors import ConfigError
@@ -53,7 +55,7 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((rate for part, rate in PEAK_FLOPS.items() if part in name), None)
+    return next((rate for part, rate in PEAK_FLOPS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
 def describe(device: torch.device) -> str:

@@ -1,0 +1,101 @@
+import pytest
+import torch
+from torch_kit import ROWS, SMALL, by_name, make, raw, rows_of, take, weights
+
+from ingot.backends.torch_state import record
+from ingot.errors import CheckpointError
+from ingot.runtime.ranks import Ranks
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_state_put_back_is_the_state_bit_for_bit(name):
+    one = make({**SMALL, "bias": True}, {"name": name})
+    take(one, 3)
+    other = make({**SMALL, "bias": True}, {"name": name}, seed=7)
+    assert raw(other) != raw(one)
+    other.load(by_name(one.state()))
+    assert raw(other) == raw(one)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_step_after_a_state_was_put_back_is_the_step_without(name):
+    settings = {**SMALL, "dropout": 0.1}, {"name": name}
+    unbroken, resumed = make(*settings), make(*settings)
+    take(unbroken, 2)
+    resumed.load(by_name(unbroken.state()))
+    assert take(unbroken, 2, first=2) == take(resumed, 2, first=2)
+    assert raw(unbroken) == raw(resumed)
+
+
+def test_steps_taken_and_undone_leave_no_trace():
+    primed, plain = make({**SMALL, "dropout": 0.1}), make({**SMALL, "dropout": 0.1})
+    before = by_name(primed.state())
+    take(primed, 3)
+    primed.load(before)
+    assert take(primed, 2) == take(plain, 2)
+    assert raw(primed) == raw(plain)
+
+
+def test_a_state_is_a_copy_that_training_does_not_touch():
+    backend = make()
+    take(backend, 1)
+    state = backend.state()
+    before = {found.name: bytes(found.data) for records in state.values() for found in records}
+    take(backend, 1, first=1)
+    assert before == {found.name: bytes(found.data) for records in state.values() for found in records}
+
+
+def test_loading_checks_every_tensor():
+    state = by_name(make().state())
+    for change, message in (
+        (lambda model: model.pop("transformer.ln_f.weight"), r"has no tensor transformer\.ln_f\.weight"),
+        (lambda model: model.update(more=record("more", torch.zeros(1))), r"has a tensor more that the model does not"),
+        (
+            lambda model: model.update({"transformer.ln_f.weight": record("", torch.zeros(3))}),
+            r"transformer\.ln_f\.weight has shape \[3\] and the model \[32\]",
+        ),
+    ):
+        model = dict(state["model"])
+        change(model)
+        with pytest.raises(CheckpointError, match=message):
+            make().load({"model": model, "optimizer": state["optimizer"]})
+
+
+def first_loss(backend, step=0):
+    return backend.step(rows_of(0), ROWS, step, 1.0).result().loss
+
+
+def test_dropout_depends_on_seed_step_and_rank():
+    dropping = {**SMALL, "dropout": 0.3}
+    base = make(dropping)
+    state = by_name(base.state())
+    losses = {"base": first_loss(base)}
+    for name, other, step in (
+        ("again", make(dropping), 0),
+        ("another step", make(dropping), 1),
+        ("another seed", make(dropping, seed=7), 0),
+        ("another rank", make(dropping, ranks=Ranks(rank=1, world_size=1)), 0),
+    ):
+        other.load(state)
+        losses[name] = first_loss(other, step)
+    assert losses["again"] == losses["base"]
+    assert len(set(losses.values())) == 4
+
+
+def test_dropout_depends_on_nothing_that_happened_before():
+    plain, busy = make({**SMALL, "dropout": 0.3}), make({**SMALL, "dropout": 0.3})
+    rows = rows_of(0)
+    busy.evaluate(rows[:, :-1], rows[:, 1:])
+    busy.generate([1, 2], 5, 1.0, 0, 3)
+    torch.rand(100)
+    assert take(busy, 1) == take(plain, 1)
+    assert raw(busy) == raw(plain)
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    one = weights(make())
+    torch.manual_seed(2)
+    same, other = weights(make(micro_batch=2)), weights(make(seed=7))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["transformer.wte.weight"], other["transformer.wte.weight"])

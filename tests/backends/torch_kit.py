@@ -1,0 +1,47 @@
+"""What the tests of the torch backend share: small engines on the CPU, their rows and their state."""
+
+import numpy as np
+import torch
+
+from ingot.backends.torch import TorchBackend
+from ingot.config.schema import Config
+from ingot.runtime.ranks import Ranks
+
+torch.set_num_threads(1)
+
+VOCABULARY, SEQ_LEN, ROWS = 40, 16, 7
+SMALL = {"layers": 2, "heads": 2, "width": 32, "bias": False}
+
+
+def make(model=SMALL, optimizer=None, ranks=None, vocab_size=VOCABULARY, **training):
+    training = {"max_steps": 10, "tokens_per_step": ROWS * SEQ_LEN, "device": "cpu", "precision": "fp32", **training}
+    optimizer = {"schedule": "constant", "learning_rate": 1e-3, **(optimizer or {})}
+    config = Config(model=model, data={"seq_len": SEQ_LEN}, optimizer=optimizer, training=training)
+    backend = TorchBackend(config, vocab_size, ranks or Ranks())
+    backend.prepare(rows_of(0), {})
+    return backend
+
+
+def rows_of(step, rows=ROWS):
+    return np.random.default_rng(step).integers(0, VOCABULARY, (rows, SEQ_LEN + 1), dtype=np.int32)
+
+
+def take(backend, steps, first=0, scale=1.0):
+    return [backend.step(rows_of(step), ROWS, step, scale).result() for step in range(first, first + steps)]
+
+
+def by_name(state):
+    return {file: {found.name: found for found in records} for file, records in state.items()}
+
+
+def raw(backend):
+    """Weights and optimizer memory, as bytes."""
+    return {
+        (file, found.name): (found.dtype, found.shape, bytes(found.data))
+        for file, records in backend.state().items()
+        for found in records
+    }
+
+
+def weights(backend):
+    return {name: p.detach().clone() for name, p in backend.model.named_parameters()}

@@ -1,0 +1,123 @@
+"""A run that is killed, stopped or damaged, and started again: it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Ingot, checkpoints, losses, metrics, one_line, outcome, state, train_words
+
+
+@pytest.fixture
+def seed() -> int:
+    """Another one each time; a failure prints it, and INGOT_TEST_SEED repeats it."""
+    seed = int(os.environ.get("INGOT_TEST_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"INGOT_TEST_SEED={seed}")
+    return seed
+
+
+def half_written(run: Path) -> bool:
+    return any((run / "checkpoints").glob("*.partial/*"))
+
+
+def assert_same(run: Path, reference: Path) -> None:
+    assert outcome(run) == outcome(reference)
+    assert losses(run) == losses(reference)
+    assert [line["step"] for line in metrics(run, "evaluation")] == [40]
+    assert state(run)["status"] == "completed"
+    assert [path.name for path in (run / "checkpoints").glob("*.partial")] == []
+
+
+def test_a_run_killed_at_random_moments_ends_bitwise_as_one_never_killed(ingot: Ingot, data, reference, tmp_path, seed):
+    draw, run, kills = random.Random(seed), tmp_path / "run", 0
+    words = train_words(data, run, training__save_every=2, training__keep_every=0)
+    while kills < 4:
+        program = ingot.start(*words)
+        program.said("run ")
+        time.sleep(draw.uniform(0, 0.5))
+        kills += program.process.poll() is None
+        program.kill()
+        if program.process.returncode == 0:
+            break
+    ingot(*words)
+    assert kills > 0
+    assert_same(run, reference)
+
+
+def test_a_run_killed_during_a_save_ends_bitwise_as_one_never_killed(ingot: Ingot, data, reference, until):
+    run = until(reference, 28)
+    program = ingot.start(*train_words(data, run, training__save_every=1, training__keep_every=0))
+    caught = False
+    while not caught:
+        assert program.process.poll() is None, program.stderr
+        if half_written(run):
+            program.signal(signal.SIGSTOP)  # now it cannot finish while we look again
+            caught = half_written(run)
+            program.signal(signal.SIGCONT if not caught else signal.SIGKILL)
+    program.end()
+    assert half_written(run) and state(run)["status"] == "running"
+    ingot(*train_words(data, run))
+    assert_same(run, reference)
+
+
+def test_a_run_killed_after_its_last_step_only_finishes(ingot: Ingot, data, reference, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(reference, run)
+    shutil.rmtree(run / "artifact")
+    program = ingot(*train_words(data, run))
+    assert "step 40/40" not in program.stderr
+    assert_same(run, reference)
+
+
+def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(
+    ingot: Ingot, data, reference, until
+):
+    run = until(reference, 36)
+    damaged = checkpoints(run)[36] / "model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1000] ^= 0x10
+    damaged.write_bytes(content)
+    program = ingot(*train_words(data, run))
+    warnings = [line for line in program.stderr.splitlines() if str(damaged) in line]
+    assert len(warnings) == 1 and "damaged" in warnings[0]
+    assert "resumed_at step 32" in program.stderr
+    assert_same(run, reference)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(ingot: Ingot, data, reference, until):
+    run = until(reference, 8)
+    for path in checkpoints(run).values():
+        (path / "optimizer.safetensors").write_bytes(b"")
+    line = one_line(ingot(*train_words(data, run), code=4))
+    assert str(checkpoints(run)[8] / "optimizer.safetensors") in line and "restore one" in line
+
+
+def test_the_first_signal_saves_and_ends_and_the_run_goes_on_bitwise(ingot: Ingot, data, reference, tmp_path):
+    run = tmp_path / "run"
+    program = ingot.start(*train_words(data, run, training__save_every=0, training__save_seconds=1000), "--json")
+    program.said("step 5/40")
+    program.signal(signal.SIGINT)
+    assert program.end() == 0
+    assert "SIGINT: saving and stopping" in program.stderr
+    stopped = state(run)
+    assert stopped["status"] == "stopped" and 5 <= stopped["step"] < 40
+    assert list(checkpoints(run)) == [stopped["step"]]
+    ingot(*train_words(data, run))
+    assert_same(run, reference)
+
+
+def test_the_second_signal_ends_at_once_with_130(ingot: Ingot, data, tmp_path):
+    slow = {"training__tokens_per_step": 65536, "training__micro_batch": 8}  # seconds for a step
+    program = ingot.start(*train_words(data, tmp_path / "run", **slow))
+    program.said("run ")
+    program.signal(signal.SIGTERM)
+    program.said("SIGTERM: saving and stopping after this step")
+    program.signal(signal.SIGTERM)
+    assert program.end() == 130
+    assert "Traceback" not in program.stderr
+    assert checkpoints(tmp_path / "run") == {}

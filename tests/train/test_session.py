@@ -1,0 +1,331 @@
+"""Whole runs of a tiny model in this process: what continues, what is refused, and what leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Train, records, state_of
+
+from ingot.artifact.tensors import read_tensors
+from ingot.errors import CheckpointError, ConfigError, RunError
+from ingot.runs.checkpoints import load_checkpoint, saved_steps
+from ingot.train.report import Reporter, StepReport
+
+
+class StopAt(Reporter):
+    """Sends this process SIGTERM when it hears of a step, and notes the lines of the log."""
+
+    def __init__(self, step: int = -1) -> None:
+        self.stop_at = step
+        self.lines: list[str] = []
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if report.step == self.stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def steps_of(folder: Path) -> list[int]:
+    return list(saved_steps(folder / "checkpoints"))
+
+
+def progress_of(folder: Path) -> dict:
+    return load_checkpoint(saved_steps(folder / "checkpoints")[max(steps_of(folder))]).progress
+
+
+def status_of(folder: Path) -> dict:
+    return json.loads((folder / "state.json").read_text())
+
+
+def without(folder: Path, above: int) -> Path:
+    """The run folder as it was before it went beyond a step."""
+    for step, path in saved_steps(folder / "checkpoints").items():
+        if step > above:
+            shutil.rmtree(path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model__dropout": 0.3},
+        {"optimizer__name": "adamw", "data__sampling": "random"},
+        {"model__bias": False, "training__micro_batch": 3, "optimizer__schedule": "cosine"},
+        {"training__gradient_checkpointing": True, "model__dropout": 0.1},
+    ],
+    ids=["muon", "dropout", "adamw-random", "micro-batches", "checkpointed"],
+)
+def test_a_stopped_run_ends_bitwise_as_an_unbroken_one(train: Train, tmp_path, unbroken, settings):
+    stopped = train(tmp_path / "run", StopAt(9), **settings)
+    assert (stopped.status, stopped.total_steps, status_of(tmp_path / "run")["status"]) == ("stopped", 10, "stopped")
+    assert stopped.artifact_path is None
+    train(tmp_path / "run", StopAt(13), **settings)
+    assert train(tmp_path / "run", **settings).status == "completed"
+    assert state_of(tmp_path / "run") == unbroken(**settings)
+
+
+def test_dropout_is_really_there_and_depends_on_the_seed(train: Train, tmp_path):
+    states = [
+        (train(tmp_path / str(i), model__dropout=p, training__seed=seed), state_of(tmp_path / str(i)))[1]["model.safetensors"]
+        for i, (p, seed) in enumerate([(0.0, 1), (0.3, 1), (0.3, 2)])
+    ]
+    assert len(set(states)) == 3
+
+
+def test_the_record_of_a_stopped_run_is_that_of_an_unbroken_one(train: Train, tmp_path):
+    train(tmp_path / "unbroken")
+    train(tmp_path / "run", StopAt(9))
+    train(tmp_path / "run")
+    expected = [(r["step"], r["loss"], r["learning_rate"], r["tokens"]) for r in records(tmp_path / "unbroken", "train")]
+    assert [(r["step"], r["loss"], r["learning_rate"], r["tokens"]) for r in records(tmp_path / "run", "train")] == expected
+    assert [step for step, *_ in expected] == list(range(1, 21))
+
+
+def test_priming_steps_leave_no_trace(train: Train, tmp_path, unbroken):
+    train(tmp_path / "run", training__priming_steps=3, model__dropout=0.2)
+    assert state_of(tmp_path / "run") == unbroken(model__dropout=0.2)
+
+
+def test_priming_steps_leave_no_trace_in_a_continued_run(train: Train, tmp_path, unbroken):
+    train(tmp_path / "run", StopAt(9))
+    train(tmp_path / "run", training__priming_steps=3)
+    assert state_of(tmp_path / "run") == unbroken()
+
+
+def test_evaluations_and_samples_leave_no_trace(train: Train, tmp_path, unbroken):
+    judged = {"evaluation__every": 3, "evaluation__at_start": True, "evaluation__rows": 2, "evaluation__sample_tokens": 5}
+    train(tmp_path / "run", model__dropout=0.2, **judged)
+    assert state_of(tmp_path / "run") == unbroken(model__dropout=0.2)
+    assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [0, 3, 6, 9, 12, 15, 18, 20]
+    assert len(list((tmp_path / "run" / "samples").glob("step-*.txt"))) == 8
+
+
+def test_how_often_it_saves_and_logs_leaves_no_trace(train: Train, tmp_path, unbroken):
+    train(tmp_path / "run", training__save_every=1, training__keep_every=0, tracking__log_every=7)
+    assert state_of(tmp_path / "run") == unbroken()
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 3 // 4] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_a_damaged_newest_checkpoint_is_named_and_the_run_ends_bitwise_as_an_unbroken_one(
+    train: Train, tmp_path, file, damage: Callable[[Path], None]
+):
+    train(tmp_path / "run")
+    expected = state_of(tmp_path / "run")
+    without(tmp_path / "run", above=16)
+    damage(tmp_path / "run" / "checkpoints" / "step-00000016" / file)
+    reporter = StopAt()
+    train(tmp_path / "run", reporter)
+    assert [line for line in reporter.lines if "step-00000016" in line and file in line]
+    assert state_of(tmp_path / "run") == expected
+    assert [r["step"] for r in records(tmp_path / "run", "train")] == list(range(1, 21))
+
+
+def test_when_all_checkpoints_are_damaged_the_run_is_refused(train: Train, tmp_path):
+    train(tmp_path / "run")
+    for path in saved_steps(tmp_path / "run" / "checkpoints").values():
+        flip(path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="restore one or choose another"):
+        train(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("model__width", 32, "model.width was 16 and is 32"),
+        ("model__dropout", 0.1, "model.dropout was 0.0 and is 0.1"),
+        ("training__seed", 7, "training.seed was 1337 and is 7"),
+        ("data__seed", 7, "data.seed was 1337 and is 7"),
+        ("data__sampling", "random", "data.sampling was shuffle and is random"),
+        ("training__tokens_per_step", 128, "training.tokens_per_step was 64 and is 128"),
+        ("data__seq_len", 8, "data.seq_len was 16 and is 8"),
+        ("optimizer__name", "adamw", "optimizer.name was muon and is adamw"),
+    ],
+)
+def test_a_run_is_not_continued_with_what_would_make_it_another(train: Train, tmp_path, name, value, said):
+    train(tmp_path / "run", training__max_steps=2)
+    with pytest.raises(CheckpointError, match=said):
+        train(tmp_path / "run", **{"training__max_steps": 2, name: value})
+
+
+def test_a_run_is_not_continued_on_other_data(train: Train, tmp_path, other_data):
+    train(tmp_path / "run", training__max_steps=2)
+    with pytest.raises(CheckpointError, match=f"other data than {other_data}"):
+        train(tmp_path / "run", training__max_steps=2, data__path=str(other_data))
+
+
+def test_data_that_only_moved_is_the_same_data(train: Train, tmp_path, data):
+    train(tmp_path / "run", training__max_steps=2)
+    shutil.copytree(data, tmp_path / "moved")
+    assert train(tmp_path / "run", training__max_steps=4, data__path=str(tmp_path / "moved")).total_steps == 4
+
+
+def test_a_refused_continuation_leaves_the_run_as_it_was(train: Train, tmp_path):
+    train(tmp_path / "run", training__max_steps=2)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name not in (".lock", "log.txt")]
+    before = {path: path.read_bytes() for path in files}
+    with pytest.raises(CheckpointError):
+        train(tmp_path / "run", training__max_steps=2, training__seed=7)
+    assert [path.name for path in files if path.read_bytes() != before[path]] == []
+
+
+def test_more_steps_for_a_finished_run_continue_it(train: Train, tmp_path):
+    constant = {"optimizer__schedule": "constant"}
+    train(tmp_path / "run", training__max_steps=12, **constant)
+    assert train(tmp_path / "run", training__max_steps=20, **constant).total_steps == 20
+    train(tmp_path / "unbroken", training__max_steps=20, **constant)
+    assert state_of(tmp_path / "run") == state_of(tmp_path / "unbroken")
+
+
+def test_fewer_steps_than_were_taken_end_the_run_where_it_is(train: Train, tmp_path):
+    train(tmp_path / "run", training__max_steps=12)
+    assert train(tmp_path / "run", training__max_steps=8, budget__seconds=3.0).total_steps == 12
+
+
+def test_a_finished_run_started_again_takes_no_step_and_records_nothing_twice(train: Train, tmp_path):
+    first = train(tmp_path / "run")
+    before = state_of(tmp_path / "run")
+    again = train(tmp_path / "run")
+    assert state_of(tmp_path / "run") == before
+    assert (again.total_steps, again.val_bpb) == (20, first.val_bpb)
+    assert [r["step"] for r in records(tmp_path / "run", "train")] == list(range(1, 21))
+    assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [20]
+
+
+def test_resume_never_refuses_a_folder_that_holds_a_run(train: Train, tmp_path):
+    train(tmp_path / "run", training__max_steps=2, training__resume="never")
+    with pytest.raises(CheckpointError, match=r"holds a run and training\.resume=never"):
+        train(tmp_path / "run", training__max_steps=4, training__resume="never")
+    assert steps_of(tmp_path / "run") == [2]
+
+
+def test_the_newest_checkpoints_and_the_milestones_are_kept(train: Train, tmp_path):
+    train(tmp_path / "run", training__save_every=2, training__keep_last=2, training__keep_every=6)
+    assert steps_of(tmp_path / "run") == [6, 12, 18, 20]
+
+
+def test_the_best_checkpoint_is_kept_and_known(train: Train, tmp_path):
+    """The learning rate is far too high towards the end, so an early evaluation is the best one."""
+    bad = {"optimizer__name": "adamw", "optimizer__schedule": "constant", "optimizer__learning_rate": 0.01}
+    keep = {"training__save_every": 2, "training__keep_every": 0, "training__keep_last": 1, "evaluation__every": 2}
+    train(tmp_path / "run", training__max_steps=6, **bad, **keep)
+    train(tmp_path / "run", training__max_steps=12, **{**bad, "optimizer__learning_rate": 3.0}, **keep)
+    best = min(records(tmp_path / "run", "evaluation"), key=lambda r: r["val_bpb"])["step"]
+    assert best < 12 and steps_of(tmp_path / "run") == [best, 12]
+    assert progress_of(tmp_path / "run")["best_step"] == best
+
+
+def test_counters_are_those_of_the_steps_taken(train: Train, tmp_path):
+    result = train(tmp_path / "run", StopAt(6))
+    p = progress_of(tmp_path / "run")
+    assert (p["step"], p["sample"], p["tokens"]) == (7, 28, 448)
+    assert (result.total_steps, result.total_tokens) == (7, 448)
+
+
+def test_a_budget_of_seconds_is_not_given_twice(train: Train, tmp_path):
+    first = train(tmp_path / "run", StopAt(5), training__max_steps=None, budget__seconds=0.5)
+    assert first.status == "stopped" and first.training_seconds < 0.5
+    second = train(tmp_path / "run", training__max_steps=None, budget__seconds=0.5)
+    assert second.status == "completed"
+    spent = [r["elapsed_seconds"] for r in records(tmp_path / "run", "train")]
+    rates = [r["learning_rate"] for r in records(tmp_path / "run", "train")]
+    assert spent == sorted(spent) and spent[first.total_steps] >= first.training_seconds
+    assert rates == sorted(rates, reverse=True)
+    third = train(tmp_path / "run", training__max_steps=None, budget__seconds=0.5)
+    assert third.total_steps == second.total_steps
+
+
+POISONED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, vocab_size, width, bad_call=11, bad_gradient=False):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+        self.calls, self.bad_call, self.bad_gradient = 0, bad_call, bad_gradient
+
+    def forward(self, tokens, targets=None):
+        logits = self.head(self.embed(tokens))
+        if targets is None:
+            return logits
+        self.calls += 1
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        if self.calls != self.bad_call:
+            return loss
+        if self.bad_gradient:  # the root has no slope at zero
+            return loss + (self.embed.weight * 0).sum().abs().sqrt() * 0
+        return loss * float("nan")
+"""
+
+
+@pytest.mark.parametrize("bad_gradient", [False, True], ids=["loss", "gradient"])
+@pytest.mark.parametrize("save_every", [5, 11])
+def test_what_is_not_finite_stops_the_run_and_spoils_no_checkpoint(train: Train, tmp_path, bad_gradient, save_every):
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    own = {"model__file": str(tmp_path / "poisoned.py"), "model__settings__bad_gradient": bad_gradient}
+    what = "gradient" if bad_gradient else "loss"
+    with pytest.raises(RunError, match=f"the {what} is not finite at step 11 .*lower the learning rate") as raised:
+        train(tmp_path / "run", training__save_every=save_every, training__keep_every=5, **own)
+    assert "\n" not in str(raised.value)
+    state = status_of(tmp_path / "run")
+    assert (state["status"], state["step"]) == ("failed", 10) and "not finite" in state["error"]
+    assert steps_of(tmp_path / "run") == ([5, 10] if save_every == 5 else [])
+    for path in saved_steps(tmp_path / "run" / "checkpoints").values():
+        load_checkpoint(path)
+    assert [r["step"] for r in records(tmp_path / "run", "train")] == list(range(1, 11))
+
+
+def test_a_stale_state_left_by_a_dead_container_does_not_block(train: Train, tmp_path, unbroken):
+    train(tmp_path / "run", StopAt(9))
+    state = status_of(tmp_path / "run")
+    dead = {**state, "status": "running", "host": "gone", "pid": 1, "boot_id": "another", "heartbeat_seconds": 0.1}
+    (tmp_path / "run" / "state.json").write_text(json.dumps(dead))
+    reporter = StopAt()
+    train(tmp_path / "run", reporter)
+    assert [line for line in reporter.lines if "process 1 on gone" in line]
+    assert state_of(tmp_path / "run") == unbroken()
+
+
+def test_the_artifact_holds_the_weights_of_the_last_checkpoint(train: Train, tmp_path):
+    result = train(tmp_path / "run")
+    exported, _ = read_tensors(result.artifact_path)
+    saved = load_checkpoint(result.checkpoint_path).tensors["model"]
+    assert {name: bytes(r.data) for name, r in exported.items()} == {name: bytes(r.data) for name, r in saved.items()}
+    assert result.artifact_path.stat().st_size == result.artifact_bytes
+
+
+def test_a_run_without_an_artifact_writes_none(train: Train, tmp_path):
+    result = train(tmp_path / "run", training__max_steps=2, artifact__write=False)
+    assert (result.artifact_path, list((tmp_path / "run" / "artifact").iterdir())) == (None, [])
+
+
+def test_a_mistake_in_the_model_is_told_before_a_folder_is_made(train: Train, tmp_path):
+    with pytest.raises(ConfigError, match="vocab_size=5"):
+        train(tmp_path / "run", model__vocab_size=5)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_micro_batch_asked_for_anew_is_the_one_that_is_used(train: Train, tmp_path):
+    train(tmp_path / "run", StopAt(9))
+    train(tmp_path / "run", training__micro_batch=1)
+    assert progress_of(tmp_path / "run")["choices"]["micro_batch"] == 1
