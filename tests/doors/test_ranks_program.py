@@ -63,39 +63,13 @@ def test_a_second_signal_to_the_launcher_ends_all_ranks_with_130(ingot: Ingot, d
     assert checkpoints(tmp_path / "run") == {}
 
 
-# Every rank trains to the end, trains again until a signal, and goes on: the rows of a step are uneven over three ranks.
-THREE = """
-import os, signal, sys
-import ingot
-from ingot.train.report import Reporter
-
-class Stop(Reporter):
-    def step(self, report, log):
-        if report.step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-data, folder = sys.argv[1:]
-def train(name, reporter=None):
-    return ingot.train(recipe="demo", reporter=reporter, data={"path": data, "seq_len": 32}, evaluation={"every": 0, "stride": 32},
-        budget={"seconds": None}, tracking={"log_every": 1}, model={"dropout": 0.1},
-        training={"max_steps": 12, "tokens_per_step": 256, "output_dir": f"{folder}/{name}"})
-
-assert train("unbroken").status == "completed"
-assert train("stopped", Stop()).status == "stopped"
-assert train("stopped").status == "completed"
-"""
-
-
-def test_three_ranks_with_uneven_rows_and_dropout_go_on_bitwise(ingot: Ingot, data, tmp_path):
-    ranks(ingot, 3, THREE, data, tmp_path)
-    assert losses(tmp_path / "stopped") == losses(tmp_path / "unbroken")
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "unbroken")
-
-
-def ranks(ingot: Ingot, count: int, program: str, *arguments: object):
-    launch = "import sys; from ingot.doors.cli.launch import launch; sys.exit(launch(int(sys.argv[1]), sys.argv[3:], "
-    launch += "command=[sys.executable, '-c', sys.argv[2]]))"
-    return ingot(count, program, *arguments, command=[sys.executable, "-c", launch])
+def test_three_ranks_with_uneven_rows_and_dropout_go_on_bitwise(ingot: Ingot, data, tmp_path, until):
+    words = {"model__dropout": 0.1, "training__max_steps": 12}
+    ingot(*train_words(data, tmp_path / "unbroken", **words), "--nproc-per-node=3")
+    run = until(tmp_path / "unbroken", 4)
+    ingot(*train_words(data, run, **words), "--nproc-per-node=3")
+    assert losses(run) == losses(tmp_path / "unbroken")
+    assert outcome(run) == outcome(tmp_path / "unbroken")
 
 
 def test_a_run_that_moves_from_one_rank_to_two_to_three_and_back_reads_the_same_data(ingot: Ingot, data, reference, until):
@@ -113,36 +87,34 @@ def test_a_run_that_moves_from_one_rank_to_two_to_three_and_back_reads_the_same_
     assert progress(run)["sample"] == progress(reference)["sample"] == 320
 
 
-CLOCK = """
-import hashlib, os, sys
-import ingot
-from ingot.backends.torch import TorchBackend
+# A model that says at the end how many training steps its rank took and what weights it came to.
+TELLS = """
+import atexit, hashlib, os, sys
+from ingot.model.gpt2 import GPT2
 
-hashes, keep = [], TorchBackend.close
-def close(self):
-    weights = b"".join(bytes(record.data) for record in self.state()["model"])
-    print(f"rank {self.ranks.rank} {hashlib.sha256(weights).hexdigest()}", file=sys.stderr)
-TorchBackend.weights_at_end = close
-original = TorchBackend.__init__
-def init(self, *arguments):
-    original(self, *arguments)
-    leave = self.close
-    self.close = lambda: (close(self), leave())
-TorchBackend.__init__ = init
-data, folder = sys.argv[1:]
-result = ingot.train(recipe="demo", data={"path": data, "seq_len": 32}, evaluation={"every": 0, "stride": 32},
-    budget={"seconds": 1.0}, training={"tokens_per_step": 256, "output_dir": folder})
-print(f"rank {os.environ['RANK']} steps {result.total_steps} seconds {result.training_seconds} {result.status}", file=sys.stderr)
+class Model(GPT2):
+    def __init__(self, vocab_size, context, layers, heads, width):
+        super().__init__(vocab_size, context, layers, heads, width)
+        self.steps = 0
+        atexit.register(self.tell)
+
+    def forward(self, tokens, targets=None):
+        self.steps += self.training
+        return super().forward(tokens, targets)
+
+    def tell(self):
+        weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in self.parameters())).hexdigest()
+        sys.stderr.write(f"rank {os.environ['RANK']}: steps {self.steps} weights {weights}\\n")
 """
 
 
 def test_one_ranks_clock_decides_for_all(ingot: Ingot, data, tmp_path):
-    program = ranks(ingot, 2, CLOCK, data, tmp_path / "run")
-    said = sorted(line.split(maxsplit=2)[2] for line in program.stderr.splitlines() if line.startswith("rank "))
-    assert len(said) == 4
-    assert said[0] == said[1] and len(said[0]) == 64, "the weights differ"
-    assert said[2].split()[:2] == said[3].split()[:2], "the steps differ"
-    assert said[2].endswith("completed") and said[3].endswith("completed")
+    (tmp_path / "tells.py").write_text(TELLS)
+    budget = {"model__file": tmp_path / "tells.py", "budget__seconds": 1, "training__max_steps": "null"}
+    program = ingot(*train_words(data, tmp_path / "run", **budget), "--nproc-per-node=2")
+    told = [line.partition(": ")[2] for line in program.stderr.splitlines() if line.startswith("rank ")]
+    assert len(told) == 2 and told[0] == told[1]
+    assert told[0].startswith(f"steps {progress(tmp_path / 'run')['step']} ")
 
 
 def test_what_only_the_first_rank_can_know_ends_all_ranks_with_one_line(ingot: Ingot, data, reference):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +165,8 @@ class RowReader:
         """End the thread; what it read ahead is dropped."""
         self._closing.set()
         while self._thread.is_alive():
-            with_nothing_waiting(self._ready)
+            with suppress(queue.Empty):
+                self._ready.get_nowait()
             self._free.put(np.empty((0, 0), np.int32))
             self._thread.join(timeout=0.05)
 
@@ -179,12 +181,3 @@ class RowReader:
                 self._sample += self._rows
         except Exception as error:  # handed to the loop, which raises it at its next step
             self._ready.put(error)
-
-
-def with_nothing_waiting(items: queue.Queue[Any]) -> None:
-    """Empty a queue without waiting."""
-    while True:
-        try:
-            items.get_nowait()
-        except queue.Empty:
-            return

@@ -23,13 +23,7 @@ class StepReport:
     budget_seconds: float | None
     epoch: int
     mfu: float | None
-
-    @property
-    def spent(self) -> float:
-        """The used part of the budget, between 0 and 1."""
-        by_steps = self.step / self.max_steps if self.max_steps else 0.0
-        by_seconds = self.elapsed_seconds / self.budget_seconds if self.budget_seconds else 0.0
-        return min(1.0, max(by_steps, by_seconds))
+    spent: float  # the used part of the budget, between 0 and 1
 
 
 @dataclass(frozen=True)

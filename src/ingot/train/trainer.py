@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -171,6 +171,7 @@ class Trainer:
             budget_seconds=c.budget.seconds,
             epoch=self.order.epoch(p.sample),
             mfu=rate * self.backend.flops_per_token(c.data.seq_len) / peak if peak else None,
+            spent=Position(p.step, now, c.training.max_steps, c.budget.seconds).spent,
         )
 
     def _settle(self) -> None:
@@ -193,7 +194,7 @@ class Trainer:
                 "lower the learning rate, lengthen optimizer.warmup_steps or look at the data, and start again"
             )
         self.progress.loss = result.loss
-        report = StepReport(**{**asdict(report), "loss": result.loss, "grad_norm": result.grad_norm})
+        report = replace(report, loss=result.loss, grad_norm=result.grad_norm)
         log = report.step % self.config.tracking.log_every == 0 or report.step <= ALWAYS_LOGGED or report.step == report.max_steps
         if self.desk is not None:
             self.desk.heartbeat.update(
