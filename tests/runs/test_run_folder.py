@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import CheckpointError, RunError
-from ingot.runs import Heartbeat, RunFolder, new_run_dir
+from ingot.runs.folder import RunFolder, new_run_dir
+from ingot.runs.state import Heartbeat
 
 NOON = datetime(2026, 11, 15, 12, 0, 5)
 MAKE_MANY = """
 import sys
 from datetime import datetime
 from pathlib import Path
-from ingot.runs import new_run_dir
+from ingot.runs.folder import new_run_dir
 sys.stdin.readline()
 for _ in range(30):
     print(new_run_dir("demo", Path(sys.argv[1]), datetime(2026, 11, 15)).name)

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import CheckpointError, RunError
-from ingot.runs import Heartbeat, RunLock, State, liveness, read_state
-from ingot.runs.files import to_json, write_atomically
-from ingot.runs.state import this_process
+from ingot.runs.lock import RunLock, liveness
+from ingot.runs.state import Heartbeat, State, read_state, this_process
+from ingot.runtime.files import to_json, write_atomically
 
 HOLD = """
 import sys
 from pathlib import Path
-from ingot.runs import Heartbeat, RunLock
+from ingot.runs.lock import RunLock
+from ingot.runs.state import Heartbeat
 with RunLock(Path(sys.argv[1])), Heartbeat(Path(sys.argv[1]), 1000):
     print("held", flush=True)
     sys.stdin.read()
@@ -29,7 +30,7 @@ with RunLock(Path(sys.argv[1])), Heartbeat(Path(sys.argv[1]), 1000):
 HOLD_AND_FORK = """
 import os, sys, time
 from pathlib import Path
-from ingot.runs import RunLock
+from ingot.runs.lock import RunLock
 lock = RunLock(Path(sys.argv[1])).acquire()
 forked = os.fork()
 if forked:

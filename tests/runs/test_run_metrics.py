@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import CheckpointError
-from ingot.runs import Metrics
+from ingot.runs.metrics import Metrics
 
 APPEND_UNTIL_FULL = """
 import resource, sys
 from pathlib import Path
 from ingot.errors import CheckpointError
-from ingot.runs import Metrics
+from ingot.runs.metrics import Metrics
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 metrics = Metrics(Path(sys.argv[1]))
 try:

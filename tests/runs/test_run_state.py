@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runs import Heartbeat, read_state
+from ingot.runs.state import Heartbeat, read_state
 
 
 def test_the_heartbeat_goes_on_without_the_run_doing_anything(tmp_path: Path, eventually) -> None:

@@ -29,6 +29,7 @@ from ingot.data.shards import MAX_TOKENS
 from ingot.data.sources import count_documents, file_bytes, find_files, read_documents
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import fsync_dir
 
 log = logging.getLogger(__name__)
 
@@ -279,11 +280,11 @@ def _new_folder(output: Path, overwrite: bool) -> Iterator[Path]:
             undo.callback(os.close, lock)
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             yield folder
-            _sync_folder(folder)
+            fsync_dir(folder)
             _publish(folder, target, output, overwrite)
             undo.pop_all()
             os.close(lock)
-            _sync_folder(target.parent)
+            fsync_dir(target.parent)
     except OSError as error:
         raise DataError(
             f"cannot write {output}: {error.strerror or error}; free space, or give a folder you can write to"
@@ -342,17 +343,6 @@ def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _version() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ingot.artifact.tensors import TensorRecord, read_tensors, write_tensors
 from ingot.errors import CheckpointError
-from ingot.runs.files import fsync_dir, write_atomically
+from ingot.runtime.files import fsync_dir, write_atomically
 
 INDEX = "checkpoint.json"
 VERSION = 1

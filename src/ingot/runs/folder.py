@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.runs.files import sweep_temporaries, to_json, write_atomically, writing
 from ingot.runs.lock import RunLock
 from ingot.runs.metrics import Metrics
 from ingot.runs.state import Heartbeat, this_process, utc_now
+from ingot.runtime.files import sweep_temporaries, to_json, write_atomically, writing
 
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:

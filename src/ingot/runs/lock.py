@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from ingot.errors import CheckpointError, RunError
-from ingot.runs.files import to_json, writing
 from ingot.runs.state import State, Status, read_state, this_process, utc_now
+from ingot.runtime.files import to_json, writing
 
 NAME = ".lock"
 CLOCK_SKEW_SECONDS = 300.0  # a heartbeat older than this is old on any pair of clocks worth the name (Kerberos allows the same)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
-from ingot.runs.files import to_json, write_atomically, writing
+from ingot.runtime.files import to_json, write_atomically, writing
 
 
 class Metrics:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
-from ingot.runs.files import to_json, write_atomically
+from ingot.runtime.files import to_json, write_atomically
 
 Status = Literal["running", "stopped", "completed", "failed"]
 NAME = "state.json"

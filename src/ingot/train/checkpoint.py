@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import PARTIAL, Tensors, note_progress, save_checkpoint, saved_steps
-from ingot.runs.files import writing
+from ingot.runtime.files import writing
 
 
 class Saver:

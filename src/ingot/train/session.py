@@ -19,8 +19,8 @@ from ingot.data.samples import open_dataset
 from ingot.data.stream import make_order
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
-from ingot.runs.files import writing
 from ingot.runs.folder import RunFolder, new_run_dir
+from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.checkpoint import Saver
 from ingot.train.report import Chorus, LineReporter, Reporter

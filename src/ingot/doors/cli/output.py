@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError
+from ingot.runtime.files import write_atomically
 
 
 def print_json(value: Any) -> None:
@@ -32,15 +32,7 @@ def write_file(path: Path, text: str, force: bool = False) -> None:
         raise ConfigError(f"{path} exists; --force overwrites it")
     if not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
-    target = Path(os.path.realpath(path))
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        write_atomically(path.resolve(), text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)

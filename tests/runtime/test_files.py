@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import CheckpointError
-from ingot.runs.files import sweep_temporaries, to_json, write_atomically, writing
+from ingot.runtime.files import sweep_temporaries, to_json, write_atomically, writing
 
 WRITE_TOO_MUCH = """
 import resource, sys
 from pathlib import Path
-from ingot.runs.files import write_atomically
+from ingot.runtime.files import write_atomically
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     write_atomically(Path(sys.argv[1]), b"x" * 100_000)

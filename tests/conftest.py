@@ -1,4 +1,4 @@
-"""What the tests of run folders share: real second processes, and patience."""
+"""What tests of several rooms share: real second processes, and patience."""
 
 from __future__ import annotations
 
