@@ -42,7 +42,7 @@ def test_prepare_prints_what_it_made_and_how_to_train_on_it(ingot, text, tmp_pat
     assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token"]
     assert lines[2].split() == ["train", "1", "10", "9", "0.9000"]
     assert lines[3].split() == ["val", "1", "2", "1", "0.5000"]
-    assert lines[-1] == f"train on it with: ingot train --data.path {tmp_path / 'out'}"
+    assert lines[-1] == f"train on it with: ingot train --recipe demo --data.path {tmp_path / 'out'}"
 
 
 def test_prepare_as_json(ingot, text, tmp_path):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +12,7 @@ import typer
 
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.output import print_json
+from ingot.doors.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from ingot.data.prepare import SplitSummary
@@ -59,7 +58,7 @@ def prepare_command(
     """Turn text into a folder of tokens that training reads."""
     from ingot.data.prepare import prepare
 
-    with _progress_bar("preparing") as progress:
+    with progress_bar("preparing", in_bytes=True) as progress:
         summary = prepare(
             inputs,
             output,
@@ -79,7 +78,7 @@ def prepare_command(
     _print_splits(summary.splits)
     if summary.empty_documents:
         print(f"{summary.empty_documents:,} empty documents were left out")
-    print(f"train on it with: ingot train --data.path {shlex.quote(str(output))}")
+    print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(str(output))}")
 
 
 def verify_command(
@@ -93,7 +92,7 @@ def verify_command(
     from ingot.data.prepare import summarise
 
     dataset = Dataset.open(folder)
-    with _progress_bar("verifying") as progress:
+    with progress_bar("verifying", in_bytes=True) as progress:
         dataset.verify(progress)
     splits = summarise(dataset.manifest)
     if as_json:
@@ -115,18 +114,3 @@ def _print_splits(splits: Mapping[str, SplitSummary]) -> None:
     for name, split in splits.items():
         ratio = "-" if split.bytes_per_token is None else f"{split.bytes_per_token:.4f}"
         print(f"{name:<6}{split.documents:>12,}{split.tokens:>18,}{split.bytes:>18,}{ratio:>14}")
-
-
-@contextmanager
-def _progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar over bytes where someone watches, nothing otherwise."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
