@@ -67,7 +67,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
     with ExitStack() as stack:
         backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
         stack.callback(backend.close)
-        shutdown = stack.enter_context(Shutdown(reporter.message))
+        shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         desk = None
         if ranks.first:
             desk, reporter = _open_desk(resolved, reporter, stack)

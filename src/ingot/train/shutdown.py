@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -19,9 +17,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Shutdown:
     """A context in which SIGINT and SIGTERM set `requested` instead of ending the program."""
 
-    def __init__(self, notify: Callable[[str], None] = lambda line: None):
+    def __init__(self, announce: bool = True):
         self.requested = False
-        self._notify = notify
+        self._announce = announce
         self._first_at = 0.0
         self._before: dict[int, Any] = {}
         # torchrun's agent passes on a Ctrl-C that the terminal has already sent to every rank: that is one wish, not two.
@@ -39,8 +37,7 @@ class Shutdown:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.requested, self._first_at = True, time.monotonic()
-            self._notify(f"{signal.Signals(number).name}: saving and stopping after this step; once more to end at once")
+            if self._announce:  # past Python's streams: the signal may have come in the middle of a print
+                os.write(2, f"{signal.Signals(number).name}: saving and stopping; once more to end at once\n".encode())
         elif time.monotonic() - self._first_at >= self._echo_seconds:
-            sys.stdout.flush()
-            sys.stderr.flush()
             os._exit(INTERRUPTED)

@@ -115,15 +115,14 @@ class Trainer:
             self.clock.start()
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
-                elapsed, stop = self._agree(shutdown)
+                elapsed, stop, spent = self._agree(shutdown, step_seconds)
                 if stop:
                     status = "stopped"
-                    break
-                if p.step == c.training.max_steps or not fits(elapsed, step_seconds, c.budget.seconds):
+                if stop or spent or p.step == c.training.max_steps:
                     break
                 self._step(reader, elapsed)
                 self._do_what_is_due(elapsed)
-                step_seconds = self.clock.elapsed - elapsed if self.backend.ranks.first else 0.0
+                step_seconds = self.clock.elapsed - elapsed
             self._settle()
             self.backend.wait()
             self.clock.stop()
@@ -134,11 +133,15 @@ class Trainer:
         self.save(wait=True)
         return status
 
-    def _agree(self, shutdown: Shutdown) -> tuple[float, bool]:
+    def _agree(self, shutdown: Shutdown, step_seconds: float) -> tuple[float, bool, bool]:
+        """The seconds trained, whether anybody was asked to stop, and whether the budget is spent: the same on every rank."""
         # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
-        mine = self.clock.elapsed if self.backend.ranks.first else -1.0
-        elapsed, stop = self.backend.maximum([mine, float(shutdown.requested)])
-        return elapsed, bool(stop)
+        elapsed = spent = -1.0
+        if self.backend.ranks.first:
+            elapsed = self.clock.elapsed
+            spent = float(not fits(elapsed, step_seconds, self.config.budget.seconds))
+        elapsed, stop, spent = self.backend.maximum([elapsed, shutdown.requested, spent])
+        return elapsed, stop > 0, spent > 0
 
     def _step(self, reader: RowReader, elapsed: float) -> None:
         c, p = self.config, self.progress
