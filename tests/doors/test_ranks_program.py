@@ -8,7 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Ingot, checkpoints, losses, once, one_line, outcome, progress, state, train_words
+from programs import (
+    POISONED,
+    Ingot,
+    Program,
+    checkpoints,
+    losses,
+    no_room_for_checkpoints,
+    once,
+    one_line,
+    outcome,
+    progress,
+    state,
+    train_words,
+)
 
 CLOSE = {"abs": 1e-5, "rel": 0}
 
@@ -18,7 +31,9 @@ def two_ranks(shared: Path, data: Path) -> Path:
     """The small demo trained by two ranks that nothing happened to."""
 
     def make() -> None:
-        program = Ingot(shared / "two", shared / "cache")(*train_words(data, shared / "two-ranks"), "--nproc-per-node=2", "--json")
+        program = Ingot(shared / "two", shared / "cache")(
+            *train_words(data, shared / "two-ranks"), "--nproc-per-node=2", "--json"
+        )
         assert json.loads(program.stdout)["total_steps"] == 40
 
     return once(shared / "two-ranks", make)
@@ -53,11 +68,11 @@ def test_two_ranks_stop_together_at_a_signal_and_go_on_bitwise(ingot: Ingot, dat
 
 
 def test_a_second_signal_to_the_launcher_ends_all_ranks_with_130(ingot: Ingot, data, tmp_path):
-    slow = {"training__tokens_per_step": 65536, "training__micro_batch": 8}  # seconds for a step
+    slow = {"training__tokens_per_step": 8192, "training__micro_batch": 8, "training__save_every": 1000}  # a second for a step
     program = ingot.start(*train_words(data, tmp_path / "run", **slow), "--nproc-per-node=2")
-    program.said("run ")
+    program.said("step 1/40")
     program.signal(signal.SIGINT)
-    program.said("SIGINT: saving and stopping after this step")
+    program.said("SIGINT: saving and stopping")
     program.signal(signal.SIGINT)
     assert program.end() == 130
     assert checkpoints(tmp_path / "run") == {}
@@ -114,11 +129,11 @@ def test_one_ranks_clock_decides_for_all(ingot: Ingot, data, tmp_path):
     program = ingot(*train_words(data, tmp_path / "run", **budget), "--nproc-per-node=2")
     told = [line.partition(": ")[2] for line in program.stderr.splitlines() if line.startswith("rank ")]
     assert len(told) == 2 and told[0] == told[1]
-    assert told[0].startswith(f"steps {progress(tmp_path / 'run')['step']} ")
+    assert progress(tmp_path / "run")["step"] > 1
 
 
-def test_what_only_the_first_rank_can_know_ends_all_ranks_with_one_line(ingot: Ingot, data, reference):
-    program = ingot(*train_words(data, reference, training__resume="never"), "--nproc-per-node=2", code=4)
+def test_what_only_the_first_rank_can_know_ends_all_ranks_with_one_line(ingot: Ingot, data, reference, until):
+    program = ingot(*train_words(data, until(reference, 4), training__resume="never"), "--nproc-per-node=2", code=4)
     assert "training.resume=never" in one_line(program)
 
 
@@ -126,3 +141,24 @@ def test_more_ranks_than_rows_are_refused_with_one_line(ingot: Ingot, data, tmp_
     program = ingot(*train_words(data, tmp_path / "run", training__tokens_per_step=32), "--nproc-per-node=2", code=2)
     assert "2 ranks cannot share the 1 rows" in one_line(program)
     assert not (tmp_path / "run").exists()
+
+
+def told_once(program: Program) -> str:
+    """The line of the error, which only one rank prints although all of them end."""
+    lines = [line for line in program.stderr.splitlines() if "error" in line.lower()]
+    assert len(lines) == 1 and "Traceback" not in program.stderr, program.stderr
+    return lines[0]
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks_with_one_line(ingot: Ingot, data, tmp_path):
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    words = train_words(data, tmp_path / "run", model__file=tmp_path / "poisoned.py")
+    assert "the loss is not finite at step" in told_once(ingot(*words, "--nproc-per-node=2", code=1))
+    assert state(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_last_save_that_fails_ends_all_ranks_with_one_line(ingot: Ingot, data, reference, until):
+    run = until(reference, 36)
+    program = ingot(*train_words(data, run), "--nproc-per-node=2", code=4, before=no_room_for_checkpoints)
+    assert "cannot save step 40" in told_once(program)
+    assert max(checkpoints(run)) == 36 and state(run)["status"] == "failed"

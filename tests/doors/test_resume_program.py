@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Ingot, checkpoints, losses, metrics, one_line, outcome, state, train_words
+from programs import Ingot, checkpoints, losses, metrics, one_line, outcome, state, train_words
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def assert_same(run: Path, reference: Path) -> None:
 def test_a_run_killed_at_random_moments_ends_bitwise_as_one_never_killed(ingot: Ingot, data, reference, tmp_path, seed):
     draw, run, kills = random.Random(seed), tmp_path / "run", 0
     words = train_words(data, run, training__save_every=2, training__keep_every=0)
-    while kills < 4:
+    while kills < 3:
         program = ingot.start(*words)
         program.said("run ")
         time.sleep(draw.uniform(0, 0.5))
@@ -112,11 +112,11 @@ def test_the_first_signal_saves_and_ends_and_the_run_goes_on_bitwise(ingot: Ingo
 
 
 def test_the_second_signal_ends_at_once_with_130(ingot: Ingot, data, tmp_path):
-    slow = {"training__tokens_per_step": 65536, "training__micro_batch": 8}  # seconds for a step
+    slow = {"training__tokens_per_step": 8192, "training__micro_batch": 8, "training__save_every": 1000}  # a second for a step
     program = ingot.start(*train_words(data, tmp_path / "run", **slow))
-    program.said("run ")
+    program.said("step 1/40")
     program.signal(signal.SIGTERM)
-    program.said("SIGTERM: saving and stopping after this step")
+    program.said("SIGTERM: saving and stopping")
     program.signal(signal.SIGTERM)
     assert program.end() == 130
     assert "Traceback" not in program.stderr

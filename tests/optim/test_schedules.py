@@ -140,3 +140,11 @@ def test_the_warm_up_rises_in_a_line_to_the_decay(config, step, elapsed):
         assert scale(config, step, elapsed) == pytest.approx(expected, abs=1e-12)
     elif step == warmup and config.optimizer.schedule in ("constant", "cosine"):
         assert scale(config, step, elapsed) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "seconds", "spent"),
+    [(40, None, 0.25), (None, 30.0, 0.1), (40, 4.0, 0.75), (5, None, 1.0), (None, None, 0.0)],
+)
+def test_what_is_spent_is_the_further_of_steps_and_seconds(max_steps, seconds, spent):
+    assert Position(10, 3.0, max_steps, seconds).spent == pytest.approx(spent)

@@ -197,7 +197,7 @@ def test_a_checkpoint_of_a_newer_ingot_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("ingot.runs.checkpoints.VERSION", 2)
     path = save(tmp_path, 4)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="version 2 .* upgrade ingot"):
+    with pytest.raises(CheckpointError, match=r"version 2 .* upgrade ingot"):
         load_checkpoint(path)
 
 

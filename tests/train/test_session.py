@@ -9,8 +9,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import Train, records, state_of
+from tiny_runs import Train, records, state_of, train_tiny
 
 from ingot.artifact.tensors import read_tensors
 from ingot.errors import CheckpointError, ConfigError, RunError
@@ -124,13 +125,20 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train_tiny(data, folder)
+    return folder
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "checkpoint.json"])
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_a_damaged_newest_checkpoint_is_named_and_the_run_ends_bitwise_as_an_unbroken_one(
-    train: Train, tmp_path, file, damage: Callable[[Path], None]
+    train: Train, tmp_path, finished: Path, file, damage: Callable[[Path], None]
 ):
-    train(tmp_path / "run")
-    expected = state_of(tmp_path / "run")
+    shutil.copytree(finished, tmp_path / "run")
+    expected = state_of(finished)
     without(tmp_path / "run", above=16)
     damage(tmp_path / "run" / "checkpoints" / "step-00000016" / file)
     reporter = StopAt()
@@ -140,8 +148,8 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_run_ends_bitwise_as_an_unb
     assert [r["step"] for r in records(tmp_path / "run", "train")] == list(range(1, 21))
 
 
-def test_when_all_checkpoints_are_damaged_the_run_is_refused(train: Train, tmp_path):
-    train(tmp_path / "run")
+def test_when_all_checkpoints_are_damaged_the_run_is_refused(train: Train, tmp_path, finished: Path):
+    shutil.copytree(finished, tmp_path / "run")
     for path in saved_steps(tmp_path / "run" / "checkpoints").values():
         flip(path / "model.safetensors")
     with pytest.raises(CheckpointError, match="restore one or choose another"):
@@ -169,7 +177,7 @@ def test_a_run_is_not_continued_with_what_would_make_it_another(train: Train, tm
 
 def test_a_run_is_not_continued_on_other_data(train: Train, tmp_path, other_data):
     train(tmp_path / "run", training__max_steps=2)
-    with pytest.raises(CheckpointError, match=f"other data than {other_data}"):
+    with pytest.raises(CheckpointError, match="other data"):
         train(tmp_path / "run", training__max_steps=2, data__path=str(other_data))
 
 
@@ -211,6 +219,35 @@ def test_a_finished_run_started_again_takes_no_step_and_records_nothing_twice(tr
     assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [20]
 
 
+class Break(Reporter):
+    """Ends the run in the middle of it, at the report of a step or of a sample."""
+
+    def __init__(self, step: int = -1, sample: int = -1) -> None:
+        self.at_step, self.at_sample = step, sample
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if report.step == self.at_step:
+            raise KeyboardInterrupt
+
+    def sample(self, step: int, text: str) -> None:
+        if step == self.at_sample:
+            raise KeyboardInterrupt
+
+
+def test_an_evaluation_at_the_start_that_is_repeated_after_a_break_is_recorded_once(train: Train, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", Break(step=2), evaluation__at_start=True)
+    train(tmp_path / "run", evaluation__at_start=True)
+    assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [0, 20]
+
+
+def test_an_evaluation_at_the_end_that_is_repeated_after_a_break_is_recorded_once(train: Train, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", Break(sample=20), evaluation__sample_tokens=2)
+    train(tmp_path / "run", evaluation__sample_tokens=2)
+    assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [20]
+
+
 def test_resume_never_refuses_a_folder_that_holds_a_run(train: Train, tmp_path):
     train(tmp_path / "run", training__max_steps=2, training__resume="never")
     with pytest.raises(CheckpointError, match=r"holds a run and training\.resume=never"):
@@ -242,16 +279,16 @@ def test_counters_are_those_of_the_steps_taken(train: Train, tmp_path):
 
 
 def test_a_budget_of_seconds_is_not_given_twice(train: Train, tmp_path):
-    first = train(tmp_path / "run", StopAt(5), training__max_steps=None, budget__seconds=0.5)
-    assert first.status == "stopped" and first.training_seconds < 0.5
-    second = train(tmp_path / "run", training__max_steps=None, budget__seconds=0.5)
+    budget = {"training__max_steps": None, "budget__seconds": 1.5}
+    first = train(tmp_path / "run", StopAt(2), **budget)
+    assert (first.status, first.total_steps) == ("stopped", 3)
+    second = train(tmp_path / "run", **budget)
     assert second.status == "completed"
     spent = [r["elapsed_seconds"] for r in records(tmp_path / "run", "train")]
     rates = [r["learning_rate"] for r in records(tmp_path / "run", "train")]
-    assert spent == sorted(spent) and spent[first.total_steps] >= first.training_seconds
+    assert spent == sorted(spent) and spent[3] >= first.training_seconds
     assert rates == sorted(rates, reverse=True)
-    third = train(tmp_path / "run", training__max_steps=None, budget__seconds=0.5)
-    assert third.total_steps == second.total_steps
+    assert train(tmp_path / "run", **budget).total_steps == second.total_steps
 
 
 POISONED = """
@@ -293,6 +330,31 @@ def test_what_is_not_finite_stops_the_run_and_spoils_no_checkpoint(train: Train,
     for path in saved_steps(tmp_path / "run" / "checkpoints").values():
         load_checkpoint(path)
     assert [r["step"] for r in records(tmp_path / "run", "train")] == list(range(1, 11))
+
+
+def test_a_learning_rate_beyond_reason_is_told_as_such(train: Train, tmp_path):
+    with pytest.raises(RunError, match=r"is not finite at step \d+ .*lower the learning rate"):
+        train(tmp_path / "run", optimizer__name="adamw", optimizer__learning_rate=1e30, training__save_every=1)
+    assert status_of(tmp_path / "run")["status"] == "failed"
+    for path in saved_steps(tmp_path / "run" / "checkpoints").values():
+        tensors = load_checkpoint(path).tensors["model"].values()
+        assert all(np.isfinite(np.frombuffer(tensor.data, np.float32)).all() for tensor in tensors)
+
+
+def test_a_model_file_that_changed_since_is_another_model(train: Train, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(POISONED)
+    train(tmp_path / "run", model__file=str(file), training__max_steps=2)
+    file.write_text(POISONED.replace("self.head(self.embed(tokens))", "self.head(self.embed(tokens).tanh())"))
+    with pytest.raises(CheckpointError, match=r"model\.file"):
+        train(tmp_path / "run", model__file=str(file), training__max_steps=4)
+
+
+def test_a_model_file_that_only_moved_is_the_same_model(train: Train, tmp_path):
+    (tmp_path / "mine.py").write_text(POISONED)
+    train(tmp_path / "run", model__file=str(tmp_path / "mine.py"), training__max_steps=2)
+    (tmp_path / "mine.py").rename(tmp_path / "moved.py")
+    assert train(tmp_path / "run", model__file=str(tmp_path / "moved.py"), training__max_steps=4).total_steps == 4
 
 
 def test_a_stale_state_left_by_a_dead_container_does_not_block(train: Train, tmp_path, unbroken):

@@ -15,9 +15,9 @@ from ingot.train.shutdown import Shutdown
 TWICE = """
 import os, signal, sys
 from ingot.train.shutdown import Shutdown
-with Shutdown(lambda line: print(line, flush=True)) as shutdown:
+with Shutdown() as shutdown:
     os.kill(os.getpid(), signal.SIGINT)
-    print("still here", shutdown.requested, end="")
+    print("still here", shutdown.requested, end="", flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     print("not reached")
 """
@@ -29,20 +29,26 @@ def twice(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_a_wish_and_is_answered_with_what_happens(number):
-    said: list[str] = []
-    with Shutdown(said.append) as shutdown:
+def test_the_first_signal_is_a_wish_and_is_answered_with_what_happens(number, capfd):
+    with Shutdown() as shutdown:
         assert not shutdown.requested
         os.kill(os.getpid(), number)
         assert shutdown.requested
-    assert len(said) == 1 and said[0].startswith(number.name)
+    assert capfd.readouterr().err == f"{number.name}: saving and stopping; once more to end at once\n"
+
+
+def test_only_the_first_rank_answers(capfd):
+    with Shutdown(announce=False) as shutdown:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert shutdown.requested
+    assert capfd.readouterr().err == ""
 
 
 def test_the_second_signal_ends_the_process_at_once_with_130():
     answer = twice()
     assert answer.returncode == 130
     assert answer.stdout.endswith("still here True")
-    assert answer.stderr == ""
+    assert answer.stderr.startswith("SIGINT: saving and stopping")
 
 
 def test_under_torchrun_an_echo_of_the_first_signal_is_not_a_second_wish():

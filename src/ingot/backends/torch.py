@@ -107,6 +107,9 @@ class TorchBackend:
             if self._asked_micro_batch == "auto":
                 self._micro_batch = int(-self.group.maximum([-self._largest_micro_batch(rows)])[0])
             self._attention = self.group.tell(self._fastest_attention(rows[: self._micro_batch]))
+        if self.ranks.world_size > 1:
+            # DDP reorders its buckets after the first step. Let it do so now: sums are then the same before and after a resume.
+            self._accumulate(rows, len(rows))
         self._forget_gradients()
 
     def choices(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -92,7 +93,7 @@ class DataSection(Section):
         description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. random: "
         "windows that start anywhere, drawn with replacement.",
     )
-    seed: Count = Field(1337, description="Decides the order of the windows and nothing else.")
+    seed: Seed = Field(1337, description="Decides the order of the windows and nothing else.")
 
 
 class OptimizerSection(Section):
@@ -139,7 +140,7 @@ class TrainingSection(Section):
     micro_batch: Positive | Literal["auto"] = Field(
         "auto", description="Rows in one forward pass of one rank. auto: as many as the step has and the device holds."
     )
-    seed: Count = Field(1337, description="Decides the initial weights and dropout.")
+    seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps. auto: the best one present.")
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ingot.errors import RunError
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -37,6 +39,8 @@ def generate(
         tokens = prompts
         while True:
             logits = next_logits(tokens).float()  # (B, V)
+            if not logits.isfinite().all():
+                raise RunError("the model's scores are not finite, so it cannot write: its weights are damaged or diverged")
             if vocab_size is not None:
                 logits[:, vocab_size:] = -math.inf
             tokens = draw(logits, sampling, generator)  # (B, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,12 @@ class Saver:
             self.error = CheckpointError(
                 f"cannot save step {step} in {self._folder}: {error.strerror or error}; make room for it"
             )
-            self._failed(f"{self.error}; training goes on and the next save tries again")
+            with suppress(CheckpointError):  # nor may the log be writable
+                self._failed(f"{self.error}; training goes on and the next save tries again")
             return
         self.error = None
-        self._done(path)
+        with suppress(CheckpointError):
+            self._done(path)
 
 
 def retain(folder: Path, keep_last: int, keep_every: int, best: int | None) -> None:

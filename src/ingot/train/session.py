@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -13,11 +15,11 @@ from ingot.artifact.weights import WEIGHTS_FILE, write_weights
 from ingot.backends.base import Backend
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
-from ingot.config.schema import Config
+from ingot.config.schema import Config, FileSection
 from ingot.data.dataset import Dataset
 from ingot.data.samples import open_dataset
-from ingot.data.stream import make_order
-from ingot.errors import CheckpointError, ConfigError
+from ingot.data.stream import Order, make_order
+from ingot.errors import CheckpointError, ConfigError, IngotError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runtime.files import writing
@@ -28,9 +30,12 @@ from ingot.train.shutdown import Shutdown
 from ingot.train.trainer import Desk, Progress, Status, Trainer
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
-FIXED = (
-    "model.*", "data.seq_len", "data.sampling", "data.seed", "optimizer.name", "training.tokens_per_step", "training.seed",
-)  # fmt: skip
+FIXED: dict[str, tuple[str, ...]] = {
+    "model": (),  # everything
+    "data": ("seq_len", "sampling", "seed"),
+    "optimizer": ("name",),
+    "training": ("tokens_per_step", "seed"),
+}
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 
 
@@ -56,32 +61,33 @@ class TrainingResult:
 def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingResult:
     """Train as a config says; the run folder is the product, the result a summary of it."""
     config, ranks = resolved.config, ranks_from_environment()
-    if ranks.world_size > config.rows_per_step:
-        raise ConfigError(
-            f"{ranks.world_size} ranks cannot share the {config.rows_per_step} rows of a step; "
-            "use fewer ranks or raise training.tokens_per_step"
-        )
     reporter = reporter if reporter is not None and ranks.first else Reporter()
-    dataset = open_dataset(config.data.path, config.data.tokenizer)
-    order = make_order(config.data.sampling, dataset.split("train"), config.data.seq_len, config.data.seed)
+    dataset, order = open_data(config, ranks.world_size)
+    facts = facts_of(config, dataset)
     with ExitStack() as stack:
         backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
         stack.callback(backend.close)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
-        desk = None
+        desk, checkpoint = None, None
         if ranks.first:
-            desk, reporter = _open_desk(resolved, reporter, stack)
-        checkpoint = _agreed_checkpoint(backend, config, dataset, desk, reporter)
-        progress = Progress()
-        if checkpoint is not None:
-            known = {field.name for field in fields(Progress)}
-            progress = Progress(**{key: value for key, value in checkpoint.progress.items() if key in known})
-            backend.load(checkpoint.tensors)
-        if desk is not None:
-            _record_config(resolved, desk.folder, fresh=checkpoint is None)
-            desk.folder.metrics.truncate_after(progress.step)
+            try:
+                folder = _claim(resolved, reporter, stack)
+                reporter = Chorus(reporter, LineReporter(folder.log))
+                checkpoint = newest_sound(folder.checkpoints, reporter.message)
+                if checkpoint is not None:
+                    check_fits(checkpoint, facts)
+                desk = _open_desk(resolved, folder, checkpoint, reporter, stack)
+            except IngotError as error:
+                backend.tell(json.dumps({"exit_code": error.exit_code}))
+                raise
+        told = json.loads(backend.tell(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
+        if "exit_code" in told:
+            raise SystemExit(told["exit_code"])  # the first rank says why
+        if told["checkpoint"] is not None and checkpoint is None:
+            checkpoint = load_checkpoint(Path(told["checkpoint"]))
+        progress = _resume(backend, checkpoint)
         trainer = Trainer(config, dataset, order, backend, progress, reporter, desk)
-        trainer.facts = facts_of(config, dataset)
+        trainer.facts = facts
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
         reporter.begin(_begin_facts(config, dataset, backend, desk, progress))
         status = trainer.run(shutdown)
@@ -90,27 +96,49 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
     return result
 
 
+def open_data(config: Config, world_size: int) -> tuple[Dataset, Order]:
+    """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
+    if world_size > config.rows_per_step:
+        raise ConfigError(
+            f"{world_size} ranks cannot share the {config.rows_per_step} rows of a step; "
+            "use fewer ranks or raise training.tokens_per_step"
+        )
+    dataset = open_dataset(config.data.path, config.data.tokenizer)
+    return dataset, make_order(config.data.sampling, dataset.split("train"), config.data.seq_len, config.data.seed)
+
+
 def _backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
     from ingot.backends.torch import TorchBackend  # here, so that a mistake in config or data is told before torch has loaded
 
     return TorchBackend(config, vocab_size, ranks)
 
 
-def _open_desk(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> tuple[Desk, Reporter]:
-    """Claim the run folder and write down what is about to run."""
-    config = resolved.config
-    output = config.training.output_dir
-    folder = RunFolder(Path(output) if output else new_run_dir(resolved.recipe))
-    if saved_steps(folder.checkpoints) and config.training.resume == "never":
+def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> RunFolder:
+    """The run folder, taken for this process."""
+    training = resolved.config.training
+    folder = RunFolder(Path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
+    if saved_steps(folder.checkpoints) and training.resume == "never":
         raise CheckpointError(
             f"{folder.path} holds a run and training.resume=never; choose another training.output_dir or set training.resume=auto"
         )
     stack.enter_context(folder.claim(reporter.message))
     sweep(folder.checkpoints)
+    return folder
+
+
+def _open_desk(
+    resolved: ResolvedConfig, folder: RunFolder, checkpoint: Checkpoint | None, reporter: Reporter, stack: ExitStack
+) -> Desk:
+    """Write down what is about to run, and start the heartbeat and the saver."""
+    config = resolved.config
+    folder.write_config(dump_yaml(config, resolved.origins))
+    if checkpoint is None and isinstance(config.model, FileSection):
+        with writing(folder.path / MODEL_COPY):
+            shutil.copyfile(config.model.file, folder.path / MODEL_COPY)
     folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
+    folder.metrics.truncate_after(checkpoint.step if checkpoint is not None else 0)
     heartbeat = folder.heartbeat(config.tracking.heartbeat_seconds, reporter.message, max_steps=config.training.max_steps)
     stack.enter_context(heartbeat)
-    reporter = Chorus(reporter, LineReporter(folder.log))
 
     def saved(path: Path) -> None:
         heartbeat.update(checkpoint=path.name)
@@ -118,59 +146,46 @@ def _open_desk(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -
 
     saver = Saver(folder.checkpoints, config.training.keep_last, config.training.keep_every, saved, reporter.message)
     stack.callback(saver.wait)
-    return Desk(folder, heartbeat, saver), reporter
+    return Desk(folder, heartbeat, saver)
 
 
-def _record_config(resolved: ResolvedConfig, folder: RunFolder, fresh: bool) -> None:
-    folder.write_config(dump_yaml(resolved.config, resolved.origins))
-    if fresh and resolved.config.model.family == "file":
-        with writing(folder.path / MODEL_COPY):
-            shutil.copyfile(resolved.config.model.file, folder.path / MODEL_COPY)
-
-
-def _agreed_checkpoint(
-    backend: Backend, config: Config, dataset: Dataset, desk: Desk | None, reporter: Reporter
-) -> Checkpoint | None:
-    """The checkpoint the first rank found sound and fitting, read by every rank; None at the start of a run."""
-    found = newest_sound(desk.folder.checkpoints, reporter.message) if desk is not None else None
-    if found is not None:
-        check_fits(found, config, dataset)
-    path = backend.tell(str(found.path) if found is not None else "")
-    if not path:
-        return None
-    return found if found is not None else load_checkpoint(Path(path))
+def _resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
+    """Put a checkpoint's state into the backend; without one, the start of a run."""
+    if checkpoint is None:
+        return Progress()
+    backend.load(checkpoint.tensors)
+    known = {field.name for field in fields(Progress)}
+    return Progress(**{key: value for key, value in checkpoint.progress.items() if key in known})
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
+    file = Path(config.model.file) if isinstance(config.model, FileSection) else None
     return {
         "config": config.model_dump(),
         "tokenizer": dataset.tokenizer.spec(),
         "data_fingerprint": dataset.fingerprint,
+        "model_file_sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None,
     }
 
 
-def check_fits(checkpoint: Checkpoint, config: Config, dataset: Dataset) -> None:
+def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
     """Refuse to continue a run with settings or data that would make it another one."""
-    was, now = checkpoint.progress["config"], config.model_dump()
-    changed = []
-    for pattern in FIXED:
-        section, key = pattern.split(".")
-        keys = sorted((was[section].keys() | now[section].keys()) - {"file"}) if key == "*" else [key]
-        for name in keys:
-            before, after = was[section].get(name), now[section].get(name)
-            if before != after:
-                changed.append(f"{section}.{name} was {before} and is {after}")
+    was, now = checkpoint.progress, facts
+    changed = [
+        f"{section}.{name} was {was['config'][section].get(name)} and is {now['config'][section].get(name)}"
+        for section, names in FIXED.items()
+        for name in names or sorted((was["config"][section].keys() | now["config"][section].keys()) - {"file"})
+        if was["config"][section].get(name) != now["config"][section].get(name)
+    ]
+    if was["model_file_sha256"] != now["model_file_sha256"]:
+        changed.append("the contents of model.file are not what they were")
+    if was["data_fingerprint"] != now["data_fingerprint"]:
+        prints = [known["data_fingerprint"][:12] for known in (was, now)]
+        changed.append(f"{now['config']['data']['path']} held other data (fingerprint {prints[0]}, now {prints[1]})")
     if changed:
         raise CheckpointError(
-            f"{checkpoint.path} cannot be continued with other settings: {'; '.join(changed)}; "
-            "set them back or choose another training.output_dir"
-        )
-    if checkpoint.progress["data_fingerprint"] != dataset.fingerprint:
-        raise CheckpointError(
-            f"{checkpoint.path} was trained on other data than {config.data.path} holds now (fingerprint "
-            f"{checkpoint.progress['data_fingerprint'][:12]}, now {dataset.fingerprint[:12]}); "
-            "restore the data or choose another training.output_dir"
+            f"{checkpoint.path} cannot be continued: {'; '.join(changed)}; set it back or choose another training.output_dir"
         )
 
 
@@ -194,8 +209,9 @@ def _finish(trainer: Trainer, status: Status) -> TrainingResult:
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
     artifact_path, artifact_bytes = None, None
     if status == "completed":
-        if trainer.dataset.split("val").tokens > 1 and trainer.evaluate(None):
-            trainer.note()  # it is the best
+        if trainer.dataset.split("val").tokens > 1 and progress.judged_step != progress.step:
+            trainer.evaluate(None)
+            trainer.note()
         if desk is not None and config.artifact.write:
             artifact_path = desk.folder.artifact / WEIGHTS_FILE
             artifact_bytes = _export(trainer, artifact_path)

@@ -32,6 +32,7 @@ from ingot.train.shutdown import Shutdown
 Status = Literal["completed", "stopped"]
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
+LAST_STEPS = 20  # whose longest tells whether another one fits into the budget
 OVERFLOWS_IN_A_ROW = 100  # fp16 gives up after this many steps without an update
 
 
@@ -43,9 +44,11 @@ class Progress:
     sample: int = 0  # the next window of the data order
     tokens: int = 0
     elapsed_seconds: float = 0.0
+    step_seconds: float = 0.0  # the longest of the last steps
     loss: float | None = None
     val_loss: float | None = None
     val_bpb: float | None = None
+    judged_step: int | None = None  # the step at which the whole validation split gave val_loss and val_bpb
     best_step: int | None = None
     best_bpb: float | None = None
 
@@ -108,25 +111,25 @@ class Trainer:
             self.backend.lend,
         )
         status: Status = "completed"
-        step_seconds = 0.0
+        durations: deque[float] = deque([p.step_seconds], maxlen=LAST_STEPS)
         try:
             if c.evaluation.at_start and p.step == 0:
                 self.evaluate(c.evaluation.rows)
             self.clock.start()
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
-                elapsed, stop, spent = self._agree(shutdown, step_seconds)
+                elapsed, stop, spent = self._agree(shutdown, max(durations))
                 if stop:
                     status = "stopped"
-                if stop or spent or p.step == c.training.max_steps:
+                if stop or spent or (c.training.max_steps is not None and p.step >= c.training.max_steps):
                     break
                 self._step(reader, elapsed)
                 self._do_what_is_due(elapsed)
-                step_seconds = self.clock.elapsed - elapsed
+                durations.append(self.clock.elapsed - elapsed)
             self._settle()
             self.backend.wait()
             self.clock.stop()
-            p.elapsed_seconds = self.clock.elapsed
+            p.elapsed_seconds, p.step_seconds = self.clock.elapsed, max(durations)
         finally:
             self.clock.stop()
             reader.close()
@@ -233,6 +236,7 @@ class Trainer:
             began = time.perf_counter()
             found = self._score(limit)
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
+            p.judged_step = p.step if limit is None else None
             best = p.best_bpb is None or found.bits_per_byte < p.best_bpb
             if best:
                 p.best_step, p.best_bpb = p.step, found.bits_per_byte

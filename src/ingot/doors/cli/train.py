@@ -42,7 +42,9 @@ def train(
     resolved = load_config(recipe=recipe, file=config, overrides=given_settings(ctx))
     if nproc_per_node is not None and "RANK" not in os.environ:
         from ingot.doors.cli.launch import launch
+        from ingot.train.session import open_data
 
+        open_data(resolved.config, nproc_per_node * nnodes)  # a mistake is told once, not by every rank
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )

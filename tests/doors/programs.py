@@ -1,0 +1,193 @@
+"""Programs that never outlive their test, and how to look at what they left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ingot as package
+
+# The demo recipe on a small text, with every step in the record and every checkpoint kept. Forty steps take about a second.
+DEMO = {
+    "budget.seconds": "null", "training.max_steps": 40, "training.tokens_per_step": 256, "training.save_every": 4,
+    "training.keep_every": 4, "training.device": "cpu", "data.seq_len": 32, "evaluation.stride": 32, "evaluation.every": 0,
+    "evaluation.sample_tokens": 0, "tracking.log_every": 1,
+}  # fmt: skip
+PATIENCE = 90  # seconds until a program is taken for hung; far more than any needs
+
+
+# A model whose loss is not a number at the sixth step.
+POISONED = """
+from ingot.model.gpt2 import GPT2
+
+class Model(GPT2):
+    def __init__(self, vocab_size, context, layers, heads, width):
+        super().__init__(vocab_size, context, layers, heads, width)
+        self.steps = 0
+
+    def forward(self, tokens, targets=None):
+        self.steps += self.training
+        return super().forward(tokens, targets) * (float("nan") if self.steps == 6 else 1)
+"""
+
+
+class Program:
+    """A running `ingot`, in a process group of its own; what it says on stderr can be waited for."""
+
+    def __init__(
+        self, command: list[str], notes: Path, folder: Path, environment: dict[str, str], before: Callable[[], None] | None
+    ) -> None:
+        self._out, self._err = notes / "stdout", notes / "stderr"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+                preexec_fn=before,
+            )
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text()
+
+    def said(self, words: str) -> None:
+        """Return when these words stand on stderr."""
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.stderr:
+            assert self.process.poll() is None, f"it ended before it said {words!r}:\n{self.stderr}"
+            assert time.monotonic() < deadline, f"it never said {words!r}:\n{self.stderr}"
+            time.sleep(0.005)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """The exit code, after the end."""
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"it hung:\n{self.stderr}") from None
+
+    def kill(self) -> None:
+        """kill -9, together with whatever it started in its group."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Ingot:
+    """Starts `ingot` and other programs; all of them end with the test."""
+
+    python = (sys.executable, "-m", "ingot")
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self._folder = folder
+        self._started: list[Program] = []
+        source = str(Path(package.__file__).parents[1])
+        self.environment = {**os.environ, "PYTHONPATH": source, "INGOT_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+
+    def start(
+        self,
+        *words: object,
+        command: Sequence[str] = python,
+        folder: Path | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> Program:
+        notes = self._folder / f"program-{len(self._started)}"
+        notes.mkdir(parents=True)
+        program = Program([*command, *map(str, words)], notes, folder or notes, self.environment, before)
+        self._started.append(program)
+        return program
+
+    def __call__(self, *words: object, code: int = 0, **how: Any) -> Program:
+        """Run to the end and insist on the exit code."""
+        program = self.start(*words, **how)
+        assert program.end() == code, f"exit code {program.process.returncode} instead of {code}:\n{program.stderr}"
+        return program
+
+    def close(self) -> None:
+        for program in self._started:
+            program.kill()
+
+
+def train_words(data: Path, output: Path, **settings: object) -> list[str]:
+    """The words of `ingot train` for the small demo; settings by their dotted names with the dots as `__`."""
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    values = {**DEMO, "data.path": data, "training.output_dir": output, **given}
+    return ["train", "--recipe", "demo", *(f"--{name}={value}" for name, value in values.items())]
+
+
+def once(folder: Path, make: Callable[[], None]) -> Path:
+    """Make something that tests only read, by whichever worker comes first."""
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder.with_name(f"{folder.name}.done")
+        if not done.exists():
+            make()
+            done.touch()
+    return folder
+
+
+def checkpoints(run: Path) -> dict[int, Path]:
+    found = sorted(path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdigit())
+    return {int(path.name[5:]): path for path in found}
+
+
+def outcome(run: Path) -> dict[str, str]:
+    """Checksums of what a finished run computed: last checkpoint and artifact (whose metadata names the folder)."""
+    step, last = max(checkpoints(run).items())
+    artifact = (run / "artifact" / "model.safetensors").read_bytes()
+    found = {name: (last / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer")}
+    found["artifact"] = artifact[8 + int.from_bytes(artifact[:8], "little") :]
+    return {"step": str(step), **{name: hashlib.sha256(content).hexdigest() for name, content in found.items()}}
+
+
+def metrics(run: Path, kind: str = "train") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The loss of every step; each stands in the record once."""
+    found = metrics(run)
+    assert [line["step"] for line in found] == list(range(1, len(found) + 1))
+    return {line["step"]: line["loss"] for line in found}
+
+
+def state(run: Path) -> dict[str, Any]:
+    return json.loads((run / "state.json").read_text())
+
+
+def progress(run: Path) -> dict[str, Any]:
+    return json.loads((checkpoints(run)[max(checkpoints(run))] / "checkpoint.json").read_text())["progress"]
+
+
+def one_line(program: Program) -> str:
+    """The one line of stderr that an error is."""
+    lines = program.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("ingot: error: ") and program.stdout == "", program.stderr + program.stdout
+    return lines[0]
+
+
+def no_room_for_checkpoints() -> None:
+    """No file may grow beyond what metrics and logs need: the tensors of a checkpoint do not fit."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
