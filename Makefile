@@ -8,6 +8,7 @@ READY := $(VENV)/.ready
 
 train: $(READY)
 	@$(BIN)/ingot train --recipe demo
+	@echo "(the ingot command is in $(BIN); put it on your path with: source $(BIN)/activate)"
 
 test: $(READY)
 	$(BIN)/ruff check .

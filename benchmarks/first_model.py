@@ -27,13 +27,14 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.dataset import Dataset
 from ingot.data.prepare import prepare
+from ingot.data.samples import open_dataset
 from ingot.data.stream import RowReader, make_order
 from ingot.eval.bits import chosen_rows, score
 from ingot.optim.schedules import Position, learning_rate_scale
 from ingot.runtime.device import describe
 from ingot.runtime.ranks import Ranks
 
-TINY_SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"
+TINY_SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"  # where the tests look too
 SLICES = 20
 
 NANOGPT = {
@@ -87,10 +88,12 @@ class Lane:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, default=TINY_SHAKESPEARE, help="tiny Shakespeare's input.txt")
-    text = parser.parse_args().text
-    if not text.is_file():
-        parser.error(f"there is no {text}; give the path of tiny Shakespeare's input.txt with --text")
+    parser.add_argument("--text", type=Path, help="tiny Shakespeare's input.txt; without it, the bundled works are used")
+    text = parser.parse_args().text or (TINY_SHAKESPEARE if TINY_SHAKESPEARE.is_file() else None)
+    if text is None:
+        print("without tiny Shakespeare (--text input.txt): on the characters of the bundled works")
+        report(open_dataset("sample:shakespeare", "char"))
+        return
     with tempfile.TemporaryDirectory() as folder:
         prepare([text], Path(folder) / "tiny", "char", val_fraction=0.1)
         report(Dataset.open(Path(folder) / "tiny"))

@@ -36,7 +36,8 @@ def train(
     if isinstance(config, Config):
         config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}
     if isinstance(config, dict):
-        return run(load_config(recipe=recipe, python={**config, **overrides}), reporter)
+        merged = {name: {**config.get(name, {}), **overrides.get(name, {})} for name in config.keys() | overrides.keys()}
+        return run(load_config(recipe=recipe, python=merged), reporter)
     return run(load_config(recipe=recipe, file=config, python=overrides), reporter)
 
 
@@ -94,7 +95,8 @@ class LoadedModel:
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise DataError(f"{data or section.path} was prepared with another tokenizer than {self.source} was trained with")
         split = dataset.split("val")
-        precision = pick_precision(self.config.training.precision, self.device)
+        asked = self.config.training.precision
+        precision = pick_precision("auto" if asked == "fp16" else asked, self.device)
         chosen = chosen_rows(split, self.config.stride, rows)
         done = 0
 
@@ -127,10 +129,10 @@ def load(path: str | Path, *, which: str = "latest", device: str = "auto") -> Lo
         tensors, facts, source = checkpoint.tensors["model"], checkpoint.progress, checkpoint.path
     try:
         tokenizer, settings = from_spec(facts["tokenizer"]), facts["config"]
+        if settings["model"]["family"] == "file":
+            settings["model"]["file"] = str(_model_file(source, settings["model"]["file"]))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{source} does not say how to build its model") from None
-    if settings["model"]["family"] == "file":
-        settings["model"]["file"] = str(_model_file(source, settings["model"]["file"]))
     config = load_config(python=settings, environment={}).config
     chosen = pick_device(device)
     model = build_model(config, tokenizer.vocab_size).to(chosen)

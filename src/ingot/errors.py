@@ -36,4 +36,12 @@ class RunError(IngotError):
     exit_code = 1
 
 
+class PeerLost(RunError):
+    """Another rank is gone, or fails as this one does; it is the one that says why."""
+
+    def __init__(self, exit_code: int = RunError.exit_code):
+        super().__init__("another rank has ended; its message says why")
+        self.exit_code = exit_code
+
+
 INTERRUPTED = 130  # exit code after a second SIGINT or SIGTERM, as shells know it

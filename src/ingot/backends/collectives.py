@@ -6,15 +6,28 @@ Control messages go over gloo on the host even where gradients go over NCCL: a f
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, PeerLost
 from ingot.runtime.ranks import Ranks
+
+
+@contextmanager
+def peers_present() -> Iterator[None]:
+    """Work that needs the other ranks; PeerLost where one of them is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not dist.is_initialized() or not re.search(r"peer|NCCL|gloo", str(error)):
+            raise
+        raise PeerLost from error
 
 
 class Collectives:
@@ -47,13 +60,15 @@ class Collectives:
         if self._alone:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(numbers, operation, group=self._host)
+        with peers_present():
+            dist.all_reduce(numbers, operation, group=self._host)
         return numbers.tolist()
 
     def sum_tensor(self, value: Tensor) -> Tensor:
         """A device tensor summed over the ranks, in place."""
         if not self._alone:
-            dist.all_reduce(value)
+            with peers_present():
+                dist.all_reduce(value)
         return value
 
     def tell(self, text: str) -> str:
@@ -61,7 +76,8 @@ class Collectives:
         if self._alone:
             return text
         box = [text]
-        dist.broadcast_object_list(box, src=0, group=self._host)
+        with peers_present():
+            dist.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 
     def close(self) -> None:

@@ -25,11 +25,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ingot.artifact.tensors import TensorRecord
 from ingot.backends.base import State, StepResult
-from ingot.backends.collectives import Collectives
-from ingot.backends.torch_state import load_model, load_optimizers, model_records, optimizer_records, record, tensor
+from ingot.backends.collectives import Collectives, peers_present
+from ingot.backends.torch_state import NAMES, load_model, load_optimizers, model_records, optimizer_records, record, tensor
 from ingot.config.schema import Config
 from ingot.data.stream import mix
-from ingot.errors import ConfigError, RunError
+from ingot.errors import ConfigError, DataError, RunError
 from ingot.generate.decode import Sampling, generate
 from ingot.model.layers import IGNORED
 from ingot.model.registry import build
@@ -69,6 +69,7 @@ class TorchBackend:
         self._micro_batch, self._attention = 0, "default"
         self._asked_micro_batch = t.micro_batch
         self._vocab_size = vocab_size
+        self._own_model = config.model.family == "file"
         self.group = Collectives(ranks, self.device)
         self.maximum, self.total, self.tell, self.close = self.group.maximum, self.group.total, self.group.tell, self.group.close
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
@@ -92,7 +93,12 @@ class TorchBackend:
             module = torch.compile(module)  # type: ignore[assignment]
         if self.ranks.world_size > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
-            module = DistributedDataParallel(module, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+            module = DistributedDataParallel(
+                module,
+                device_ids=ids,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=self._own_model,  # ours use all of theirs
+            )
         return module
 
     def prepare(self, rows: NDArray[np.int32], choices: Mapping[str, Any]) -> None:
@@ -101,7 +107,8 @@ class TorchBackend:
         kept = choices if same_machine else {}
         most = len(rows) if self.device.type == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // rows.shape[1])
         asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
-        self._micro_batch = min(int(asked), len(rows))
+        self._micro_batch = int(self.group.maximum([min(int(asked), len(rows))])[0])  # one for all ranks, kept with the run
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._attention = str(kept.get("attention", "default"))
         if self.device.type == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
@@ -110,6 +117,8 @@ class TorchBackend:
         if self.ranks.world_size > 1:
             # DDP reorders its buckets after the first step. Let it do so now: sums are then the same before and after a resume.
             self._accumulate(rows, len(rows))
+        for buffer, before in buffers:  # trying leaves no trace
+            buffer.copy_(before)
         self._forget_gradients()
 
     def choices(self) -> dict[str, Any]:
@@ -201,9 +210,11 @@ class TorchBackend:
             part = rows[start : start + self._micro_batch]
             tokens, targets = self._upload(part)
             last = start == micro_batches[-1]
-            with self._arithmetic(), contextlib.nullcontext() if last else self._without_sync():
-                loss = self._module(tokens, targets).float()
-                weighted = loss * (len(part) / rows_in_step)
+            with peers_present(), self._arithmetic(), contextlib.nullcontext() if last else self._without_sync():
+                loss = self._module(tokens, targets)
+                if not isinstance(loss, Tensor) or loss.dim():
+                    raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")
+                weighted: Any = loss.float() * (len(part) / rows_in_step)
                 # Replicas are averaged, so each rank's part counts world_size times.
                 (weighted * self._scale * self.ranks.world_size).backward()
             share += weighted.detach()
@@ -221,6 +232,8 @@ class TorchBackend:
             optimizer.step()
 
     def _upload(self, rows: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+        if rows.max() >= self._vocab_size:
+            raise DataError(f"the data holds token {rows.max()}, outside the vocabulary; look at it with: ingot data verify")
         on_device = torch.from_numpy(rows).to(self.device, non_blocking=True).long()
         return on_device[:, :-1], on_device[:, 1:]
 
@@ -313,9 +326,15 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     section["context"] = section["context"] or config.data.seq_len
     torch.manual_seed(config.training.seed)
     try:
-        return build(section)
+        model = build(section)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    for name, value in model.state_dict().items():
+        if value.dtype not in NAMES:
+            raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot hold; register it with persistent=False")
+    if not hasattr(model, "context"):
+        model.context = section["context"]
+    return model
 
 
 def checkpoint_blocks(model: nn.Module) -> None:

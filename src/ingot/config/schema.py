@@ -104,8 +104,8 @@ class OptimizerSection(Section):
     )
     learning_rate: Rate = Field(6e-4, description="Peak learning rate of AdamW.")
     weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors of two or more dimensions.")
-    beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients.")
-    beta2: Fraction = Field(0.95, description="AdamW: decay of the mean of squared gradients.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW: decay of the mean of gradients.")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="AdamW: decay of the mean of squared gradients.")
     epsilon: Rate = Field(1e-8, description="AdamW: added to the root of the second moment.")
     clip_norm: Rate = Field(1.0, description="Gradients are scaled down to this global norm. 0: never.")
     muon_learning_rate: Rate = Field(0.02, description="Peak learning rate of Muon.")
@@ -213,9 +213,7 @@ class TrackingSection(Section):
     log_every: Positive = Field(
         10, description="Steps between lines of metrics.jsonl and log.txt. The first ten steps are always recorded."
     )
-    heartbeat_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        5.0, description="Seconds between updates of state.json."
-    )
+    heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(5.0, description="Seconds between updates of state.json.")
 
 
 class Config(Section):

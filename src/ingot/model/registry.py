@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,14 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
 
 def load_class(file: str) -> Callable[..., nn.Module]:
     """The class Model of a Python file."""
-    path = Path(file).absolute()
+    path = Path(file).expanduser().absolute()
     if not path.is_file():
         raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
     spec = importlib.util.spec_from_file_location(f"ingot_model_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"model.file={file} is no Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look their annotations up
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.tensors import TensorRecord, read_tensors, write_tensors
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import fsync_dir, write_atomically
 
 INDEX = "checkpoint.json"
@@ -145,6 +145,8 @@ def sweep(folder: Path) -> None:
 
 def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
     """The checkpoint that a path means: itself, or the latest or best one of a run folder."""
+    if which not in ("latest", "best"):
+        raise ConfigError(f"which checkpoint is {which!r}; choose latest or best")
     if (path / INDEX).is_file():
         return load_checkpoint(path)
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path

@@ -19,7 +19,7 @@ from ingot.config.schema import Config, FileSection
 from ingot.data.dataset import Dataset
 from ingot.data.samples import open_dataset
 from ingot.data.stream import Order, make_order
-from ingot.errors import CheckpointError, ConfigError, IngotError
+from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runtime.files import writing
@@ -27,7 +27,7 @@ from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.checkpoint import Saver
 from ingot.train.report import Chorus, LineReporter, Reporter
 from ingot.train.shutdown import Shutdown
-from ingot.train.trainer import Desk, Progress, Status, Trainer
+from ingot.train.trainer import Desk, Progress, Status, Trainer, prompt_ids
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
@@ -66,7 +66,6 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
     facts = facts_of(config, dataset)
     with ExitStack() as stack:
         backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
-        stack.callback(backend.close)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         desk, checkpoint = None, None
         if ranks.first:
@@ -82,7 +81,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
                 raise
         told = json.loads(backend.tell(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
         if "exit_code" in told:
-            raise SystemExit(told["exit_code"])  # the first rank says why
+            raise PeerLost(told["exit_code"])
         if told["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
         progress = _resume(backend, checkpoint)
@@ -91,8 +90,11 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
         reporter.begin(_begin_facts(config, dataset, backend, desk, progress))
         status = trainer.run(shutdown)
+        if backend.maximum([shutdown.requested])[0]:
+            status = "stopped"  # asked for after the last step: what is left can be done by the next session
         result = _finish(trainer, status)
         reporter.end(result)
+        backend.close()  # not after a failure: the other ranks would be gone before this one has said why
     return result
 
 
@@ -104,6 +106,10 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Order]:
             "use fewer ranks or raise training.tokens_per_step"
         )
     dataset = open_dataset(config.data.path, config.data.tokenizer)
+    if config.evaluation.sample_tokens:
+        prompt_ids(dataset.tokenizer, config.evaluation.sample_prompt)
+    if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
+        raise DataError(f"{config.data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
     return dataset, make_order(config.data.sampling, dataset.split("train"), config.data.seq_len, config.data.seed)
 
 
@@ -116,7 +122,7 @@ def _backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
 def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> RunFolder:
     """The run folder, taken for this process."""
     training = resolved.config.training
-    folder = RunFolder(Path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
+    folder = RunFolder(Path(training.output_dir).expanduser() if training.output_dir else new_run_dir(resolved.recipe))
     if saved_steps(folder.checkpoints) and training.resume == "never":
         raise CheckpointError(
             f"{folder.path} holds a run and training.resume=never; choose another training.output_dir or set training.resume=auto"
@@ -136,8 +142,16 @@ def _open_desk(
         with writing(folder.path / MODEL_COPY):
             shutil.copyfile(config.model.file, folder.path / MODEL_COPY)
     folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
-    folder.metrics.truncate_after(checkpoint.step if checkpoint is not None else 0)
-    heartbeat = folder.heartbeat(config.tracking.heartbeat_seconds, reporter.message, max_steps=config.training.max_steps)
+    if checkpoint is None:
+        folder.metrics.truncate_after(-1)
+    else:
+        folder.metrics.truncate_after(checkpoint.step, judged=checkpoint.progress["val_step"] == checkpoint.step)
+    known = checkpoint.progress if checkpoint is not None else {}
+    told: dict[str, Any] = {
+        name: known[name] for name in ("step", "loss", "val_bpb", "tokens", "elapsed_seconds") if name in known
+    }
+    told |= {"checkpoint": checkpoint.path.name if checkpoint is not None else None, "max_steps": config.training.max_steps}
+    heartbeat = folder.heartbeat(config.tracking.heartbeat_seconds, reporter.message, **told)
     stack.enter_context(heartbeat)
 
     def saved(path: Path) -> None:
@@ -178,11 +192,11 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
         for name in names or sorted((was["config"][section].keys() | now["config"][section].keys()) - {"file"})
         if was["config"][section].get(name) != now["config"][section].get(name)
     ]
-    if was["model_file_sha256"] != now["model_file_sha256"]:
+    if was.get("model_file_sha256") != now["model_file_sha256"]:
         changed.append("the contents of model.file are not what they were")
     if was["data_fingerprint"] != now["data_fingerprint"]:
         prints = [known["data_fingerprint"][:12] for known in (was, now)]
-        changed.append(f"{now['config']['data']['path']} held other data (fingerprint {prints[0]}, now {prints[1]})")
+        changed.append(f"it was trained on other data than {now['config']['data']['path']} (fingerprint {' and '.join(prints)})")
     if changed:
         raise CheckpointError(
             f"{checkpoint.path} cannot be continued: {'; '.join(changed)}; set it back or choose another training.output_dir"
@@ -209,7 +223,7 @@ def _finish(trainer: Trainer, status: Status) -> TrainingResult:
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
     artifact_path, artifact_bytes = None, None
     if status == "completed":
-        if trainer.dataset.split("val").tokens > 1 and progress.judged_step != progress.step:
+        if trainer.dataset.split("val").tokens > 1 and (progress.val_step, progress.val_whole) != (progress.step, True):
             trainer.evaluate(None)
             trainer.note()
         if desk is not None and config.artifact.write:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -38,6 +39,7 @@ class Shutdown:
         if not self.requested:
             self.requested, self._first_at = True, time.monotonic()
             if self._announce:  # past Python's streams: the signal may have come in the middle of a print
-                os.write(2, f"{signal.Signals(number).name}: saving and stopping; once more to end at once\n".encode())
+                with suppress(OSError):  # whoever read the messages may have left
+                    os.write(2, f"{signal.Signals(number).name}: saving and stopping; once more to end at once\n".encode())
         elif time.monotonic() - self._first_at >= self._echo_seconds:
             os._exit(INTERRUPTED)

@@ -19,7 +19,7 @@ from ingot.backends.base import Backend, Pending
 from ingot.config.schema import Config
 from ingot.data.dataset import Dataset
 from ingot.data.stream import Order, RowReader, read_rows
-from ingot.errors import RunError
+from ingot.errors import DataError, PeerLost, RunError
 from ingot.eval.bits import Score, chosen_rows, score
 from ingot.optim.schedules import Position, learning_rate_scale
 from ingot.runs.folder import RunFolder
@@ -48,7 +48,8 @@ class Progress:
     loss: float | None = None
     val_loss: float | None = None
     val_bpb: float | None = None
-    judged_step: int | None = None  # the step at which the whole validation split gave val_loss and val_bpb
+    val_step: int | None = None  # the step at which they were found
+    val_whole: bool = False  # and whether by the whole validation split
     best_step: int | None = None
     best_bpb: float | None = None
 
@@ -193,6 +194,8 @@ class Trainer:
             or (result.skipped and not self.backend.rescales)
             or self._overflows > OVERFLOWS_IN_A_ROW
         ):
+            if not self.backend.ranks.first:
+                raise PeerLost  # every rank has found the same
             what = "gradient" if math.isfinite(result.loss) else "loss"
             raise RunError(
                 f"the {what} is not finite at step {report.step} (loss {result.loss}, gradient norm {result.grad_norm}); "
@@ -236,10 +239,12 @@ class Trainer:
             began = time.perf_counter()
             found = self._score(limit)
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
-            p.judged_step = p.step if limit is None else None
-            best = p.best_bpb is None or found.bits_per_byte < p.best_bpb
+            p.val_step, p.val_whole = p.step, limit is None
+            # The best is chosen by the rows that evaluations during training read: like is compared with like.
+            judged = found if limit == c.evaluation.rows else self._score(c.evaluation.rows)
+            best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
             if best:
-                p.best_step, p.best_bpb = p.step, found.bits_per_byte
+                p.best_step, p.best_bpb = p.step, judged.bits_per_byte
             seconds = time.perf_counter() - began
             report = EvaluationReport(p.step, found.loss, found.bits_per_byte, found.tokens, found.bytes, seconds, best)
             if self.desk is not None:
@@ -308,6 +313,11 @@ class Trainer:
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids a continuation starts from: the start of a document and the prompt, or a newline where neither is there."""
+    """The ids a continuation starts from: the start of a document and the prompt; where there is neither, a newline or any id."""
     ids = [int(i) for i in tokenizer.encode_document(text)]
-    return ids or [int(i) for i in tokenizer.encode("\n")]
+    if ids:
+        return ids
+    try:
+        return [int(i) for i in tokenizer.encode("\n")]
+    except DataError:
+        return [0]

@@ -32,7 +32,7 @@ def generate(
     ] = 1.0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="How many texts, each with the next seed.", min=1)] = 1,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The same seed gives the same text.", min=0)] = 1337,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The same seed gives the same text.", min=0, max=2**62)] = 1337,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Keep keys and values instead of computing them anew.")
     ] = True,

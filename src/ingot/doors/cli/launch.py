@@ -89,6 +89,9 @@ def _supervise(ranks: list[subprocess.Popen[bytes]], events: _Events, grace_seco
         alive.remove(event.rank)
         if event.code and not exit_code:
             exit_code = event.code if event.code > 0 else 128 - event.code
+            if event.code < 0:  # the others say what went wrong themselves; this one could not
+                name = signal.Signals(-event.code).name
+                print(f"ingot: error: rank process {event.rank.pid} was ended by {name}", file=sys.stderr)
             deadline = time.monotonic() + grace_seconds
             _send(alive, signal.SIGTERM)
     return exit_code

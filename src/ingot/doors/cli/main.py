@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ingot.errors import INTERRUPTED, IngotError
+from ingot.errors import INTERRUPTED, IngotError, PeerLost
 
 VERBS = {
     "Train and use a model": ("train", "eval", "generate"),
@@ -74,6 +74,9 @@ for _verb in (verb for verbs in VERBS.values() for verb in verbs):
 
 def run(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
@@ -96,6 +99,8 @@ def _call(args: list[str]) -> int:
         return outcome if isinstance(outcome, int) else 0
     except typer.Exit as exit:
         return exit.exit_code
+    except PeerLost as error:
+        return error.exit_code
     except IngotError as error:
         return _fail(str(error), error.exit_code)
     except UsageError as error:

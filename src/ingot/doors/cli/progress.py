@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,18 @@ from ingot.train.report import EvaluationReport, LineReporter, Reporter, StepRep
 def make_reporter() -> Iterator[Reporter]:
     """The reporter that fits stderr."""
     if not sys.stderr.isatty():
-        yield LineReporter(lambda line: print(line, file=sys.stderr, flush=True))
+        yield LineReporter(_to_stderr)
         return
     live = LiveReporter()
     try:
         yield live
     finally:
         live.close()
+
+
+def _to_stderr(line: str) -> None:
+    with suppress(OSError, ValueError):  # whoever read the lines may have left; log.txt has them all
+        print(line, file=sys.stderr, flush=True)
 
 
 class LiveReporter(Reporter):
@@ -69,7 +74,8 @@ class LiveReporter(Reporter):
         self._progress.stop()
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        with suppress(OSError, ValueError):
+            self._console.print(text, markup=False, soft_wrap=True)
 
 
 def _minutes(seconds: float) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
 from ingot.doors.cli.output import print_columns, print_json
+from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingot.train.session import TrainingResult
@@ -48,6 +49,8 @@ def train(
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )
+    if nnodes > 1 and "RANK" not in os.environ:
+        raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
     from ingot.doors.cli.progress import make_reporter
     from ingot.runtime.ranks import ranks_from_environment
     from ingot.train.session import run
