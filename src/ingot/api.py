@@ -15,7 +15,7 @@ from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.eval.bits import Score, chosen_rows, score
 from ingot.runs.checkpoints import find_checkpoint
-from ingot.train.report import Reporter
+from ingot.runs.report import Reporter
 from ingot.train.session import MODEL_COPY, TrainingResult, run
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ def test_three_ranks_with_uneven_rows_and_dropout_go_on_bitwise(ingot: Ingot, da
 
 def test_a_run_that_moves_from_one_rank_to_two_to_three_and_back_reads_the_same_data(ingot: Ingot, data, reference, until):
     run = until(reference, 8)
-    for count, until_step in [(2, 18), (3, 28)]:
+    for count, until_step in [(2, 12), (3, 20)]:
         program = ingot.start(*train_words(data, run), f"--nproc-per-node={count}")
         program.said(f"step {until_step}/40")
         program.signal(signal.SIGTERM)

@@ -16,7 +16,7 @@ from tiny_runs import Train, records, state_of, train_tiny
 from ingot.artifact.tensors import read_tensors
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.runs.checkpoints import load_checkpoint, saved_steps
-from ingot.train.report import Reporter, StepReport
+from ingot.runs.report import Reporter, StepReport
 
 
 class StopAt(Reporter):

@@ -22,9 +22,9 @@ from ingot.data.samples import open_dataset
 from ingot.data.stream import make_order
 from ingot.errors import RunError
 from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.runs.report import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.train.budget import Clock
-from ingot.train.report import Reporter, StepReport
 from ingot.train.shutdown import Shutdown
 from ingot.train.trainer import Progress, Trainer
 

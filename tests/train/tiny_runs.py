@@ -14,7 +14,7 @@ from ingot.config.loading import load_config
 from ingot.data.prepare import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.runs.checkpoints import saved_steps
-from ingot.train.report import Reporter
+from ingot.runs.report import Reporter
 from ingot.train.session import TrainingResult, run
 
 TINY = {

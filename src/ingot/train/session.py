@@ -22,10 +22,10 @@ from ingot.data.stream import Order, make_order
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
+from ingot.runs.report import Chorus, LineReporter, Reporter
 from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.checkpoint import Saver
-from ingot.train.report import Chorus, LineReporter, Reporter
 from ingot.train.shutdown import Shutdown
 from ingot.train.trainer import Desk, Progress, Status, Trainer, prompt_ids
 

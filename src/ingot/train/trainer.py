@@ -23,10 +23,10 @@ from ingot.errors import DataError, PeerLost, RunError
 from ingot.eval.bits import Score, chosen_rows, score
 from ingot.optim.schedules import Position, learning_rate_scale
 from ingot.runs.folder import RunFolder
+from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Heartbeat
 from ingot.train.budget import Clock, fits
 from ingot.train.checkpoint import Saver
-from ingot.train.report import EvaluationReport, Reporter, StepReport
 from ingot.train.shutdown import Shutdown
 
 Status = Literal["completed", "stopped"]

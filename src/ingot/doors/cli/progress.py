@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ingot.train.report import EvaluationReport, LineReporter, Reporter, StepReport, evaluation_line
+from ingot.runs.report import EvaluationReport, LineReporter, Reporter, StepReport, evaluation_line
 
 
 @contextmanager

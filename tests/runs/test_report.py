@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from ingot.train.report import Chorus, EvaluationReport, LineReporter, Reporter, StepReport, step_line
+from ingot.runs.report import Chorus, EvaluationReport, LineReporter, Reporter, StepReport, step_line
 
 STEP = StepReport(
     step=10, max_steps=40, loss=3.0, grad_norm=0.5, learning_rate=1e-3, tokens=2560, tokens_per_second=1234.5,
