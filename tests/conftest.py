@@ -7,7 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
+
+# Timings of a busy machine are no failures.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture

@@ -127,10 +127,11 @@ class Trainer:
                 self._step(reader, elapsed)
                 self._do_what_is_due(elapsed)
                 durations.append(self.clock.elapsed - elapsed)
+                p.step_seconds = max(durations)
             self._settle()
             self.backend.wait()
             self.clock.stop()
-            p.elapsed_seconds, p.step_seconds = self.clock.elapsed, max(durations)
+            p.elapsed_seconds = self.clock.elapsed
         finally:
             self.clock.stop()
             reader.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ VERBS = {
     "Prepare text": ("data",),
     "Settings": ("recipes", "config", "init"),
 }
+PATIENCE_SECONDS = 10
 BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
 UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
 
@@ -100,6 +102,7 @@ def _call(args: list[str]) -> int:
     except typer.Exit as exit:
         return exit.exit_code
     except PeerLost as error:
+        time.sleep(PATIENCE_SECONDS)  # the rank that knows why speaks first; whoever started the ranks then ends this one
         return error.exit_code
     except IngotError as error:
         return _fail(str(error), error.exit_code)
