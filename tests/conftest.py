@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import hypothesis
 import pytest
+
+# A shell starts background jobs with SIGINT ignored, and programs inherit that; tests that send one need it as it usually is.
+with suppress(ValueError):  # only the main thread may
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Timings of a busy machine are no failures.
 hypothesis.settings.register_profile("patient", deadline=None)
