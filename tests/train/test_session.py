@@ -391,3 +391,10 @@ def test_a_micro_batch_asked_for_anew_is_the_one_that_is_used(train: Train, tmp_
     train(tmp_path / "run", StopAt(9))
     train(tmp_path / "run", training__micro_batch=1)
     assert progress_of(tmp_path / "run")["choices"]["micro_batch"] == 1
+
+
+def test_a_home_folder_in_the_path_of_a_model_file_is_found(train: Train, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text(POISONED)
+    train(tmp_path / "run", model__file="~/mine.py", training__max_steps=2)
+    assert (tmp_path / "run" / "model.py").read_text() == POISONED

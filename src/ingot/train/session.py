@@ -140,7 +140,7 @@ def _open_desk(
     folder.write_config(dump_yaml(config, resolved.origins))
     if checkpoint is None and isinstance(config.model, FileSection):
         with writing(folder.path / MODEL_COPY):
-            shutil.copyfile(config.model.file, folder.path / MODEL_COPY)
+            shutil.copyfile(Path(config.model.file).expanduser(), folder.path / MODEL_COPY)
     folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
@@ -174,7 +174,7 @@ def _resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
-    file = Path(config.model.file) if isinstance(config.model, FileSection) else None
+    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSection) else None
     return {
         "config": config.model_dump(),
         "tokenizer": dataset.tokenizer.spec(),
