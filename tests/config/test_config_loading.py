@@ -227,7 +227,7 @@ def test_a_model_file_over_a_recipe_drops_what_the_recipe_set_for_its_family() -
 
 
 def test_a_setting_of_another_family_is_an_error_where_the_family_is_chosen_or_later(tmp_path: Path) -> None:
-    message = "model.bias (on the command line) is a setting of model.family=gpt2, not of file"
+    message = "model.bias (on the command line) is a setting of model.family=gpt2 or llama, not of file"
     assert error_of({"model.file": "mine.py", "model.bias": "true"}) == message
     file = write(tmp_path / "c.yaml", "model: {file: mine.py}")
     assert error_of({"model.bias": "true"}, file=file) == message
@@ -245,7 +245,7 @@ def test_a_family_named_together_with_a_file_must_be_the_one_for_files() -> None
     assert load({"model.family": "file", "model.file": "mine.py"}).config.model.family == "file"
     assert "model.file (on the command line) is a setting of" in error_of({"model.family": "gpt2", "model.file": "mine.py"})
     assert "model.file is not set (" in error_of({"model.family": "file"})
-    assert error_of({"model.family": "lama"}) == "model.family=lama (command line): must be gpt2 or file"
+    assert error_of({"model.family": "lama"}) == "model.family=lama (command line): must be gpt2, llama, golf or file"
 
 
 def test_entries_of_a_free_form_mapping_are_merged_one_by_one(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ import torch
 import typer
 
 import ingot
+from ingot.config.families import FAMILIES
 from ingot.config.fields import sections, setting_at
 from ingot.config.loading import load_config
 from ingot.config.recipes import list_recipes
-from ingot.config.schema import FAMILIES
 from ingot.doors.cli import main
 from ingot.doors.cli.options import given_settings
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, RunError

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from ingot.config.schema import FAMILIES, Config
+from ingot.config.families import FAMILIES
+from ingot.config.schema import Config
 
 DEFAULT_FAMILY = "gpt2"
 

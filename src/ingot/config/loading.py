@@ -13,10 +13,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ingot.config.families import FAMILIES
 from ingot.config.fields import leaf_values, sections, setting_at
 from ingot.config.merging import Given, merge, place, settle_family, validate
 from ingot.config.recipes import find_recipe
-from ingot.config.schema import FAMILIES, Config
+from ingot.config.schema import Config
 from ingot.config.text import Plain, parse_yaml
 from ingot.errors import ConfigError
 

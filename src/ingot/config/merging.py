@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ingot.config.families import FAMILIES
 from ingot.config.fields import DEFAULT_FAMILY, Setting, either, sections, setting_at, settings, suggest
-from ingot.config.schema import FAMILIES, Config
+from ingot.config.schema import Config
 from ingot.config.text import NULLS, Plain, format_value, plain_data, scalar
 from ingot.errors import ConfigError
 

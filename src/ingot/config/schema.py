@@ -6,73 +6,11 @@ description is its documentation, so it says what the value does and in which un
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """A group of settings; unknown names are errors, numbers may be written as text (`3e-4` is text to YAML)."""
-
-    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, protected_namespaces=())
-
-
-class ModelSection(Section):
-    """What every model family has."""
-
-    layers: Positive = Field(12, description="Number of transformer blocks.")
-    heads: Positive = Field(12, description="Attention heads; they divide the width evenly.")
-    width: Positive = Field(768, description="Size of the residual stream.")
-    context: Positive | None = Field(None, description="Longest sequence the model can see, in tokens. null: data.seq_len.")
-    vocab_size: Positive | None = Field(
-        None, description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not."
-    )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Probability of dropping an activation in training.")
-
-    @model_validator(mode="after")
-    def _heads_fit(self) -> ModelSection:
-        if self.width % self.heads:
-            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            nearest = min(near, key=lambda h: abs(h - self.heads))
-            raise ValueError(
-                f"model.heads={self.heads} does not divide model.width={self.width}; the nearest count that does is {nearest}"
-            )
-        return self
-
-
-class GPT2Section(ModelSection):
-    """GPT-2 as nanoGPT trains it: learned positions, LayerNorm before each branch, a head tied to the embedding."""
-
-    family: Literal["gpt2"] = Field("gpt2", description="Model family: gpt2, or file for a model of your own.")
-    bias: bool = Field(True, description="Biases in the linear layers and LayerNorms.")
-    gelu: Literal["tanh", "erf"] = Field("tanh", description="Form of the GELU: tanh as in OpenAI's GPT-2, erf as in nanoGPT.")
-
-
-class FileSection(ModelSection):
-    """A model of your own: a Python file with `class Model(torch.nn.Module)`, see docs/your-own-model.md."""
-
-    family: Literal["file"] = Field("file", description="Model family: gpt2, or file for a model of your own.")
-    file: str = Field(description="Python file with a class Model; it is given the settings its constructor names.")
-    settings: dict[str, Any] = Field({}, description="More keyword arguments for the constructor of Model.")
-
-
-def _family(section: Any) -> str:
-    if isinstance(section, dict):
-        return "file" if section.get("file") is not None else str(section.get("family", "gpt2"))
-    return str(section.family)
-
-
-AnyModel = Annotated[
-    Annotated[GPT2Section, Tag("gpt2")] | Annotated[FileSection, Tag("file")],
-    Discriminator(_family),
-]
-FAMILIES: dict[str, type[ModelSection]] = {"gpt2": GPT2Section, "file": FileSection}
+from ingot.config.families import AnyModel, Count, Fraction, GPT2Section, Positive, Rate, Section, Seed
 
 
 class DataSection(Section):
@@ -82,18 +20,25 @@ class DataSection(Section):
         "sample:shakespeare",
         description="Folder that `ingot data prepare` made, or sample:shakespeare for the text inside the package.",
     )
-    tokenizer: Literal["byte", "char"] | None = Field(
+    tokenizer: str | None = Field(
         None,
-        description="Tokenizer for a bundled sample (null: byte). A prepared folder brings its own; if both are given they "
-        "must agree.",
+        description="Tokenizer for a bundled sample: byte, char, gpt2, or a file (.model or tokenizer.json); null: byte. A "
+        "prepared folder brings its own; if both are given they must agree.",
     )
     seq_len: Positive = Field(256, description="Tokens in a training row.")
-    sampling: Literal["shuffle", "random"] = Field(
+    sampling: Literal["shuffle", "random", "stream", "pack"] = Field(
         "shuffle",
         description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. random: "
-        "windows that start anywhere, drawn with replacement.",
+        "windows that start anywhere, drawn with replacement. stream: the tokens in their order, from the first to the last "
+        "and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer ones are cut.",
     )
-    seed: Seed = Field(1337, description="Decides the order of the windows and nothing else.")
+    spans: Positive = Field(
+        1, description="stream: parts a step is read in; each begins one token behind the last target of the one before."
+    )
+    document_mask: bool = Field(
+        False, description="Tokens see only their own document, in training and in evaluation. false: the whole row before them."
+    )
+    seed: Seed = Field(1337, description="Decides the order of the rows and nothing else.")
 
 
 class OptimizerSection(Section):
@@ -103,6 +48,15 @@ class OptimizerSection(Section):
         "adamw", description="adamw for everything, or muon: Muon for the matrices inside the blocks, AdamW for the rest."
     )
     learning_rate: Rate = Field(6e-4, description="Peak learning rate of AdamW.")
+    embedding_learning_rate: Rate | None = Field(
+        None, description="Peak learning rate of the token and position embeddings. null: learning_rate."
+    )
+    head_learning_rate: Rate | None = Field(
+        None, description="Peak learning rate of a head that is not tied to the embedding. null: learning_rate."
+    )
+    scalar_learning_rate: Rate | None = Field(
+        None, description="Peak learning rate of what is no matrix of a layer: gains, biases, mixes. null: learning_rate."
+    )
     weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors of two or more dimensions.")
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW: decay of the mean of gradients.")
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="AdamW: decay of the mean of squared gradients.")
@@ -111,13 +65,31 @@ class OptimizerSection(Section):
     muon_learning_rate: Rate = Field(0.02, description="Peak learning rate of Muon.")
     muon_weight_decay: Rate = Field(0.0, description="Decoupled weight decay of Muon.")
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Muon: momentum.")
+    muon_momentum_start: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="Muon: momentum of the first step, from which it moves to muon_momentum. null: no warm-up."
+    )
+    muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps over which the momentum moves, in a line.")
     muon_nesterov: bool = Field(True, description="Muon: Nesterov momentum.")
-    muon_iterations: Positive = Field(5, description="Muon: Newton-Schulz iterations.")
-    schedule: Literal["constant", "cosine", "wsd", "budget"] = Field(
+    muon_iterations: Positive = Field(5, description="Muon: iterations of the orthogonalisation.")
+    muon_coefficients: Literal["newton-schulz", "polar-express"] = Field(
+        "newton-schulz",
+        description="Muon: newton-schulz has the same polynomial in every iteration; polar-express a better one for each.",
+    )
+    muon_normalise_rows: bool = Field(False, description="Muon: every row of an update is brought to the same length.")
+    muon_precision: Literal["auto", "bf16", "fp32"] = Field(
+        "auto", description="Muon: arithmetic of the orthogonalisation. auto: bf16 on GPUs, fp32 on CPUs."
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="Keep an average of the weights that forgets at this rate per step, and evaluate, sample and export it. "
+        "null: the weights themselves.",
+    )
+    schedule: Literal["constant", "cosine", "wsd", "budget", "warmdown"] = Field(
         "cosine",
         description="After the warm-up: constant; cosine down to the floor over decay_steps; wsd: constant, then linear over "
         "the last decay_steps; budget: constant, then linear over the last decay_fraction of the budget (seconds "
-        "or steps, whichever is further along), landing on its end.",
+        "or steps, whichever is further along), landing on its end; warmdown: constant, then linear over the last decay_steps "
+        "of the steps or, with budget.seconds, over the time that many steps have taken on average.",
     )
     warmup_steps: Count = Field(0, description="The learning rate rises linearly over this many steps.")
     decay_steps: Positive | None = Field(
@@ -148,6 +120,11 @@ class TrainingSection(Section):
         "ones, else fp32.",
     )
     compile: bool | Literal["auto"] = Field("auto", description="torch.compile. auto: on CUDA only, where it pays.")
+    loss_chunk: Positive | None = Field(
+        None,
+        description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
+        "little more time.",
+    )
     gradient_checkpointing: bool = Field(
         False, description="Keep only block inputs and recompute the rest in the backward pass: less memory, a third more time."
     )
@@ -194,6 +171,11 @@ class EvaluationSection(Section):
         "scores only its last `stride` tokens, which see more context; takes seq_len / stride times as long.",
     )
     micro_batch: Positive = Field(64, description="Rows in one forward pass of one rank.")
+    bytes: Literal["text", "pieces"] = Field(
+        "text",
+        description="What val_bpb divides by. text: the UTF-8 bytes of the original text, as preparation counted them. pieces: "
+        "the bytes of the tokenizer's pieces, as golf counts them. The other is reported beside it where it differs.",
+    )
     sample_tokens: Count = Field(0, description="Tokens of sample text written at each evaluation, into samples/. 0: no samples.")
     sample_prompt: str = Field("", description="What the samples begin with. Empty: the start of a document.")
     temperature: Rate = Field(0.8, description="Temperature of the samples.")
@@ -203,8 +185,21 @@ class EvaluationSection(Section):
 class ArtifactSection(Section):
     """What is left for others when the run is complete."""
 
-    write: bool = Field(True, description="Write the weights to artifact/model.safetensors at the end of the run.")
-    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Number format of the exported weights.")
+    write: bool = Field(True, description="Write the artifact at the end of the run, and score the file that was written.")
+    quantiser: Literal["none", "int8", "int8-golf"] = Field(
+        "int8",
+        description="none: weights as dtype says. int8: large matrices as a byte per weight and a scale per row. int8-golf: the "
+        "same by the golf challenge's own rule, whose scales are never below 1/127.",
+    )
+    codec: Literal["none", "zlib", "lzma", "zstd", "brotli"] = Field(
+        "lzma", description="Compression of the whole file; zstd and brotli need the extra `codecs`."
+    )
+    dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Number format of weights that are not quantised, where the quantiser is none."
+    )
+    tokenizer: bool = Field(
+        True, description="Put the tokenizer into the artifact, so that it writes text by itself. false: saves its bytes."
+    )
 
 
 class TrackingSection(Section):
@@ -247,6 +242,13 @@ class Config(Section):
         if t.max_steps is None and self.budget.seconds is None:
             raise ValueError(
                 "nothing ends this run: set training.max_steps or budget.seconds, or start from one of `ingot recipes`"
+            )
+        if o.schedule == "warmdown" and o.decay_steps is None:
+            raise ValueError("optimizer.schedule=warmdown needs optimizer.decay_steps, the length of the decay in steps")
+        if self.data.sampling == "stream" and self.rows_per_step % self.data.spans:
+            raise ValueError(
+                f"data.spans={self.data.spans} does not divide the {self.rows_per_step} rows of a step "
+                f"(training.tokens_per_step={t.tokens_per_step:,} / data.seq_len={seq_len:,})"
             )
         if o.schedule in ("cosine", "wsd") and t.max_steps is None and o.decay_steps is None:
             raise ValueError(

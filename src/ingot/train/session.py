@@ -13,9 +13,10 @@ from typing import Any
 
 from ingot.artifact.weights import WEIGHTS_FILE, write_weights
 from ingot.backends.base import Backend
+from ingot.config.families import FileSection
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
-from ingot.config.schema import Config, FileSection
+from ingot.config.schema import Config
 from ingot.data.dataset import Dataset
 from ingot.data.samples import open_dataset
 from ingot.data.stream import Order, make_order

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from ingot.config.families import FAMILIES
 from ingot.config.fields import DEFAULT_FAMILY, sections, settings_of
 from ingot.config.render import describe
-from ingot.config.schema import FAMILIES
 from ingot.config.text import format_value
 
 _INTRODUCTION = """# Configuration
