@@ -3,8 +3,10 @@ import torch
 from torch import nn
 
 from ingot.config.schema import OptimizerSection
+from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
-from ingot.optim.groups import make_optimizers
+from ingot.model.llama import Llama
+from ingot.optim.groups import kinds, make_optimizers
 from ingot.optim.muon import Muon
 
 CPU = torch.device("cpu")
@@ -27,6 +29,25 @@ def gpt2(**settings):
     return GPT2(**{"vocab_size": 80, "context": 32, "layers": 6, "heads": 4, "width": 32, **settings})
 
 
+def golf(**settings):
+    return Golf(**{"vocab_size": 64, "context": 16, "layers": 5, "heads": 4, "kv_heads": 2, "width": 32, **settings})
+
+
+def llama(**settings):
+    return Llama(**{"vocab_size": 80, "context": 16, "layers": 2, "heads": 4, "width": 32, **settings})
+
+
+FAMILIES = [
+    gpt2,
+    lambda: gpt2(bias=False),
+    golf,
+    lambda: golf(tied=False),
+    lambda: golf(layers=1),
+    llama,
+    lambda: llama(tied=False, bias=True),
+]
+
+
 def optimizers_of(model, **settings):
     return make_optimizers(model, OptimizerSection(**settings), CPU)
 
@@ -41,11 +62,11 @@ def names_in(model, optimizer):
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-@pytest.mark.parametrize("make", [gpt2, lambda: gpt2(bias=False), Plain])
+@pytest.mark.parametrize("make", [*FAMILIES, Plain])
 def test_every_parameter_is_in_exactly_one_group(name, make):
     model = make()
     held = parameters_of(optimizers_of(model, name=name))
-    assert sorted(held) == sorted(id(p) for p in model.parameters())
+    assert sorted(held) == sorted(id(p) for p in model.parameters() if p.requires_grad)
 
 
 def test_frozen_parameters_are_in_none():
@@ -65,7 +86,8 @@ def test_adamw_decays_matrices_and_embeddings_and_nothing_else(name):
 
 def test_six_layers_without_bias_have_26_decayed_tensors():
     (adamw,) = optimizers_of(gpt2(bias=False), name="adamw", weight_decay=0.1)
-    assert {group["weight_decay"]: len(group["params"]) for group in adamw.param_groups} == {0.1: 26, 0.0: 13}
+    decayed = [group["weight_decay"] for group in adamw.param_groups for _ in group["params"]]
+    assert (decayed.count(0.1), decayed.count(0.0)) == (26, 13)
 
 
 def test_muon_takes_the_matrices_of_the_blocks():
@@ -119,8 +141,137 @@ def test_settings_reach_the_optimizers():
         muon_momentum=0.9,
         muon_nesterov=False,
         muon_iterations=6,
+        muon_coefficients="polar-express",
+        muon_normalise_rows=True,
+        muon_precision="bf16",
     )
     wanted = {"lr": 0.05, "peak_lr": 0.05, "weight_decay": 0.2, "momentum": 0.9, "nesterov": False, "iterations": 6}
+    wanted |= {"coefficients": "polar-express", "normalise_rows": True, "precision": "bf16"}
     assert {key: muon.param_groups[0][key] for key in wanted} == wanted
     wanted = {"lr": 3e-3, "peak_lr": 3e-3, "betas": (0.8, 0.97), "eps": 1e-9}
     assert all({key: group[key] for key in wanted} == wanted for group in adamw.param_groups)
+
+
+RATES = {"learning_rate": 1e-3, "embedding_learning_rate": 0.6, "head_learning_rate": 0.008, "scalar_learning_rate": 0.02}
+
+
+def rates_of(model, **settings):
+    """The learning rate and weight decay of every parameter, by name."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [group for optimizer in optimizers_of(model, **settings) for group in optimizer.param_groups]
+    return {names[id(p)]: (group["peak_lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+
+
+def test_golfs_groups_are_54_matrices_37_scalars_and_the_embedding():
+    with torch.device("meta"):
+        model = Golf(vocab_size=1024, context=1024)  # its MLP is as wide as its vocabulary
+    optimizers = optimizers_of(model, name="muon", **RATES)
+    groups = [(type(o).__name__, group["name"], len(group["params"])) for o in optimizers for group in o.param_groups]
+    assert groups == [("Muon", "matrix", 54), ("AdamW", "embedding", 1), ("AdamW", "scalar", 37)]
+
+
+def test_golf_has_a_rate_for_each_kind():
+    found = rates_of(golf(tied=False), name="muon", muon_learning_rate=0.04, muon_weight_decay=0.0, weight_decay=0.1, **RATES)
+    assert found["tok_emb.weight"] == (0.6, 0.1)
+    assert found["lm_head.weight"] == (0.008, 0.1)
+    assert found["blocks.0.mlp.fc.weight"] == (0.04, 0.0)
+    for control in ("skip_weights", "blocks.1.resid_mix", "blocks.1.attn.q_gain", "blocks.4.mlp_scale"):
+        assert found[control] == (0.02, 0.0)
+
+
+def test_the_rates_hold_for_plain_adamw_too():
+    found = rates_of(llama(tied=False, bias=True, norm="layernorm"), name="adamw", weight_decay=0.1, **RATES)
+    assert found["wte.weight"] == (0.6, 0.1)
+    assert found["lm_head.weight"] == (0.008, 0.1)
+    assert {rate for name, rate in found.items() if name.startswith("h.") and name.endswith("proj.weight")} == {(1e-3, 0.1)}
+    assert {rate for name, rate in found.items() if name.endswith("bias")} == {(0.02, 0.0)}
+
+
+@pytest.mark.parametrize("make", [*FAMILIES, Plain])
+def test_rates_that_are_not_given_are_the_learning_rate(make):
+    assert {rate for rate, _ in rates_of(make(), name="adamw", learning_rate=0.07).values()} == {0.07}
+
+
+def test_a_rate_of_zero_is_a_rate():
+    assert rates_of(gpt2(), embedding_learning_rate=0.0)["transformer.wte.weight"][0] == 0.0
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_tied_head_is_an_embedding(name):
+    found = rates_of(llama(), name=name, **RATES)
+    assert found["wte.weight"][0] == 0.6
+    assert 0.008 not in {rate for rate, _ in found.values()}
+
+
+def test_positions_are_embeddings():
+    found = rates_of(gpt2(), **RATES)
+    assert found["transformer.wte.weight"] == found["transformer.wpe.weight"] == (0.6, 0.1)
+
+
+def test_a_layer_inside_the_blocks_is_no_head_even_if_it_is_as_wide_as_the_vocabulary():
+    model = gpt2(vocab_size=128)
+    assert kinds(model)["transformer.h.0.mlp.c_fc.weight"] == "matrix"
+    muon, _ = optimizers_of(model, name="muon")
+    assert "transformer.h.0.mlp.c_fc.weight" in names_in(model, muon)
+
+
+def test_a_model_of_ones_own_is_sorted_by_what_holds_its_parameters():
+    model = Plain(300, 32)
+    model.mixes = nn.Parameter(torch.ones(2, 32))
+    assert kinds(model)["mixes"] == "matrix"
+    model.control = ("mixes",)
+    assert kinds(model) == {
+        "mixes": "scalar",
+        "tokens.weight": "embedding",
+        "positions.weight": "embedding",
+        "up.weight": "matrix",
+        "up.bias": "scalar",
+        "norm.weight": "scalar",
+        "norm.bias": "scalar",
+        "down.weight": "matrix",
+        "down.bias": "scalar",
+        "head.weight": "head",
+        "head.bias": "scalar",
+    }
+
+
+def test_control_may_be_one_name_and_a_part_of_the_model_may_be_called_so():
+    model = Plain(300, 32)
+    model.control = "up"
+    assert kinds(model)["up.weight"] == "scalar"
+    model.control = ["down"]
+    assert kinds(model)["down.weight"] == "scalar"
+    model = Plain(300, 32)
+    model.control = nn.Linear(32, 32)
+    assert kinds(model)["control.weight"] == "matrix"
+
+
+def test_stacked_matrices_belong_to_adamw_and_decay():
+    model = gpt2()
+    model.blocks[0].experts = nn.Parameter(torch.zeros(4, 32, 32))
+    muon, adamw = optimizers_of(model, name="muon")
+    assert "transformer.h.0.experts" in names_in(model, adamw)
+    assert "transformer.h.0.experts" not in names_in(model, muon)
+    assert rates_of(model, name="muon", weight_decay=0.3)["transformer.h.0.experts"][1] == 0.3
+
+
+def test_an_embedding_in_bf16_keeps_its_moments_in_bf16():
+    model = golf(embedding_dtype="bf16")
+    optimizers = optimizers_of(model, name="muon")
+    tokens = torch.arange(32).view(2, 16)
+    model(tokens, tokens).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    state = optimizers[-1].state
+    assert {t.dtype for key, t in state[model.tok_emb.weight].items() if key.startswith("exp")} == {torch.bfloat16}
+    assert {t.dtype for key, t in state[model.skip_weights].items() if key.startswith("exp")} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_order_of_the_groups_is_always_the_same(name):
+    def orders():
+        model = golf(tied=False)
+        names = {id(p): n for n, p in model.named_parameters()}
+        return [[names[id(p)] for p in group["params"]] for o in optimizers_of(model, name=name) for group in o.param_groups]
+
+    assert orders() == orders()

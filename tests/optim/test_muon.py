@@ -1,14 +1,24 @@
+import copy
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from ingot.optim.muon import Muon, _iterate, _iterate_gram, orthogonalise
+from ingot.optim.muon import Muon, equal_rows
 
 torch.set_num_threads(1)
 
 SHAPES = [(32, 32), (96, 32), (32, 96), (64, 256), (256, 64), (1, 48), (48, 1)]
+OPTIONS = [
+    {"nesterov": False},
+    {"coefficients": "polar-express"},
+    {"coefficients": "polar-express", "iterations": 4, "weight_decay": 0.1},
+    {"normalise_rows": True},
+    {"precision": "bf16"},
+    {"precision": "bf16", "coefficients": "polar-express", "normalise_rows": True, "weight_decay": 0.1},
+]
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 products says so
 
 
 def matrices(*shapes, seed=0):
@@ -29,7 +39,6 @@ def equal(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch's Muon asks CPUs for bf16 products
 @pytest.mark.parametrize("shape", SHAPES)
 def test_updates_agree_with_torchs_muon(shape):
     (ours,), (theirs,) = matrices(shape), matrices(shape)
@@ -48,11 +57,11 @@ def test_updates_agree_with_torchs_muon(shape):
         assert (update - expected).norm() / expected.norm() < 0.03
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_matrices_updated_together_are_updated_as_one_by_one(nesterov):
-    shapes = [(48, 32), (32, 48), (48, 32), (32, 32), (32, 48), (48, 32)]
+@pytest.mark.parametrize("options", [{}, *OPTIONS])
+def test_matrices_updated_together_are_updated_as_one_by_one(options):
+    shapes = [(48, 32), (32, 48), (48, 32), (32, 32), (32, 48), (48, 32), (16, 48)]
     together, alone = matrices(*shapes), matrices(*shapes)
-    optimizers = [Muon(together, nesterov=nesterov), *(Muon([p], nesterov=nesterov) for p in alone)]
+    optimizers = [Muon(together, **options), *(Muon([p], **options) for p in alone)]
     for step in range(3):
         give_gradients(together, seed=step + 1)
         give_gradients(alone, seed=step + 1)
@@ -62,39 +71,103 @@ def test_matrices_updated_together_are_updated_as_one_by_one(nesterov):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("iterations", [1, 5, 7])
-def test_the_gathered_iteration_equals_the_plain_one(iterations):
-    x = torch.randn(3, 48, 192, generator=torch.Generator().manual_seed(0))
-    x = x / x.norm(dim=(1, 2), keepdim=True)
-    torch.testing.assert_close(_iterate_gram(x, iterations), _iterate(x, iterations), atol=1e-5, rtol=0)
+@pytest.mark.parametrize("options", [{}, *OPTIONS])
+def test_a_transposed_gradient_gives_the_transposed_direction(options):
+    options = {**options, "normalise_rows": False}  # rows are not columns
+    (wide,), (tall,) = matrices((32, 96)), matrices((32, 96))
+    tall = nn.Parameter(tall.detach().T.contiguous())
+    give_gradients([wide], seed=1)
+    tall.grad = wide.grad.T.contiguous()
+    before = wide.detach().clone()
+    for p, lr in ((wide, math.sqrt(3)), (tall, 1.0)):  # a tall one is scaled up by the root of rows / columns
+        Muon([p], lr=lr, **{**options, "weight_decay": 0.0}).step()
+    torch.testing.assert_close(tall - before.T, (wide - before).T, atol=2e-5, rtol=0)
 
 
-def test_five_iterations_bring_singular_values_near_one():
-    x = torch.randn(1, 512, 1024, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(orthogonalise(x, 5)[0])
-    assert values.min() > 0.6
-    assert values.max() < 1.3
+@pytest.mark.parametrize("options", [{}, *OPTIONS])
+def test_a_state_put_back_continues_bit_for_bit(options):
+    straight, resumed = matrices((16, 48), (48, 16)), matrices((16, 48), (48, 16))
+    for params in (straight, resumed):
+        optimizer = Muon(params, **options)
+        for step in range(4):
+            if params is resumed and step == 2:
+                saved = copy.deepcopy(optimizer.state_dict())
+                optimizer = Muon(params, **options)
+                optimizer.load_state_dict(saved)
+            give_gradients(params, seed=step + 1)
+            optimizer.step()
+    assert equal(straight, resumed)
 
 
-def test_directions_survive_orthogonalising():
-    x = torch.randn(40, 60, generator=torch.Generator().manual_seed(0))
-    u, _, v = torch.linalg.svd(x, full_matrices=False)
-    inside = u.T @ orthogonalise(x[None])[0] @ v.T
-    torch.testing.assert_close(inside, inside.diagonal().diag(), atol=1e-4, rtol=0)
+def test_momentum_may_change_between_steps():
+    changed, fixed = matrices((16, 32)), matrices((16, 32))
+    moving, still = Muon(changed, momentum=0.5, nesterov=False), Muon(fixed, momentum=0.9, nesterov=False)
+    for params, optimizer in ((changed, moving), (fixed, still)):
+        for step in range(2):
+            optimizer.param_groups[0]["momentum"] = 0.9
+            give_gradients(params, seed=step + 1)
+            optimizer.step()
+    assert equal(changed, fixed)
+    first, second = (matrices((16, 32), seed=seed)[0].detach() for seed in (1, 2))
+    torch.testing.assert_close(moving.state[changed[0]]["momentum"], 0.9 * first + second)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_transposed_matrix_gives_the_transposed_update(dtype):
-    x = torch.randn(2, 96, 32, generator=torch.Generator().manual_seed(0))
-    wide, tall = orthogonalise(x.mT.contiguous(), dtype=dtype), orthogonalise(x, dtype=dtype)
-    torch.testing.assert_close(wide, tall.mT, atol=1e-5, rtol=0)
+def test_rows_of_equal_length_keep_the_length_of_the_whole():
+    x = torch.randn(3, 64, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 2, 64)[:, None]
+    rows = equal_rows(x)
+    torch.testing.assert_close(rows.norm(dim=(1, 2)), x.norm(dim=(1, 2)))
+    lengths = rows.norm(dim=2)
+    torch.testing.assert_close(lengths, lengths[:, :1].expand_as(lengths))
+    torch.testing.assert_close(torch.cosine_similarity(rows, x, dim=2), torch.ones(3, 64))
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1e6])
-def test_the_size_of_a_gradient_does_not_matter(scale):
-    x = torch.randn(1, 32, 64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(orthogonalise(scale * x), orthogonalise(x), atol=1e-3, rtol=0)
+def test_a_row_of_zeros_stays_zero_and_a_matrix_of_zeros_too():
+    x = torch.zeros(2, 4, 3)
+    x[0, 1:] = torch.tensor([[3.0, 0, 0], [0, 4, 0], [0, 0, 12]])
+    rows = equal_rows(x)
+    torch.testing.assert_close(rows[0].norm(dim=1), torch.tensor([0.0, 1, 1, 1]) * 13 / math.sqrt(3))
+    assert not rows[1].any()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_with_equal_rows_every_neuron_of_a_tall_matrix_learns_equally_fast(precision):
+    def lengths(**options):
+        params = matrices((256, 32))
+        before = params[0].detach().clone()
+        give_gradients(params, seed=1)
+        params[0].grad[:128] *= 0.05
+        Muon(params, lr=1.0, precision=precision, **options).step()
+        return (params[0].detach() - before).norm(dim=1)
+
+    plain, equalled = lengths(), lengths(normalise_rows=True)
+    assert plain.max() > 10 * plain.min()
+    torch.testing.assert_close(equalled, equalled.mean().expand_as(equalled), rtol=1e-4, atol=0)
+    torch.testing.assert_close(equalled.norm(), plain.norm(), rtol=1e-4, atol=0)
+
+
+def test_precision_decides_the_arithmetic():
+    updates = {}
+    for precision in ("auto", "fp32", "bf16"):
+        params = matrices((32, 48))
+        before = params[0].detach().clone()
+        give_gradients(params, seed=1)
+        Muon(params, lr=1.0, precision=precision).step()
+        updates[precision] = params[0].detach() - before
+    assert torch.equal(updates["auto"], updates["fp32"])  # on a CPU
+    off = (updates["bf16"] - updates["fp32"]).norm() / updates["fp32"].norm()
+    assert 1e-4 < off < 0.05
+
+
+def test_the_update_of_a_matrix_twice_as_tall_has_root_two_times_the_singular_values():
+    largest = {}
+    for shape in [(512, 512), (1024, 512)]:
+        params = matrices(shape)
+        before = params[0].detach().clone()
+        # All singular values equal, so that both shapes are lifted alike.
+        params[0].grad = torch.linalg.qr(torch.randn(shape, generator=torch.Generator().manual_seed(1)))[0]
+        Muon(params, lr=1.0).step()
+        largest[shape] = torch.linalg.matrix_norm(params[0].detach() - before, ord=2).item()
+    assert largest[1024, 512] / largest[512, 512] == pytest.approx(math.sqrt(2), rel=1e-3)
 
 
 def test_a_gradient_of_zeros_moves_nothing():
@@ -131,11 +204,11 @@ def test_without_momentum_history_does_not_matter():
     assert torch.equal(params[0], fresh[0])
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, *OPTIONS])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_found_inf_leaves_weights_and_momentum_bit_for_bit(weight_decay, poison):
+def test_found_inf_leaves_weights_and_momentum_bit_for_bit(options, poison):
     params = matrices((16, 32), (16, 32), (32, 16))
-    optimizer = Muon(params, weight_decay=weight_decay)
+    optimizer = Muon(params, **options)
     give_gradients(params, seed=1)
     optimizer.step()
     before = bits(params, optimizer)
@@ -159,10 +232,10 @@ def test_found_inf_in_the_first_step_leaves_everything_at_the_start():
     assert not optimizer.state[params[0]]["momentum"].any()
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_a_found_inf_of_zero_changes_nothing(weight_decay):
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, *OPTIONS])
+def test_a_found_inf_of_zero_changes_nothing(options):
     told, untold = matrices((16, 32), (32, 16)), matrices((16, 32), (32, 16))
-    one, other = Muon(told, weight_decay=weight_decay), Muon(untold, weight_decay=weight_decay)
+    one, other = Muon(told, **options), Muon(untold, **options)
     one.found_inf = torch.tensor(0.0)
     for step in range(3):
         for params, optimizer in ((told, one), (untold, other)):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.schema import Config
-from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.optim.schedules import Position, learning_rate_scale, muon_momentum
 
 
 def config_of(max_steps=None, seconds=None, **optimizer):
@@ -17,7 +17,7 @@ def scale(config, step, elapsed=0.0):
 
 
 @st.composite
-def runs(draw, schedules=("constant", "cosine", "wsd", "budget")):
+def runs(draw, schedules=("constant", "cosine", "wsd", "budget", "warmdown")):
     """A config with any schedule that fits, a budget by steps, by seconds or by both."""
     schedule = draw(st.sampled_from(schedules))
     by_steps = schedule in ("cosine", "wsd") or draw(st.booleans())
@@ -25,6 +25,7 @@ def runs(draw, schedules=("constant", "cosine", "wsd", "budget")):
     seconds = draw(st.floats(0.1, 1e6)) if max_steps is None or draw(st.booleans()) else None
     warmup = draw(st.integers(0, (max_steps or 50) - 1))
     decay = draw(st.none() | st.integers(warmup + 1, 1000)) if schedule in ("cosine", "wsd") else None
+    decay = draw(st.integers(1, 1000)) if schedule == "warmdown" else decay
     return config_of(
         max_steps,
         seconds,
@@ -37,9 +38,9 @@ def runs(draw, schedules=("constant", "cosine", "wsd", "budget")):
 
 
 @st.composite
-def journeys(draw):
+def journeys(draw, schedules=("constant", "cosine", "wsd", "budget", "warmdown")):
     """A run and the places it passes: neither steps nor seconds ever go back."""
-    config = draw(runs())
+    config = draw(runs(schedules))
     steps = sorted(draw(st.lists(st.integers(0, 1200), min_size=2, max_size=20)))
     times = sorted(draw(st.lists(st.floats(0, 2e6), min_size=len(steps), max_size=len(steps))))
     return config, list(zip(steps, times, strict=True))
@@ -97,8 +98,74 @@ def test_a_budget_without_decay_stays_up():
     assert [scale(config, step) for step in (0, 99)] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("step", "milliseconds", "expected"),
+    [
+        (0, 5, 1.0),
+        (6000, 392_924, 1.0),
+        (7000, 459_048, 0.71646),
+        (8000, 528_649, 0.35992),
+        (9000, 595_074, 0.02483),
+        (9092, 599_903, 0.00049),
+        (1, 527, 0.37917),
+        (100, 52_500, 0.34762),
+    ],
+)
+def test_a_warm_down_by_time_is_golfs(step, milliseconds, expected):
+    for max_steps in (None, 20_000):
+        config = config_of(max_steps, seconds=600.0, schedule="warmdown", decay_steps=3000, floor=0.0)
+        assert scale(config, step, milliseconds / 1000) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_warm_down_by_steps_is_golfs():
+    config = config_of(20_000, schedule="warmdown", decay_steps=3000, floor=0.0)
+    found = [scale(config, step, 1e9) for step in (0, 17_000, 18_500, 19_999, 20_000, 30_000)]
+    assert found == pytest.approx([1.0, 1.0, 0.5, 1 / 3000, 0.0, 0.0])
+
+
+def test_without_a_warm_down_golfs_rate_stays_up():
+    config = config_of(20_000, seconds=600.0, schedule="constant")
+    assert {scale(config, *place) for place in [(0, 0.0), (10_000, 300.0), (19_999, 599.9)]} == {1.0}
+
+
+def test_a_warm_down_ends_on_the_floor_and_stays_there():
+    for config in (
+        config_of(100, schedule="warmdown", decay_steps=10, floor=0.1),
+        config_of(None, 60.0, schedule="warmdown", decay_steps=10, floor=0.1),
+    ):
+        assert scale(config, 95, 57.0) == pytest.approx(0.1 + 0.9 * 0.5)
+        assert [scale(config, *place) for place in [(100, 60.0), (140, 90.0)]] == pytest.approx([0.1, 0.1])
+
+
+def test_a_warm_down_longer_than_the_run_begins_below_the_peak():
+    config = config_of(100, schedule="warmdown", decay_steps=400, floor=0.0)
+    assert scale(config, 0) == pytest.approx(0.25)
+
+
+def test_a_warm_down_has_a_first_step_before_the_clock_has_moved():
+    assert scale(config_of(None, 60.0, schedule="warmdown", decay_steps=10), 0, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(("step", "momentum"), [(0, 0.92), (750, 0.955), (1499, 0.98995), (1500, 0.99), (10**6, 0.99)])
+def test_muons_momentum_rises_as_golfs(step, momentum):
+    config = config_of(20_000, muon_momentum=0.99, muon_momentum_start=0.92, muon_momentum_warmup_steps=1500)
+    assert muon_momentum(config, step) == pytest.approx(momentum, abs=1e-5)
+
+
+@pytest.mark.parametrize("ramp", [{}, {"muon_momentum_start": 0.5}, {"muon_momentum_warmup_steps": 100}])
+def test_without_a_start_or_a_length_muons_momentum_stands(ramp):
+    config = config_of(10, muon_momentum=0.9, **ramp)
+    assert {muon_momentum(config, step) for step in range(200)} == {0.9}
+
+
+@given(st.floats(0, 0.999), st.floats(0, 0.999), st.integers(1, 5000), st.integers(0, 10_000))
+def test_muons_momentum_stays_between_its_ends(start, final, steps, step):
+    config = config_of(10, muon_momentum=final, muon_momentum_start=start, muon_momentum_warmup_steps=steps)
+    assert min(start, final) - 1e-12 <= muon_momentum(config, step) <= max(start, final) + 1e-12
+
+
 @settings(deadline=None)
-@given(journeys())
+@given(journeys(("constant", "cosine", "wsd", "budget")))  # a warm-down by time rises when steps get faster
 def test_the_learning_rate_never_rises_again_after_the_warm_up(journey):
     config, places = journey
     scales = [scale(config, *place) for place in places if place[0] >= config.optimizer.warmup_steps]
@@ -117,12 +184,14 @@ def test_the_learning_rate_stays_between_nothing_and_its_peak(journey):
 
 
 @settings(deadline=None)
-@given(runs(schedules=("cosine", "wsd", "budget")))
+@given(runs(schedules=("cosine", "wsd", "budget", "warmdown")))
 def test_a_decay_lands_on_the_floor_at_the_end_of_the_budget(config):
     o, max_steps = config.optimizer, config.training.max_steps
     ends = []
     if max_steps is not None:
         ends.append((max(max_steps, o.decay_steps or 0), 0.0))
+    if o.schedule == "warmdown" and config.budget.seconds is not None:
+        ends = [(1_000, config.budget.seconds)]
     if o.schedule == "budget" and config.budget.seconds is not None:
         ends.append((1_000 if max_steps is None else max_steps, config.budget.seconds))
     lands = o.schedule != "budget" or o.decay_fraction > 0

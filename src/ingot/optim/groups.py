@@ -1,8 +1,20 @@
-"""Which parameter gets which optimizer, and with how much weight decay."""
+"""Which parameter gets which optimizer, learning rate and weight decay.
+
+A parameter is of one of four kinds, found by what holds it, so that a model of one's own needs no registration:
+
+- embedding: the weight of an nn.Embedding, be it of tokens or positions, and with it a head that is tied to it;
+- head: the weight of an nn.Linear outside `blocks` with as many outputs as the first embedding has rows, the vocabulary;
+- scalar: what has fewer than two dimensions, and what `model.control` names by a part of its name: mixes and gains that are no
+  matrices even where they have two dimensions;
+- matrix: the rest. Muon, where it is asked for, takes those of two dimensions inside the blocks; see `block_matrices`.
+
+Scalars never decay; all else does.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import nn
@@ -10,60 +22,94 @@ from torch import nn
 from ingot.config.schema import OptimizerSection
 from ingot.optim.muon import Muon
 
+Kind = Literal["embedding", "head", "matrix", "scalar"]
 Parameters = list[tuple[str, nn.Parameter]]
 
 
 def make_optimizers(model: nn.Module, settings: OptimizerSection, device: torch.device) -> list[torch.optim.Optimizer]:
     """The optimizers of a model; every trainable parameter is in exactly one of their groups."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = block_matrices(model) if settings.name == "muon" else []
-    taken = {name for name, _ in matrices}
-    rest = [(name, p) for name, p in named if name not in taken]
     optimizers: list[torch.optim.Optimizer] = []
+    matrices = [p for _, p in block_matrices(model)] if settings.name == "muon" else []
     if matrices:
-        group = {"params": [p for _, p in matrices], "weight_decay": settings.muon_weight_decay}
-        optimizers.append(
-            Muon(
-                [group],
-                lr=settings.muon_learning_rate,
-                momentum=settings.muon_momentum,
-                nesterov=settings.muon_nesterov,
-                iterations=settings.muon_iterations,
-            )
-        )
-    if rest:
-        optimizers.append(
-            torch.optim.AdamW(
-                decay_groups(rest, settings.weight_decay),
-                lr=settings.learning_rate,
-                betas=(settings.beta1, settings.beta2),
-                eps=settings.epsilon,
-                fused=device.type in ("cpu", "cuda"),
-            )
-        )
+        optimizers.append(muon(matrices, settings))
+    rates: dict[Kind, float | None] = {
+        "embedding": settings.embedding_learning_rate,
+        "head": settings.head_learning_rate,
+        "matrix": None,
+        "scalar": settings.scalar_learning_rate,
+    }
+    taken, held = {id(p) for p in matrices}, kinds(model)
+    groups = [
+        {
+            "params": [p for name, p in trainable(model) if held[name] == kind and id(p) not in taken],
+            "name": kind,
+            "lr": settings.learning_rate if rate is None else rate,
+            "weight_decay": 0.0 if kind == "scalar" else settings.weight_decay,
+        }
+        for kind, rate in rates.items()
+    ]
+    if filled := [group for group in groups if group["params"]]:
+        betas, fused = (settings.beta1, settings.beta2), device.type in ("cpu", "cuda")
+        optimizers.append(torch.optim.AdamW(filled, lr=settings.learning_rate, betas=betas, eps=settings.epsilon, fused=fused))
     for optimizer in optimizers:
-        for parameters in optimizer.param_groups:
-            parameters["peak_lr"] = parameters["lr"]
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
     return optimizers
 
 
-def decay_groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups by dimension: matrices and embeddings decay, gains and biases do not."""
-    groups = [
-        {"params": [p for _, p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for _, p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+def muon(matrices: list[nn.Parameter], settings: OptimizerSection) -> Muon:
+    """Muon with its settings, for these matrices."""
+    return Muon(
+        [{"params": matrices, "name": "matrix"}],
+        lr=settings.muon_learning_rate,
+        momentum=settings.muon_momentum,
+        nesterov=settings.muon_nesterov,
+        iterations=settings.muon_iterations,
+        weight_decay=settings.muon_weight_decay,
+        coefficients=settings.muon_coefficients,
+        normalise_rows=settings.muon_normalise_rows,
+        precision=settings.muon_precision,
+    )
+
+
+def kinds(model: nn.Module) -> dict[str, Kind]:
+    """The kind of every trainable parameter."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    heads = {id(m.weight) for m in facing_vocabulary(model)}
+    control = getattr(model, "control", ())
+    patterns = (control,) if isinstance(control, str) else control if isinstance(control, tuple | list) else ()
+
+    def kind(name: str, p: nn.Parameter) -> Kind:
+        if id(p) in embeddings:
+            return "embedding"
+        if p.dim() < 2 or any(pattern in name for pattern in patterns):
+            return "scalar"
+        return "head" if id(p) in heads else "matrix"
+
+    return {name: kind(name, p) for name, p in trainable(model)}
 
 
 def block_matrices(model: nn.Module) -> Parameters:
-    """The matrices inside the blocks; in a model without `blocks`, those of linear layers that do not face the vocabulary."""
+    """The matrices inside the blocks; in a model without `blocks`, those of all linear layers. Neither embedding nor head."""
     blocks = getattr(model, "blocks", None)
     if isinstance(blocks, nn.Module):
         inside = {id(p) for p in blocks.parameters()}
-        return [(name, p) for name, p in model.named_parameters() if id(p) in inside and p.dim() == 2 and p.requires_grad]
+    else:
+        inside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    held = kinds(model)
+    return [(name, p) for name, p in trainable(model) if id(p) in inside and held[name] == "matrix" and p.dim() == 2]
+
+
+def facing_vocabulary(model: nn.Module) -> list[nn.Linear]:
+    """Linear layers outside the blocks that have an output for every token; inside, a layer may be as wide by chance."""
     # The first embedding is that of the tokens; a table of positions may have more rows.
-    vocabulary = next((module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), 0)
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features != vocabulary]
-    inside = {id(module.weight) for module in linear}
-    return [(name, p) for name, p in model.named_parameters() if id(p) in inside and p.requires_grad]
+    vocabulary = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    blocks = getattr(model, "blocks", None)
+    inside = set(blocks.modules()) if isinstance(blocks, nn.Module) else set()
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m not in inside]
+    return [m for m in linear if m.out_features == vocabulary]
+
+
+def trainable(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, by name; a tied one once."""
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

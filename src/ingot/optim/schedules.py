@@ -1,4 +1,4 @@
-"""Learning-rate multipliers: pure functions of where a run stands, so that a resume computes what the unbroken run would have.
+"""Learning rates and Muon's momentum: pure functions of where a run stands, so that a resume computes what the unbroken run did.
 
 `Position` is all a schedule may look at. One that looks at `elapsed` follows the clock; the others are reproducible.
 """
@@ -28,6 +28,19 @@ class Position:
         return min(1.0, max(by_steps, by_seconds))
 
 
+@dataclass(frozen=True)
+class Rates:
+    """What a schedule asks of the optimizers for one step: the factor on every peak learning rate, and Muon's momentum."""
+
+    scale: float
+    momentum: float
+
+
+def rates_at(config: Config, position: Position) -> Rates:
+    """The rates of the step that begins at `position`."""
+    return Rates(learning_rate_scale(config, position), muon_momentum(config, position.step))
+
+
 def learning_rate_scale(config: Config, position: Position) -> float:
     """The factor on every peak learning rate for the step that begins at `position`."""
     o = config.optimizer
@@ -43,6 +56,8 @@ def learning_rate_scale(config: Config, position: Position) -> float:
             decay = linear(position.step - ((config.training.max_steps or 1) - length), length)
         case "budget":
             decay = linear(position.spent - (1 - o.decay_fraction), o.decay_fraction)
+        case "warmdown":
+            decay = warmdown(position, o.decay_steps or 1)
     return warmup * (o.floor + (1 - o.floor) * decay)
 
 
@@ -54,6 +69,28 @@ def cosine(done: float, length: float) -> float:
 def linear(done: float, length: float) -> float:
     """From one to zero along a line; one before, zero after."""
     return 1.0 - _clamp(done / length) if length > 0 else 1.0
+
+
+def warmdown(position: Position, steps: int) -> float:
+    """One, then to zero along a line over the last `steps`; under a budget of seconds, over the time so many steps take.
+
+    That time is measured by the average step so far. Where it is longer than the whole budget the line is met at once, below one.
+    """
+    if position.seconds is None:
+        left: float = (position.max_steps or 0) - position.step
+        length: float = steps
+    else:
+        left = position.seconds - position.elapsed
+        length = steps * position.elapsed / max(position.step, 1)
+    return _clamp(left / length) if left <= length else 1.0
+
+
+def muon_momentum(config: Config, step: int) -> float:
+    """Muon's momentum in a step: from muon_momentum_start to muon_momentum along a line, and there it stays."""
+    o = config.optimizer
+    if o.muon_momentum_start is None or step >= o.muon_momentum_warmup_steps:
+        return o.muon_momentum
+    return o.muon_momentum_start + (o.muon_momentum - o.muon_momentum_start) * step / o.muon_momentum_warmup_steps
 
 
 def _clamp(x: float) -> float:
