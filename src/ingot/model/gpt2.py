@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.layers import LayerCache, LayerNorm, causal_attention, cross_entropy
+from ingot.model.layers import LayerCache, LayerNorm, Mask, causal_attention, document_mask, places
+from ingot.model.loss import head_logits, head_loss
 
 
 class Attention(nn.Module):
@@ -24,12 +25,12 @@ class Attention(nn.Module):
         self.heads = heads
         self.dropout = dropout
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))  # (B, H, T, D)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, H, S, D)
-        y = causal_attention(q, k, v, self.dropout if self.training else 0.0)
+        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask)
         y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
@@ -55,8 +56,8 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(width, bias)
         self.mlp = MLP(width, bias, dropout, gelu)
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), cache)
+    def forward(self, x: Tensor, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), mask, cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -71,21 +72,19 @@ class Trunk(nn.Module):
         self.ln_f = LayerNorm(width, bias)
         self.dropout = dropout
 
-    def forward(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
-        start = cache[0].length if cache else 0
-        end = start + tokens.size(1)
-        if end > self.wpe.num_embeddings:
-            raise ValueError(f"{end} tokens do not fit into a context of {self.wpe.num_embeddings}")
-        positions = torch.arange(start, end, device=tokens.device)  # (T)
-        x = self.wte(tokens) + self.wpe(positions)  # (B, T, C)
-        x = F.dropout(x, self.dropout, self.training)
+    def forward(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Tensor:
+        positions = self.wpe(places(tokens, cache, self.wpe.num_embeddings))  # (T, C)
+        mask = document_mask(documents)
+        x = F.dropout(self.wte(tokens) + positions, self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
-            x = block(x) if cache is None else block(x, cache[i])
+            x = block(x, mask, cache[i] if cache else None)
         return self.ln_f(x)
 
 
 class GPT2(nn.Module):
     """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
+
+    loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
 
     def __init__(
         self,
@@ -121,20 +120,20 @@ class GPT2(nn.Module):
             elif name.endswith("bias"):
                 parameter.zero_()
 
-    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
-        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` already holds."""
-        return self.transformer(tokens, cache)
+    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
+        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
+        return self.transformer(tokens, cache, documents)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every next token, from hidden states; the head is the token embedding."""
-        return F.linear(hidden, self.transformer.wte.weight)
+        return head_logits(hidden, self.transformer.wte.weight)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets behind hidden states."""
-        return cross_entropy(self.logits(hidden), targets)
+        return head_loss(hidden, self.transformer.wte.weight, targets, chunk=self.loss_chunk)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens)
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        x = self.hidden(tokens, documents=documents)
         return self.logits(x) if targets is None else self.head_loss(x, targets)
 
     def new_cache(self, batch: int) -> list[LayerCache]:

@@ -1,12 +1,24 @@
-"""Parts that more than one model family is built from."""
+"""Parts that more than one model family is built from.
+
+Whatever depends on places in the row (rotary angles, document masks) is made once per forward pass and handed to every block: the
+models keep no buffers, so nothing has to be moved, saved or made anew with them.
+"""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 IGNORED = -1  # a target with this value is not predicted: it adds neither loss nor gradient
+
+Mask = Tensor | BlockMask
+Turn = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2)
 
 
 class LayerNorm(nn.Module):
@@ -20,6 +32,18 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation with a gain; torch computes the mean square in float32."""
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class LayerCache:
@@ -39,17 +63,74 @@ class LayerCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
-    """Attention of T queries that stand at the end of S keys; query i sees the keys up to its own place."""
+def places(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
+    """The places (T) of `tokens` in their row, behind what `cache` holds; they must fit into the context."""
+    start = cache[0].length if cache else 0
+    end = start + tokens.size(1)
+    if end > context:
+        raise ValueError(f"{end} tokens do not fit into a context of {context}")
+    return torch.arange(start, end, device=tokens.device)
+
+
+def turn(places: Tensor, head_size: int, base: float, stretch: float = 1.0) -> Turn:
+    """Rotary positions: how far each pair of a head's numbers is turned at each place. float32: bf16 cannot tell 256 from 257."""
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=places.device) / head_size
+    angles = places.float()[:, None] / (base**exponents * stretch)  # (T, D / 2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, turn: Turn) -> Tensor:
+    """Turn the pairs (i, i + D / 2) of (B, H, T, D) queries or keys."""
+    cos, sin = (table.to(x.dtype) for table in turn)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+def document_mask(documents: Tensor | None) -> Mask | None:
+    """What each token of a row may see, from the number (B, T) of its document: that document, up to its own place."""
+    if documents is None:
+        return None
+    (B, T), device = documents.shape, documents.device
+    if device.type != "cuda":  # FlexAttention has no backward on CPUs
+        same = documents[:, None, :, None] == documents[:, None, None, :]
+        return same & torch.ones(T, T, dtype=torch.bool, device=device).tril()  # (B, 1, T, T)
+
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (documents[b, query] == documents[b, key])
+
+    return _fused(create_block_mask)(visible, B, None, T, T, device=device)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask: Mask | None = None) -> Tensor:
+    """Attention of T queries that stand at the end of S keys; query i sees the keys up to its own place, or what `mask` says.
+
+    k and v may have fewer heads than q; each then serves a group of neighbouring ones.
+    """
     T, S = q.size(-2), k.size(-2)
-    if T == S:
+    if mask is not None and T != S:
+        raise ValueError("a document mask covers whole rows; it does not go together with a filled cache")
+    if isinstance(mask, BlockMask):
+        if dropout:
+            raise ValueError("document masking on a GPU knows no dropout; set model.dropout=0 or data.document_mask=false")
+        return _fused(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
+    k, v = serve(k, q.size(1)), serve(v, q.size(1))
+    if mask is None and T == S:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-    if T == 1:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-    mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+    if mask is None and T > 1:
+        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean negative log-likelihood, in float32, over the targets that are not IGNORED."""
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+def serve(x: Tensor, heads: int) -> Tensor:
+    """Repeat (B, K, S, D) keys or values for every head they serve. Not `enable_gqa`: only some kernels know it."""
+    return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
+
+
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled: eagerly FlexAttention would hold the scores of all pairs. A model that is compiled compiles it as its part."""
+    return function if torch.compiler.is_compiling() else _compiled(function)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function)

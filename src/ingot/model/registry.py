@@ -2,7 +2,8 @@
 
 A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the mean
 loss over the targets that are not -1. What else it offers is used where present: `blocks` (for Muon and gradient checkpointing),
-`context`, and `new_cache` with `hidden` and `logits` (for cached generation).
+`control` (parts of the names of parameters that are no matrices to Muon), `context`, `loss_chunk`, a third argument `documents`
+of forward (for document masking), and `new_cache` with `hidden` and `logits` (for cached generation).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 
 from torch import nn
 
+from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
+from ingot.model.llama import Llama
 
-FAMILIES: dict[str, Callable[..., nn.Module]] = {"gpt2": GPT2}
+FAMILIES: dict[str, Callable[..., nn.Module]] = {"gpt2": GPT2, "llama": Llama, "golf": Golf}
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:

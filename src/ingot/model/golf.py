@@ -1,0 +1,160 @@
+"""The golf family: the baseline of the parameter golf challenge, small models that learn fast under Muon.
+
+What sets it apart: every block begins by mixing the embedding back in, the first half of the blocks feeds the second half through
+skips, queries and keys are normalised, and every branch starts at zero, so that a new model predicts from the embedding alone.
+Parameter names are those of the challenge's own files. Numbers that steer rather than multiply (`control`) stay float32 and are
+no matrices to Muon, even where they have two dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ingot.model.layers import LayerCache, Mask, Turn, causal_attention, document_mask, places, rotate, turn
+from ingot.model.loss import head_logits, head_loss
+
+
+def norm(x: Tensor) -> Tensor:
+    """Bring the last dimension to a root mean square of 1; without a gain, and in x's own number format."""
+    return F.rms_norm(x, (x.size(-1),)).to(x.dtype)  # autocast makes it float32 on GPUs
+
+
+class Linear(nn.Linear):
+    """A matrix kept in float32 and used in the number format of what it multiplies."""
+
+    def __init__(self, inside: int, outside: int):
+        super().__init__(inside, outside, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, qk_gain: float):
+        super().__init__()
+        self.head_size = width // heads
+        self.c_q = Linear(width, width)
+        self.c_k = Linear(width, kv_heads * self.head_size)
+        self.c_v = Linear(width, kv_heads * self.head_size)
+        self.proj = Linear(width, width)
+        self.q_gain = nn.Parameter(torch.full((heads,), qk_gain))
+
+    def forward(self, x: Tensor, turn: Turn, mask: Mask | None, cache: LayerCache | None) -> Tensor:
+        B, T, C = x.shape
+        projected = self.c_q(x), self.c_k(x), self.c_v(x)
+        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in projected)  # (B, H, T, D), twice (B, K, T, D)
+        q, k = rotate(norm(q), turn), rotate(norm(k), turn)
+        q = q * self.q_gain.to(q.dtype)[:, None, None]
+        if cache is not None:
+            k, v = cache.extend(k, v)  # (B, K, S, D)
+        y = causal_attention(q, k, v, mask=mask)
+        return self.proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, multiple: int):
+        super().__init__()
+        self.fc = Linear(width, multiple * width)
+        self.proj = Linear(multiple * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(F.relu(self.fc(x)).square())
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, mlp_multiple: int, qk_gain: float):
+        super().__init__()
+        self.attn = Attention(width, heads, kv_heads, qk_gain)
+        self.mlp = MLP(width, mlp_multiple)
+        self.attn_scale = nn.Parameter(torch.ones(width))
+        self.mlp_scale = nn.Parameter(torch.ones(width))
+        self.resid_mix = nn.Parameter(torch.stack([torch.ones(width), torch.zeros(width)]))
+
+    def forward(self, x: Tensor, x0: Tensor, turn: Turn, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
+        mix = self.resid_mix.to(x.dtype)
+        x = mix[0] * x + mix[1] * x0
+        x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), turn, mask, cache)
+        return x + self.mlp_scale.to(x.dtype) * self.mlp(norm(x))
+
+
+class Golf(nn.Module):
+    """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
+
+    control: tuple[str, ...] = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weight")  # parts of their names
+    loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context: int,
+        layers: int = 9,
+        heads: int = 8,
+        width: int = 512,
+        kv_heads: int | None = 4,
+        mlp_multiple: int = 2,
+        rope_base: float = 10000.0,
+        tied: bool = True,
+        softcap: float = 30.0,
+        qk_gain: float = 1.5,
+        embedding_std: float = 0.005,
+        embedding_dtype: Literal["fp32", "bf16"] = "fp32",
+    ):
+        super().__init__()
+        self.context = context
+        self.head_size, self.kv_heads = width // heads, kv_heads or heads
+        self.rope_base, self.softcap = rope_base, softcap
+        self.skips = layers // 2
+        self.tok_emb = nn.Embedding(vocab_size, width, dtype=torch.bfloat16 if embedding_dtype == "bf16" else torch.float32)
+        self.blocks = nn.ModuleList(Block(width, heads, self.kv_heads, mlp_multiple, qk_gain) for _ in range(layers))
+        self.skip_weights = nn.Parameter(torch.ones(self.skips, width), requires_grad=self.skips > 0)  # one layer has none
+        self.lm_head = None if tied else Linear(width, vocab_size)
+        self._initialise(embedding_std)
+
+    @torch.no_grad()
+    def _initialise(self, embedding_std: float) -> None:
+        """Matrices keep torch's uniform draw, but what ends a branch is zero; so is a head of its own."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("proj.weight") or name == "lm_head.weight":
+                parameter.zero_()
+        if self.lm_head is None:
+            self.tok_emb.weight.normal_(std=embedding_std)
+
+    @property
+    def head(self) -> Tensor:
+        return self.tok_emb.weight if self.lm_head is None else self.lm_head.weight
+
+    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
+        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
+        cos, sin = turn(places(tokens, cache, self.context), self.head_size, self.rope_base)
+        backwards = cos, -sin  # the way round the challenge's weights are trained
+        mask = document_mask(documents)
+        x = x0 = norm(self.tok_emb(tokens))  # (B, T, C)
+        outputs: list[Tensor] = []
+        for i, block in enumerate(self.blocks):
+            if i >= self.skips and outputs:  # the nearest first: block 4 of 9 is fed by block 3, block 7 by block 0
+                x = x + self.skip_weights[i - self.skips].to(x.dtype) * outputs.pop()
+            x = block(x, x0, backwards, mask, cache[i] if cache else None)
+            if i < self.skips:
+                outputs.append(x)
+        return norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every next token, from hidden states; always between plus and minus the softcap."""
+        return head_logits(hidden, self.head, self.softcap)
+
+    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of the targets behind hidden states."""
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        x = self.hidden(tokens, documents=documents)
+        return self.logits(x) if targets is None else self.head_loss(x, targets)
+
+    def new_cache(self, batch: int) -> list[LayerCache]:
+        """An empty key-value cache for `batch` rows, as long as the context."""
+        weight = self.tok_emb.weight
+        return [LayerCache(batch, self.kv_heads, self.context, self.head_size, weight.device, weight.dtype) for _ in self.blocks]

@@ -1,0 +1,176 @@
+"""The llama family: the shape most open models have, as gpt-simple trains it.
+
+Rotary positions, RMSNorm, a gated MLP, and fewer heads of keys and values than of queries where asked; each of them can be set
+back to what came before. Parameter names are gpt-simple's (`h.0.attn.q_proj.weight`), so that its checkpoints can be read without
+a translation table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ingot.model.layers import LayerCache, LayerNorm, Mask, RMSNorm, Turn, causal_attention, document_mask, places, rotate, turn
+from ingot.model.loss import head_logits, head_loss
+
+Make = Callable[[], nn.Module]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": partial(F.gelu, approximate="tanh"), "relu": F.relu}
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, qkv_bias: bool, out_bias: bool, dropout: float):
+        super().__init__()
+        self.head_size = width // heads
+        self.q_proj = nn.Linear(width, width, bias=qkv_bias)
+        self.k_proj = nn.Linear(width, kv_heads * self.head_size, bias=qkv_bias)
+        self.v_proj = nn.Linear(width, kv_heads * self.head_size, bias=qkv_bias)
+        self.c_proj = nn.Linear(width, width, bias=out_bias)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, turn: Turn, mask: Mask | None, cache: LayerCache | None) -> Tensor:
+        B, T, C = x.shape
+        q, k, v = (
+            project(x).view(B, T, -1, self.head_size).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = rotate(q, turn), rotate(k, turn)  # (B, H, T, D), (B, K, T, D)
+        if cache is not None:
+            k, v = cache.extend(k, v)  # (B, K, S, D)
+        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask)
+        y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, width: int, inner: int, activation: str, bias: bool, dropout: float):
+        super().__init__()
+        self.c_up = nn.Linear(width, inner, bias=bias)
+        self.c_gate = nn.Linear(width, inner, bias=bias)
+        self.c_down = nn.Linear(inner, width, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c_down(self.c_up(x) * self.activation(self.c_gate(x)))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class PlainMLP(nn.Module):
+    def __init__(self, width: int, inner: int, activation: str, bias: bool, dropout: float):
+        super().__init__()
+        self.c_fc = nn.Linear(width, inner, bias=bias)
+        self.c_proj = nn.Linear(inner, width, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.c_proj(self.activation(self.c_fc(x))), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, norm: Make, attention: Make, mlp: Make):
+        super().__init__()
+        self.ln_1 = norm()
+        self.attn = attention()
+        self.ln_2 = norm()
+        self.mlp = mlp()
+
+    def forward(self, x: Tensor, turn: Turn, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), turn, mask, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class Llama(nn.Module):
+    """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
+
+    loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context: int,
+        layers: int = 12,
+        heads: int = 12,
+        width: int = 768,
+        kv_heads: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = False,
+        qkv_bias: bool | None = None,
+        attention_out_bias: bool | None = None,
+        mlp_bias: bool | None = None,
+        mlp: Literal["gated", "plain"] = "gated",
+        activation: Literal["silu", "gelu", "relu"] = "silu",
+        inner_width: int | None = None,
+        norm: Literal["rmsnorm", "layernorm"] = "rmsnorm",
+        norm_epsilon: float = 1e-5,
+        tied: bool = True,
+        rope_base: float = 10000.0,
+        rope_scaling: Literal["linear", "ntk"] | None = None,
+        rope_factor: float = 1.0,
+    ):
+        super().__init__()
+        self.context, self.dropout = context, dropout
+        self.head_size, self.kv_heads = width // heads, kv_heads or heads
+        self.rope_base = rope_base * (rope_factor if rope_scaling == "ntk" else 1.0)
+        self.rope_stretch = rope_factor if rope_scaling == "linear" else 1.0
+        qkv_bias, out_bias, mlp_bias = (bias if b is None else b for b in (qkv_bias, attention_out_bias, mlp_bias))
+        inner = inner_width or (math.ceil(8 * width // 3 / 256) * 256 if mlp == "gated" else 4 * width)
+        make_norm = partial(RMSNorm, width, norm_epsilon) if norm == "rmsnorm" else partial(LayerNorm, width, True, norm_epsilon)
+        make_attention = partial(Attention, width, heads, self.kv_heads, qkv_bias, out_bias, dropout)
+        make_mlp = partial(GatedMLP if mlp == "gated" else PlainMLP, width, inner, activation, mlp_bias, dropout)
+        self.wte = nn.Embedding(vocab_size, width)
+        self.h = nn.ModuleList(Block(make_norm, make_attention, make_mlp) for _ in range(layers))
+        self.ln_f = make_norm()
+        self.lm_head = None if tied else nn.Linear(width, vocab_size, bias=False)
+        self._initialise(layers)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The repeated part, which a backend may checkpoint, compile or shard block by block."""
+        return self.h
+
+    @torch.no_grad()
+    def _initialise(self, layers: int) -> None:
+        for name, parameter in self.named_parameters():
+            if name.endswith(("c_proj.weight", "c_down.weight")):
+                # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
+                parameter.normal_(std=0.02 / math.sqrt(2 * layers))
+            elif parameter.dim() >= 2:
+                parameter.normal_(std=0.02)
+            elif name.endswith("bias"):
+                parameter.zero_()
+
+    @property
+    def head(self) -> Tensor:
+        return self.wte.weight if self.lm_head is None else self.lm_head.weight
+
+    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
+        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
+        angles = turn(places(tokens, cache, self.context), self.head_size, self.rope_base, self.rope_stretch)
+        mask = document_mask(documents)
+        x = F.dropout(self.wte(tokens), self.dropout, self.training)  # (B, T, C)
+        for i, block in enumerate(self.h):
+            x = block(x, angles, mask, cache[i] if cache else None)
+        return self.ln_f(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every next token, from hidden states."""
+        return head_logits(hidden, self.head)
+
+    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of the targets behind hidden states."""
+        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        x = self.hidden(tokens, documents=documents)
+        return self.logits(x) if targets is None else self.head_loss(x, targets)
+
+    def new_cache(self, batch: int) -> list[LayerCache]:
+        """An empty key-value cache for `batch` rows, as long as the context."""
+        weight = self.wte.weight
+        return [LayerCache(batch, self.kv_heads, self.context, self.head_size, weight.device, weight.dtype) for _ in self.h]

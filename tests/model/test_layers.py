@@ -1,0 +1,107 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ingot.model.layers import LayerCache, RMSNorm, causal_attention, document_mask, places, rotate, turn
+
+torch.set_num_threads(1)
+
+
+def heads(count, length, size=8, rows=2):
+    return torch.randn(rows, count, length, size)
+
+
+def by_hand(q, k, v, visible):
+    """Attention written out; visible: (T, S) or (B, 1, T, S)."""
+    group = q.size(1) // k.size(1)
+    k, v = (torch.stack([x[:, h // group] for h in range(q.size(1))], dim=1) for x in (k, v))
+    scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(~visible, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("T", "S"), [(6, 6), (1, 6), (3, 6), (1, 1)])
+def test_queries_at_the_end_of_the_keys_see_no_later_key(kv_heads, T, S):
+    q, k, v = heads(4, T), heads(kv_heads, S), heads(kv_heads, S)
+    visible = torch.tensor([[key <= query + S - T for key in range(S)] for query in range(T)])
+    torch.testing.assert_close(causal_attention(q, k, v), by_hand(q, k, v, visible), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_a_document_mask_hides_other_documents(kv_heads):
+    numbers = [[0, 0, 0, 1, 1, 2], [5, 3, 5, 3, 3, 5]]
+    q, k, v = heads(4, 6), heads(kv_heads, 6), heads(kv_heads, 6)
+    visible = torch.tensor([[[key <= i and row[key] == row[i] for key in range(6)] for i in range(6)] for row in numbers])
+    found = causal_attention(q, k, v, mask=document_mask(torch.tensor(numbers)))
+    torch.testing.assert_close(found, by_hand(q, k, v, visible[:, None]), atol=1e-6, rtol=0)
+
+
+def test_without_documents_there_is_no_mask():
+    assert document_mask(None) is None
+
+
+def test_a_document_mask_and_a_filled_cache_are_refused():
+    mask = document_mask(torch.zeros(2, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="does not go together with a filled cache"):
+        causal_attention(heads(4, 3), heads(4, 6), heads(4, 6), mask=mask)
+
+
+def test_rotation_tells_only_how_far_apart_two_places_are():
+    q, k = heads(1, 1, 64), heads(1, 1, 64)
+
+    def score(query, key):
+        return (rotate(q, turn(torch.tensor([query]), 64, 1e4)) @ rotate(k, turn(torch.tensor([key]), 64, 1e4)).mT).squeeze()
+
+    torch.testing.assert_close(score(9, 2), score(107, 100), atol=1e-4, rtol=0)
+    assert (score(9, 2) - score(9, 3)).abs().max() > 1e-2
+
+
+def test_rotation_is_a_rotation_of_the_halves():
+    x = heads(1, 3, 4)
+    angles = torch.arange(3.0)[:, None] * torch.tensor([1.0, 10.0**-2])
+    pairs = torch.complex(x[..., :2], x[..., 2:]) * torch.polar(torch.ones_like(angles), angles)
+    found = rotate(x, turn(torch.arange(3), 4, 1e4))
+    torch.testing.assert_close(found, torch.cat([pairs.real, pairs.imag], dim=-1), atol=1e-6, rtol=0)
+
+
+def test_far_places_keep_their_angles_in_low_precision_training():
+    with torch.autocast("cpu", torch.bfloat16):
+        cos, sin = turn(torch.arange(4000, 4096), 64, 1e4)
+    exact = torch.arange(4000, 4096).double()[:, None] * 1e4 ** -(torch.arange(0, 64, 2).double() / 64)
+    torch.testing.assert_close(cos.double(), exact.cos(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(sin.double(), exact.sin(), atol=1e-3, rtol=0)
+
+
+def test_rotation_keeps_the_number_format():
+    assert rotate(heads(1, 3).bfloat16(), turn(torch.arange(3), 8, 1e4)).dtype is torch.bfloat16
+
+
+def test_rms_norm_brings_rows_to_their_gain():
+    norm = RMSNorm(16, eps=1e-5)
+    x = 100 * torch.randn(5, 16)
+    torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5), atol=1e-4, rtol=0)
+    with torch.no_grad():
+        norm.weight.copy_(torch.arange(16.0))
+    expected = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * torch.arange(16.0)
+    torch.testing.assert_close(norm(x), expected, atol=1e-5, rtol=1e-6)
+
+
+def test_rms_norm_adds_its_epsilon_under_the_root():
+    assert RMSNorm(4, eps=1e-2)(torch.full((1, 4), 0.1)).flatten().tolist() == pytest.approx([0.1 / 0.02**0.5] * 4)
+
+
+def test_places_follow_what_the_cache_holds():
+    cache = [LayerCache(1, 1, 8, 2, torch.device("cpu"), torch.float32)]
+    cache[0].extend(heads(1, 3, 2, rows=1), heads(1, 3, 2, rows=1))
+    assert places(torch.zeros(1, 5, dtype=torch.long), cache, 8).tolist() == [3, 4, 5, 6, 7]
+    with pytest.raises(ValueError, match="9 tokens do not fit into a context of 8"):
+        places(torch.zeros(1, 6, dtype=torch.long), cache, 8)
+
+
+def test_attention_with_dropout_is_still_causal():
+    torch.manual_seed(0)
+    q, k = heads(2, 5), heads(2, 5)
+    v = F.one_hot(torch.arange(5), 8).float().expand(2, 2, 5, 8)
+    weights = causal_attention(q, k, v, dropout=0.5)[..., :5]
+    assert (weights.triu(1) == 0).all()
+    assert (weights == 0).sum() > 2 * 2 * 10
