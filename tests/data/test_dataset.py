@@ -1,16 +1,18 @@
 import json
 import shlex
 import struct
+from lzma import compress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece
 
 from ingot.data.dataset import Dataset, identity
 from ingot.data.prepare import write_dataset
 from ingot.data.shards import write_shard
-from ingot.data.tokenizers import ByteTokenizer
+from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 from ingot.errors import DataError
 
 TEXTS = ["To be, or not to be", "é€", "a", "the question " * 9]
@@ -107,6 +109,96 @@ def test_the_fingerprint_is_the_same_wherever_the_text_came_from(folder, tmp_pat
     write_dataset([("train", "abc"), ("train", "dE"), ("val", "f")], tmp_path / "c", ByteTokenizer(), source="a test")
     assert Dataset.open(tmp_path / "b").fingerprint == Dataset.open(folder).fingerprint
     assert Dataset.open(tmp_path / "c").fingerprint != Dataset.open(folder).fingerprint
+
+
+def test_fingerprints_of_data_stay_what_they_were_before_pieces_were_counted(folder, tmp_path):
+    assert Dataset.open(folder).fingerprint == "95cded7400045ab7d87adbe6fd8f9dcee7ea7df5270436bff1a15dbc1fcf6b0d"
+    pieces = [("train", "abc"), ("train", "de"), ("val", "f")]
+    write_dataset(pieces, tmp_path / "char", CharTokenizer("abcdef"), source="a test")
+    assert Dataset.open(tmp_path / "char").fingerprint == "3b36d64c39edb05280799b02676883f980b1ef7e19006485f48e6b66b786893c"
+
+
+def test_data_whose_pieces_were_not_counted_opens_and_verifies(folder):
+    before = Dataset.open(folder).fingerprint
+    for name in ("train", "val"):
+        edit(folder, lambda record, name=name: record["splits"][name].pop("piece_bytes"), sign=False)
+    dataset = Dataset.open(folder)
+    dataset.verify()
+    assert dataset.split("train").piece_bytes is None
+    assert dataset.fingerprint == before
+
+
+@pytest.mark.parametrize("shard_tokens", [3, 1000])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        CharTokenizer("".join(TEXTS) + "wpc"),
+        GPT2Tokenizer(),
+        toy_sentencepiece(),
+        toy_sentencepiece(start="<start>", dummy_prefix=True),
+        toy_hf(byte_level_config()),
+        toy_hf(llama_config()),
+        toy_hf(llama_config(), ""),
+    ],
+    ids=lambda tokenizer: f"{tokenizer.kind}-{tokenizer.bos}",
+)
+def test_pieces_of_every_kind_are_counted_document_by_document(tmp_path, tokenizer, shard_tokens, monkeypatch):
+    monkeypatch.setattr("ingot.data.dataset.VERIFY_TOKENS", 5)
+    texts = [*TEXTS, "  two  spaces  "]
+    write_dataset([("train", text) for text in texts], tmp_path / "set", tokenizer, source=None, shard_tokens=shard_tokens)
+    dataset = Dataset.open(tmp_path / "set")
+    dataset.verify()
+    train, record = dataset.split("train"), dataset.manifest.splits["train"]
+    documents = [tokenizer.encode_document(text).astype(np.int64) for text in texts]
+    counted = sum(int(tokenizer.target_bytes([-1, *ids[:-1]], ids).sum()) for ids in documents)
+    assert train.piece_bytes == counted
+    assert train.bytes == sum(len(text.encode()) for text in texts)
+    assert (train.piece_bytes == train.bytes) or not tokenizer.lossless
+    assert sum(shard.bytes for shard in record.shards) == train.bytes
+    assert np.array_equal(train.read(0, train.tokens), np.concatenate(documents))
+
+
+def test_documents_wait_for_each_other_and_lose_their_order_never(tmp_path, monkeypatch):
+    pieces = [("val" if number % 3 else "train", f"document {number}") for number in range(50)]
+    write_dataset(pieces, tmp_path / "one", ByteTokenizer(), source=None)
+    monkeypatch.setattr("ingot.data.dataset.BATCH_CHARACTERS", 30)
+    write_dataset(pieces, tmp_path / "many", ByteTokenizer(), source=None)
+    assert Dataset.open(tmp_path / "one").fingerprint == Dataset.open(tmp_path / "many").fingerprint
+
+
+def test_a_document_that_the_tokenizer_leaves_nothing_of_is_left_out(tmp_path):
+    tokenizer = toy_sentencepiece(start="<start>")
+    write_dataset([("train", "cat"), ("train", "  "), ("train", "s")], tmp_path / "set", tokenizer, source=None)
+    dataset = Dataset.open(tmp_path / "set")
+    dataset.verify()
+    assert (dataset.split("train").documents, dataset.split("train").bytes) == (2, 4)
+
+
+def test_the_fingerprint_does_not_depend_on_how_the_tokenizer_was_compressed(tmp_path, monkeypatch):
+    write_dataset([("train", "the cat")], tmp_path / "a", toy_sentencepiece(), source=None)
+    monkeypatch.setattr("ingot.data.tokenizers.base.lzma.compress", lambda data: compress(data, preset=0))
+    write_dataset([("train", "the cat")], tmp_path / "b", toy_sentencepiece(), source=None)
+    a, b = (Dataset.open(tmp_path / name) for name in "ab")
+    assert a.manifest.tokenizer.spec != b.manifest.tokenizer.spec
+    assert a.fingerprint == b.fingerprint
+
+
+def test_a_tokenizer_with_another_file_inside_is_refused(tmp_path):
+    write_dataset([("train", "the cat")], tmp_path / "set", toy_sentencepiece(), source=None)
+    other = toy_sentencepiece(dummy_prefix=True).spec()
+    edit(tmp_path / "set", lambda record: record["tokenizer"].update(spec=other))
+    with pytest.raises(DataError, match=r"its tokenizer does not fit its fingerprint"):
+        Dataset.open(tmp_path / "set")
+
+
+def test_pieces_that_were_counted_wrong_are_noticed(tmp_path):
+    write_dataset([("train", "the  cat")], tmp_path / "set", toy_sentencepiece(), source=None)
+    edit(tmp_path / "set", lambda record: record["splits"]["train"].update(piece_bytes=6), sign=False)
+    with pytest.raises(DataError, match=r"was edited or damaged: its fingerprint does not fit"):
+        Dataset.open(tmp_path / "set")
+    edit(tmp_path / "set", lambda record: record["splits"]["train"].update(piece_bytes=6))
+    with pytest.raises(DataError, match=r"the tokens of train stand for 7 bytes and it says 6"):
+        Dataset.open(tmp_path / "set").verify()
 
 
 def test_an_unknown_split_is_refused_with_the_known_ones(folder):

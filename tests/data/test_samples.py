@@ -7,10 +7,13 @@ import tempfile
 from importlib.resources import files
 
 import pytest
+from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.data.dataset import Dataset
+from ingot.data.prepare import write_dataset
 from ingot.data.samples import open_dataset, resolve, sample_path
-from ingot.errors import DataError
+from ingot.data.tokenizers import CharTokenizer
+from ingot.errors import ConfigError, DataError
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +100,19 @@ def test_an_unknown_sample_is_refused_with_the_known_ones():
 
 
 def test_an_unknown_tokenizer_for_a_sample_is_refused():
-    with pytest.raises(DataError, match=r"unknown tokenizer 'bpe'"):
+    with pytest.raises(ConfigError, match=r"unknown tokenizer 'bpe'"):
         resolve("sample:shakespeare", "bpe")
+
+
+def test_a_sample_is_prepared_with_any_tokenizer_and_kept_apart_by_it(tmp_path):
+    (tmp_path / "a.model").write_bytes(sentencepiece_file())
+    (tmp_path / "b.model").write_bytes(sentencepiece_file())
+    a, b, c = (open_dataset("sample:shakespeare", name) for name in (f"{tmp_path}/a.model", f"{tmp_path}/b.model", "gpt2"))
+    assert a.folder == b.folder != c.folder
+    assert (a.tokenizer.kind, c.tokenizer.kind) == ("sentencepiece", "gpt2")
+    assert sum(a.split(name).bytes for name in ("train", "val")) == 5_057_198
+    assert a.split("train").piece_bytes < a.split("train").bytes
+    assert c.split("train").piece_bytes == c.split("train").bytes
 
 
 def test_a_folder_is_taken_as_it_is_and_a_home_is_found(tmp_path, monkeypatch):
@@ -109,6 +123,21 @@ def test_a_folder_is_taken_as_it_is_and_a_home_is_found(tmp_path, monkeypatch):
 
 def test_another_tokenizer_than_the_datasets_is_refused_with_both_names():
     folder = sample_path("shakespeare", "byte")
-    with pytest.raises(DataError, match=r"data.tokenizer is char and .* was prepared with byte"):
+    with pytest.raises(DataError, match=r"data.tokenizer is char and .* was prepared with byte, 260 ids"):
         open_dataset(str(folder), "char")
     assert open_dataset(str(folder), "byte").tokenizer.kind == "byte"
+
+
+def test_a_tokenizer_that_is_given_must_be_the_datasets_by_its_fingerprint(tmp_path):
+    for name, dummy_prefix in (("a", False), ("b", True)):
+        (tmp_path / f"{name}.model").write_bytes(sentencepiece_file(dummy_prefix=dummy_prefix))
+    write_dataset([("train", "the cat")], tmp_path / "data", toy_sentencepiece(), source=None)
+    assert open_dataset(str(tmp_path / "data"), str(tmp_path / "a.model")).tokenizer.kind == "sentencepiece"
+    ours, theirs = toy_sentencepiece().fingerprint()[:12], toy_sentencepiece(dummy_prefix=True).fingerprint()[:12]
+    with pytest.raises(DataError, match=f"b.model .*fingerprint {theirs}.* and .* was prepared with .*fingerprint {ours}"):
+        open_dataset(str(tmp_path / "data"), str(tmp_path / "b.model"))
+
+
+def test_char_is_given_for_any_characters(tmp_path):
+    write_dataset([("train", "abc")], tmp_path / "data", CharTokenizer("abc"), source=None)
+    assert open_dataset(str(tmp_path / "data"), "char").tokenizer.vocab_size == 3

@@ -1,47 +1,123 @@
+import base64
 import json
+import lzma
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece, wordpiece_config
 
-from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, StreamDecoder, from_spec
+from ingot.data.tokenizers import KINDS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, StreamDecoder, from_spec
 from ingot.errors import DataError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
+GPT2 = GPT2Tokenizer()
+FIXED = [
+    ByteTokenizer(),
+    GPT2,
+    toy_sentencepiece(),
+    toy_hf(byte_level_config()),
+    toy_hf(llama_config()),
+    toy_hf(wordpiece_config()),
+]
+AGAIN = [from_spec(json.loads(json.dumps(tokenizer.spec()))) for tokenizer in FIXED]
+BOMB = base64.b64encode(lzma.compress(bytes((1 << 26) + 1), preset=0)).decode()
+OF_FILES = [tokenizer for tokenizer in FIXED if "xz" in tokenizer.spec()]
+
+
+def kinds(text):
+    """One of each kind; the char tokenizer knows the text."""
+    return [*FIXED, CharTokenizer(text + "a")]
+
+
+# What every kind promises
 
 
 @given(texts)
-def test_bytes_give_back_any_text(text):
-    tokenizer = ByteTokenizer()
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+def test_a_lossless_tokenizer_gives_back_any_text_and_counts_its_utf8_bytes(text):
+    for tokenizer in (tokenizer for tokenizer in kinds(text) if tokenizer.lossless):
+        ids = tokenizer.encode_document(text).astype(np.int64)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.token_bytes()[ids].sum() == len(text.encode())
+        assert tokenizer.target_bytes(np.array([-1, *ids[:-1]])[: len(ids)], ids).sum() == len(text.encode())
 
 
 @given(texts)
-def test_characters_give_back_any_text(text):
-    tokenizer = CharTokenizer(text)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@given(texts)
-def test_both_tokenizers_count_the_utf8_bytes_of_the_text(text):
-    for tokenizer in (ByteTokenizer(), CharTokenizer(text)):
-        assert tokenizer.token_bytes()[tokenizer.encode_document(text)].sum() == len(text.encode())
-
-
-@given(texts)
-def test_a_spec_that_went_through_json_makes_the_same_tokenizer(text):
-    for tokenizer in (ByteTokenizer(), CharTokenizer(text + "a")):
-        again = from_spec(json.loads(json.dumps(tokenizer.spec())))
-        assert again.fingerprint() == tokenizer.fingerprint()
+def test_a_spec_that_went_through_json_makes_a_tokenizer_that_gives_the_same_ids(text):
+    char = CharTokenizer(text + "a")
+    rebuilt = [*AGAIN, from_spec(json.loads(json.dumps(char.spec())))]
+    for tokenizer, again in zip([*FIXED, char], rebuilt, strict=True):
         assert (again.kind, again.vocab_size, again.bos) == (tokenizer.kind, tokenizer.vocab_size, tokenizer.bos)
+        assert again.fingerprint() == tokenizer.fingerprint()
+        assert np.array_equal(again.encode(text), tokenizer.encode(text))
 
 
-@given(texts, st.data())
-def test_a_stream_of_single_tokens_gives_the_same_text(text, data):
-    tokenizer = data.draw(st.sampled_from([ByteTokenizer(), CharTokenizer(text)]))
-    decoder = StreamDecoder(tokenizer)
-    assert "".join(decoder.push([i]) for i in tokenizer.encode(text)) + decoder.finish() == text
+@given(texts)
+def test_a_stream_of_single_tokens_gives_the_text_of_the_whole(text):
+    for tokenizer in kinds(text):
+        ids = tokenizer.encode_document(text)
+        decoder = StreamDecoder(tokenizer, at_start=True)
+        assert "".join(decoder.push([i]) for i in ids) + decoder.finish() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", kinds("abc"), ids=lambda tokenizer: tokenizer.kind)
+def test_arrays_of_any_shape_and_type_are_counted(tokenizer):
+    ids = tokenizer.encode_document("a b a c a b"[:: 2 if tokenizer.kind == "char" else 1])
+    for kind in (np.uint16, np.int32, np.int64):
+        rows = np.stack([ids, ids]).astype(kind)
+        counted = tokenizer.target_bytes(rows[:, :-1], rows[:, 1:])
+        assert counted.shape == rows[:, 1:].shape
+        assert counted.dtype == np.int32
+        assert np.array_equal(counted[0], tokenizer.target_bytes(ids[:-1], ids[1:]))
+    assert tokenizer.target_bytes([], []).shape == (0,)
+    assert tokenizer.target_bytes([0, 0], [-1, tokenizer.vocab_size]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("tokenizer", kinds("abc"), ids=lambda tokenizer: tokenizer.kind)
+def test_special_ids_are_those_that_stand_for_nothing(tokenizer):
+    assert tokenizer.bos is None or tokenizer.is_special(tokenizer.bos)
+    assert not tokenizer.is_special(int(tokenizer.encode("a")[-1]))
+    assert tokenizer.is_special(-1)
+
+
+def test_there_is_a_test_tokenizer_of_every_kind():
+    assert {tokenizer.kind for tokenizer in kinds("")} == set(KINDS)
+
+
+def test_fingerprints_stay_what_they_are():
+    assert ByteTokenizer().fingerprint() == "7da8b59d384076438bab9ae10dee36e1ed40155053c42c319918fb1eb47b641e"
+    assert CharTokenizer("ab").fingerprint() == "d7c902bb1925eb660821e868465c60d50d753b749e136911ea074cabc8325000"
+    assert GPT2.fingerprint() == "051a62319469004c82e975945f694075af606956a3dd29768e9c48ea9ea59e23"
+
+
+@pytest.mark.parametrize("tokenizer", OF_FILES, ids=lambda tokenizer: tokenizer.kind)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda packed: None,
+        lambda packed: 7,
+        lambda packed: "",
+        lambda packed: "%%%",
+        lambda packed: "é",
+        lambda packed: packed[:-4],
+        lambda packed: packed[:40],
+        lambda packed: packed[:60] + ("A" if packed[60] != "A" else "B") + packed[61:],
+        lambda packed: base64.b64encode(b"not xz").decode(),
+        lambda packed: base64.b64encode(lzma.compress(b"")).decode(),
+        lambda packed: base64.b64encode(lzma.compress(b"no tokenizer")).decode(),
+        lambda packed: base64.b64encode(base64.b64decode(packed) + b"more").decode(),
+        lambda packed: BOMB,
+    ],
+)
+def test_a_damaged_or_hostile_file_in_a_spec_is_refused(tokenizer, damage):
+    spec = tokenizer.spec()
+    with pytest.raises(DataError, match=r"damaged") as caught:
+        from_spec({**spec, "xz": damage(spec["xz"])})
+    assert "\n" not in str(caught.value)
+
+
+# Bytes and characters
 
 
 def test_byte_ids_lie_behind_four_special_ids():
@@ -110,5 +186,7 @@ def test_a_damaged_spec_is_refused(spec):
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(DataError, match=r"unknown tokenizer kind 'bpe'; .* byte, char"):
+    with pytest.raises(DataError, match=r"unknown tokenizer kind 'bpe'; .* byte, char, gpt2, sentencepiece, huggingface"):
         from_spec({"kind": "bpe"})
+    with pytest.raises(DataError, match=r"unknown tokenizer kind \[\]"):
+        from_spec({"kind": []})

@@ -1,6 +1,6 @@
 """Text that comes with the package, prepared at first use into a cache folder.
 
-The name of the folder holds a hash of the packaged text, so a cached sample is never of another version.
+The name of the folder holds a hash of the packaged text and the tokenizer, so a cached sample is never of another version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ingot.data.dataset import VERSION, Dataset
 from ingot.data.prepare import write_dataset
-from ingot.data.tokenizers import KINDS, ByteTokenizer, CharTokenizer
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,8 @@ SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 def open_dataset(path: str, tokenizer: str | None = None) -> Dataset:
     """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's."""
     dataset = Dataset.open(resolve(path, tokenizer))
-    if tokenizer is not None and tokenizer != dataset.tokenizer.kind:
-        raise DataError(
-            f"data.tokenizer is {tokenizer} and {path} was prepared with {dataset.tokenizer.kind}; "
-            f"leave data.tokenizer out or prepare the text again with --tokenizer {tokenizer}"
-        )
+    if tokenizer is not None and not path.startswith(PREFIX):
+        _check_same(tokenizer, dataset.tokenizer, path)
     return dataset
 
 
@@ -49,20 +46,19 @@ def sample_path(name: str, tokenizer: str) -> Path:
     """The folder of a bundled sample, prepared now if it is not in the cache; processes may do so at once."""
     if name not in SAMPLES:
         raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + known for known in SAMPLES)}")
-    if tokenizer not in KINDS:
-        raise DataError(f"unknown tokenizer {tokenizer!r}; the tokenizers are {', '.join(KINDS)}")
+    opened = None if tokenizer == "char" else open_tokenizer(tokenizer)
     packed = (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
-    key = hashlib.sha256(packed).hexdigest()[:12]
+    key = hashlib.sha256(packed + (opened.fingerprint() if opened else "char").encode()).hexdigest()[:12]
     problem: DataError | None = None
     for root in (_cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):
-        folder = root / f"{name}-{tokenizer}-v{VERSION}-{key}"
+        folder = root / f"{name}-{opened.kind if opened else 'char'}-v{VERSION}-{key}"
         if problem is not None:
             log.warning("%s; the sample goes to %s, choose a place with INGOT_CACHE", problem, folder)
         if _is_sound(folder):
             return folder
         shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
         try:
-            _write_sample(packed, folder, name, tokenizer)
+            _write_sample(packed, folder, name, opened)
         except DataError as error:
             if not _is_sound(folder):  # otherwise another process was faster
                 problem = error
@@ -70,6 +66,26 @@ def sample_path(name: str, tokenizer: str) -> Path:
         return folder
     assert problem is not None
     raise problem
+
+
+def _check_same(name: str, found: Tokenizer, path: str) -> None:
+    if name == "char":
+        if found.kind == "char":  # whichever characters the text had
+            return
+        given = name
+    else:
+        opened = open_tokenizer(name)
+        if opened.fingerprint() == found.fingerprint():
+            return
+        given = f"{name} ({_shown(opened)})"
+    raise DataError(
+        f"data.tokenizer is {given} and {path} was prepared with {_shown(found)}; "
+        f"leave data.tokenizer out or prepare the text again with --tokenizer {name}"
+    )
+
+
+def _shown(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint()[:12]}"
 
 
 def _cache_root() -> Path:
@@ -87,9 +103,8 @@ def _is_sound(folder: Path) -> bool:
     return True
 
 
-def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: str) -> None:
+def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: Tokenizer | None) -> None:
     works = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
-    alphabet = {character for work in works for character in set(work["text"])}
-    built = CharTokenizer(alphabet) if tokenizer == "char" else ByteTokenizer()
+    built = tokenizer or CharTokenizer(character for work in works for character in set(work["text"]))
     pieces: Iterator[tuple[str, str]] = ((work["split"], work["text"]) for work in works)
     write_dataset(pieces, folder, built, source={"sample": name})

@@ -1,0 +1,29 @@
+"""Text to token ids and back, and how many bytes of text each id stands for.
+
+One file per kind. The libraries behind the kinds are imported where they are first needed, so that a byte model never loads them.
+"""
+
+from __future__ import annotations
+
+from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, StreamDecoder, Tokenizer, digest
+from ingot.data.tokenizers.gpt2 import GPT2Tokenizer
+from ingot.data.tokenizers.huggingface import HFTokenizer
+from ingot.data.tokenizers.naming import KINDS, from_spec, open_tokenizer
+from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer
+from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
+
+__all__ = [
+    "KINDS",
+    "MAX_VOCABULARY",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "GPT2Tokenizer",
+    "HFTokenizer",
+    "Ids",
+    "SentencePieceTokenizer",
+    "StreamDecoder",
+    "Tokenizer",
+    "digest",
+    "from_spec",
+    "open_tokenizer",
+]

@@ -1,0 +1,165 @@
+"""What every tokenizer can do, and text that arrives token by token.
+
+A tokenizer is its spec: a JSON object that rebuilds it anywhere, with the file it was made from inside. Its fingerprint says
+whether two are the same and never depends on how a file was compressed. Ids are uint16, because shards store them so.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import hashlib
+import json
+import lzma
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import DataError
+
+Ids = Sequence[int] | NDArray[Any]
+MAX_VOCABULARY = 1 << 16
+MAX_FILE_BYTES = 1 << 26  # far more than a vocabulary of 65,536 ids needs; a spec cannot fill the memory
+PACKED = "xz"  # the key of a spec that holds a file
+
+
+def digest(value: Any) -> str:
+    """The sha256 of a JSON value, independent of key order and white space."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class Tokenizer(ABC):
+    """A kind says what its ids are and how bytes come back from them.
+
+    `lossless`: for every text, decoding gives the text back and its ids stand for exactly its bytes.
+    """
+
+    kind: str
+    vocab_size: int
+    bos: int | None = None
+    lossless: bool = True
+
+    @abstractmethod
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        """The ids of `text`, without a mark for the start of a document."""
+
+    @abstractmethod
+    def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
+        """The UTF-8 bytes that `ids` stand for; special ids stand for none. `at_start`: no text comes before them."""
+
+    @abstractmethod
+    def token_bytes(self) -> NDArray[np.int32]:
+        """For every id, how many UTF-8 bytes it stands for inside a text; 0 for special ids."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """The JSON object from which `from_spec` makes this tokenizer again."""
+
+    def target_bytes(self, previous: Ids, targets: Ids) -> NDArray[np.int32]:
+        """How many bytes each target stands for behind the token before it; an id outside the vocabulary, -1 too, for none."""
+        return self._sizes[self._rows(targets)]
+
+    def encode_document(self, text: str) -> NDArray[np.uint16]:
+        """The ids of a whole document, behind the start mark where the kind has one."""
+        return self._marked(self.encode(text))
+
+    def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
+        """`encode_document` of each text; kinds whose library has threads use them."""
+        return [self._marked(ids) for ids in self._encode_all(texts)]
+
+    def decode(self, ids: Ids) -> str:
+        """The text of `ids`, taken as a whole document or several; bytes that are not UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids, at_start=True).decode("utf-8", "replace")
+
+    def is_special(self, token: int) -> bool:
+        """Whether an id stands for no text at all."""
+        return bool(self._sizes[self._rows([token])][0] == 0)
+
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that give every text the same ids."""
+        return digest(self.spec())
+
+    def _encode_all(self, texts: Sequence[str]) -> Iterable[NDArray[np.uint16]]:
+        return map(self.encode, texts)
+
+    def _marked(self, ids: NDArray[np.uint16]) -> NDArray[np.uint16]:
+        return ids if self.bos is None else np.concatenate([np.array([self.bos], np.uint16), ids])
+
+    @cached_property
+    def _sizes(self) -> NDArray[np.int32]:
+        return np.append(self.token_bytes(), np.int32(0))  # the last row is for ids outside the vocabulary
+
+    def _rows(self, ids: Ids) -> NDArray[np.int64]:
+        array = np.asarray(ids, np.int64)
+        return np.where((array >= 0) & (array < self.vocab_size), array, self.vocab_size)
+
+    def _checked(self, ids: Ids) -> NDArray[np.int64]:
+        array = np.asarray(ids, dtype=np.int64).reshape(-1)
+        if array.size and not 0 <= array.min() <= array.max() < self.vocab_size:
+            wrong = next(int(i) for i in array if not 0 <= i < self.vocab_size)
+            raise DataError(f"token {wrong} is outside the {self.kind} vocabulary of {self.vocab_size:,} ids")
+        return array
+
+
+class StreamDecoder:
+    """Text of ids that arrive a few at a time; the bytes of an unfinished character are held back until it is whole.
+
+    `at_start`: no text comes before the first id, so that a space which only marks its word is not shown.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, at_start: bool = False) -> None:
+        self._tokenizer, self._at_start = tokenizer, at_start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Ids) -> str:
+        """The text that `ids` complete."""
+        if not len(ids):
+            return ""
+        data = self._tokenizer.decode_bytes(ids, self._at_start)
+        self._at_start = self._tokenizer.is_special(int(ids[-1]))
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """What was still held back; the decoder is then ready for another text."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+def utf8(text: str) -> bytes:
+    """The bytes of a text, or an error that names what UTF-8 cannot hold."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"character {error.start} of the text is half a surrogate pair, which UTF-8 cannot hold; remove it"
+        ) from None
+
+
+def check_size(vocab_size: int) -> None:
+    """Refuse a vocabulary that a shard cannot hold."""
+    if not 0 < vocab_size <= MAX_VOCABULARY:
+        raise DataError(
+            f"a vocabulary of {vocab_size:,} ids; shards hold 16 bits for a token, so it may have 1 to {MAX_VOCABULARY:,}"
+        )
+
+
+def pack(contents: bytes) -> str:
+    """A file as a line of text for a spec."""
+    return base64.b64encode(lzma.compress(contents)).decode()
+
+
+def unpack(spec: Mapping[str, Any]) -> bytes:
+    """The file inside a spec."""
+    try:
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=2 * MAX_FILE_BYTES)
+        contents = unpacker.decompress(base64.b64decode(spec[PACKED], validate=True), MAX_FILE_BYTES)
+        if not unpacker.eof or unpacker.unused_data:
+            raise ValueError("the end is missing")
+    except (KeyError, TypeError, ValueError, lzma.LZMAError) as error:
+        raise DataError(f"damaged tokenizer: the file inside it cannot be unpacked ({error or type(error).__name__})") from None
+    return contents

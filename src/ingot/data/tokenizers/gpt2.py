@@ -1,0 +1,107 @@
+"""GPT-2's byte-level BPE, from ranks that come with the package; nothing is ever fetched.
+
+The ids are OpenAI's: 50,256 merges of bytes and <|endoftext|>, which stands in front of every document. In a text it is plain
+text like any other. Files of the same vocabulary are accepted and checked; other ranks are refused, because a file of ranks does
+not say how text is split before it is merged.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import lzma
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.tokenizers.base import utf8
+from ingot.data.tokenizers.pieces import PieceTokenizer, byte_alphabet
+from ingot.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+# GPT-2's rule for words, with runs of letters, digits and marks that are never tried shorter.
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+# The regex engine gives up, with a panic, on a million spaces before a word. All but the last are one word anyway: cut there.
+WHITE = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"
+CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
+NOT_OURS = "; a file of ranks does not say how text is split into words, so only GPT-2's own can be read: give a tokenizer.json"
+
+
+class GPT2Tokenizer(PieceTokenizer):
+    """The tokenizer of GPT-2."""
+
+    kind = "gpt2"
+
+    def __init__(self) -> None:
+        import tiktoken
+
+        ranks = _ranks()
+        self.bos = len(ranks)
+        self._encoding = tiktoken.Encoding(
+            self.kind, pat_str=WORDS, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.bos}
+        )
+        pieces = [*sorted(ranks, key=ranks.__getitem__), None]
+        self._use(pieces, [False] * len(pieces), adds_space=False, counts_first_space=True)
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        utf8(text)
+        return np.array([i for part in _parts(text) for i in self._encoding.encode_ordinary(part)], np.uint16)
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+    def _encode_all(self, texts: Sequence[str]) -> Iterable[NDArray[np.uint16]]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:  # the library lets go of the interpreter while it encodes
+            return list(threads.map(self.encode, texts))
+
+
+def from_ranks(contents: bytes) -> GPT2Tokenizer:
+    """GPT-2's tokenizer, if a .tiktoken file holds its ranks."""
+    try:
+        found = _parse(contents)
+    except ValueError:
+        raise DataError("this is not a file of tiktoken ranks, or it is damaged") from None
+    if found != _ranks():
+        raise DataError(f"{len(found):,} ranks that are not GPT-2's{NOT_OURS}")
+    return GPT2Tokenizer()
+
+
+def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
+    """GPT-2's tokenizer, if encoder.json and vocab.bpe, also known as vocab.json and merges.txt, hold its vocabulary."""
+    alphabet = byte_alphabet()
+    try:
+        ids = {bytes(alphabet[c] for c in token): i for token, i in json.loads(vocabulary).items() if token != END_OF_TEXT}
+        lines = [line for line in merges.decode().split("\n") if line and not line.startswith("#version")]
+        merged = [bytes(alphabet[c] for c in line.replace(" ", "")) for line in lines]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise DataError("these are not the vocabulary and merges of a byte-level BPE, or they are damaged") from None
+    ranks = _ranks()
+    if ids != ranks or merged != list(ranks)[256:]:
+        raise DataError(f"{len(ids):,} ids and {len(merged):,} merges that are not GPT-2's{NOT_OURS}")
+    return GPT2Tokenizer()
+
+
+@cache
+def _ranks() -> dict[bytes, int]:
+    return _parse(lzma.decompress((files("ingot.data.tokenizers") / "gpt2.tiktoken.xz").read_bytes()))
+
+
+def _parse(contents: bytes) -> dict[bytes, int]:
+    lines = [line.split() for line in contents.splitlines() if line]
+    return {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+
+
+def _parts(text: str) -> Iterable[str]:
+    start = 0
+    for run in CUT.finditer(text):
+        yield text[start : run.end() - 1]
+        start = run.end() - 1
+    yield text[start:]

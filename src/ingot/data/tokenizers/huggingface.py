@@ -1,0 +1,216 @@
+"""Any tokenizer.json, through the library `tokenizers`.
+
+What an id stands for is read off the file. Byte-level vocabularies spell bytes in a known alphabet: exact. Those that write a
+space as U+2581 are read like SentencePiece's, with every space counted as one byte. Of anything else each id is decoded behind a
+word, which is right for vocabularies of whole words and their parts. Special tokens in a text are plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.tokenizers.base import PACKED, Ids, check_size, unpack, utf8
+from ingot.data.tokenizers.pieces import SPACE, FileTokenizer, byte_alphabet
+from ingot.errors import DataError
+
+# What starts a document, where the file itself puts nothing in front of a text: the first of these that is a special token.
+STARTS = (
+    "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "[BOS]", "<|endoftext|>", "[CLS]",
+)  # fmt: skip
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+DAMAGED = "this is not a tokenizer.json, or it is damaged"
+KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # ways to split that drop no text
+Piece = tuple[bytes | None, bool]  # its text, and whether it begins with the space in front of a word
+
+
+class HFTokenizer(FileTokenizer):
+    """The tokenizer of a tokenizer.json; `bos` is the id in front of every document."""
+
+    kind = "huggingface"
+
+    def __init__(self, contents: bytes, bos: int | None, built: Any = None) -> None:
+        self.contents, self.bos, self._tokenizer = contents, bos, built or _build(contents)
+        if bos is not None and bos not in _specials(self._tokenizer):
+            raise DataError(f"damaged tokenizer: id {bos} cannot start a document, because it is no special token")
+        with _explained(DAMAGED):
+            config = json.loads(contents)
+            self._style, self.lossless = _style(config), _is_lossless(config)
+            pieces, spaced = zip(*_pieces(self._tokenizer, config, self._style), strict=True)
+            first = self._tokenizer.encode("a", add_special_tokens=False).ids[:1]
+        adds_space = any(spaced[token] for token in first)
+        self._use(pieces, spaced, adds_space=adds_space, counts_first_space=not adds_space)
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        utf8(text)
+        with _explained("the tokenizer cannot encode this text"):
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint16)
+
+    def decode(self, ids: Ids) -> str:
+        if self._style == "words":  # only the library knows where these leave spaces out
+            return str(self._tokenizer.decode(self._checked(ids).tolist()))
+        return super().decode(ids)
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind, "bos": self.bos, PACKED: self.packed}
+
+    def _encode_all(self, texts: Sequence[str]) -> Iterable[NDArray[np.uint16]]:
+        for text in texts:
+            utf8(text)
+        with _explained("the tokenizer cannot encode this text"):
+            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return (np.array(encoding.ids, np.uint16) for encoding in found)
+
+
+def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:
+    """The tokenizer of a tokenizer.json. `bos` names the token that starts a document; empty: none; None: what the file says."""
+    tokenizer = _build(contents)
+    specials = _specials(tokenizer)
+    if bos is None:
+        return HFTokenizer(contents, _find_bos(tokenizer, specials), tokenizer)
+    if bos and tokenizer.token_to_id(bos) not in specials:
+        known = ", ".join(list(specials.values())[:10]) or "none"
+        raise DataError(f"{bos!r} is no special token and cannot start documents; special tokens: {known}")
+    return HFTokenizer(contents, tokenizer.token_to_id(bos) if bos else None, tokenizer)
+
+
+def hf_from_spec(spec: dict[str, Any]) -> HFTokenizer:
+    """The tokenizer that gave `spec`."""
+    bos = spec.get("bos")
+    if not (bos is None or type(bos) is int):
+        raise DataError("damaged tokenizer: bos is an id or null")
+    return HFTokenizer(unpack(spec), bos)
+
+
+def _build(contents: bytes) -> Any:
+    import tokenizers
+
+    with _explained(DAMAGED):
+        tokenizer = tokenizers.Tokenizer.from_str(contents.decode())
+    check_size(1 + max(tokenizer.get_vocab().values(), default=-1))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # as plain text
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None  # the same text has the same ids
+    return tokenizer
+
+
+@contextmanager
+def _explained(problem: str) -> Iterator[None]:
+    """What the library raises, as one of our errors; it knows no classes of its own, and its panics are no Exceptions."""
+    try:
+        yield
+    except DataError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{problem}: {' '.join(str(error).split())[:200]}") from None
+
+
+def _specials(tokenizer: Any) -> dict[int, str]:
+    return {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+
+def _find_bos(tokenizer: Any, specials: dict[int, str]) -> int | None:
+    with _explained(DAMAGED):
+        marked, plain = (tokenizer.encode("a", add_special_tokens=marks).ids for marks in (True, False))
+    if marked and marked[:1] != plain[:1] and marked[0] in specials:
+        return int(marked[0])
+    return next((i for name in STARTS for i, content in specials.items() if content == name), None)
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """A component and, where it is a sequence, those inside it."""
+    if isinstance(part, dict):
+        yield part
+        for key in ("decoders", "pretokenizers", "normalizers"):
+            for inner in part.get(key) or ():
+                yield from _parts(inner)
+
+
+def _style(config: dict[str, Any]) -> str:
+    decoders = list(_parts(config.get("decoder")))
+    types = {part.get("type") for part in decoders}
+    if "ByteLevel" in types:
+        return "bytes"
+    spaces = any(part.get("type") == "Replace" and part.get("pattern") == {"String": SPACE} for part in decoders)
+    return "spaces" if spaces or "Metaspace" in types else "words"
+
+
+def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Piece]:
+    vocabulary = tokenizer.get_vocab()
+    table: list[Piece] = [(None, False)] * (1 + max(vocabulary.values()))
+    words = _decoded(tokenizer, len(table)) if style == "words" else []
+    for token, i in vocabulary.items():
+        if style == "bytes":
+            table[i] = _from_bytes(token)
+        else:
+            table[i] = _from_spaces(token) if style == "spaces" else (words[i], words[i].startswith(b" "))
+    for i, added in tokenizer.get_added_tokens_decoder().items():
+        table[i] = (None if added.special else added.content.encode(), False)
+    model = config["model"]
+    unknown = vocabulary.get(model.get("unk_token"), model.get("unk_id"))
+    if isinstance(unknown, int) and style != "bytes" and unknown < len(table):
+        table[unknown] = (None, False)
+    if style == "spaces" and (b" ", True) not in table:
+        raise DataError(
+            "the vocabulary has no piece for a single space (U+2581), so the bytes of a text would be counted wrong; "
+            "choose another tokenizer"
+        )
+    return table
+
+
+ALPHABET = byte_alphabet()
+
+
+def _from_bytes(token: str) -> Piece:
+    spelled = all(character in ALPHABET for character in token)
+    piece = bytes(ALPHABET[character] for character in token) if spelled else token.encode()
+    return piece, piece.startswith(b" ")
+
+
+def _from_spaces(token: str) -> Piece:
+    if byte := BYTE.fullmatch(token):
+        return bytes([int(byte[1], 16)]), False
+    return token.replace(SPACE, " ").encode(), token.startswith(SPACE)
+
+
+def _decoded(tokenizer: Any, count: int) -> list[bytes]:
+    """What each id adds to a text behind a word."""
+    word = tokenizer.encode("a", add_special_tokens=False).ids
+    before = tokenizer.decode(word, skip_special_tokens=False)
+    texts = tokenizer.decode_batch([[*word, i] for i in range(count)], skip_special_tokens=False)
+    return [text.removeprefix(before).encode() for text in texts]
+
+
+def _is_lossless(config: dict[str, Any]) -> bool:
+    """Whether byte-level BPE is all there is: nothing that changes text, adds to it or drops from it."""
+    model, splits = config["model"], list(_parts(config.get("pre_tokenizer")))
+    alphabet = set(ALPHABET) <= set(model.get("vocab") or ())
+    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    added = [token for token in config.get("added_tokens") or () if not token.get("special")]
+    return (
+        model.get("type") == "BPE"
+        and alphabet
+        and not affixes
+        and not config.get("normalizer")
+        and [part.get("type") for part in _parts(config.get("decoder"))] == ["ByteLevel"]
+        and any(part.get("type") == "ByteLevel" for part in splits)
+        and all(_keeps(part) for part in splits)
+        and not any(token.get("lstrip") or token.get("rstrip") for token in added)
+    )
+
+
+def _keeps(part: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer leaves every character where it is."""
+    if part.get("type") == "ByteLevel":
+        return not part.get("add_prefix_space")
+    return part.get("type") in ("Sequence", "Digits") or (part.get("type") == "Split" and part.get("behavior") in KEEPING)

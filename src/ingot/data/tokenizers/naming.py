@@ -1,0 +1,147 @@
+"""From a name or a spec to a tokenizer.
+
+A name is byte, gpt2, a file, a folder with one, or a tokenizer on the Hugging Face hub. What was asked for is what one gets, or
+an error: no other tokenizer ever takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.data.tokenizers import gpt2
+from ingot.data.tokenizers.base import MAX_FILE_BYTES, Tokenizer, unpack
+from ingot.data.tokenizers.huggingface import from_json, hf_from_spec
+from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec
+from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from ingot.errors import ConfigError, DataError
+
+SPECS: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
+    "byte": lambda spec: ByteTokenizer(),
+    "char": char_from_spec,
+    "gpt2": lambda spec: gpt2.GPT2Tokenizer(),
+    "sentencepiece": lambda spec: SentencePieceTokenizer(unpack(spec)),
+    "huggingface": hf_from_spec,
+}
+KINDS = tuple(SPECS)
+SUFFIXES = (".model", ".json", ".tiktoken")
+MERGES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+HUB = "hf:"
+HUB_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+HOW = (
+    "byte, char, gpt2, a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub (ORG/NAME, hf:NAME)"
+)
+
+
+def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that gave `spec`."""
+    kind = spec.get("kind")
+    if not isinstance(kind, str) or kind not in SPECS:
+        raise DataError(f"unknown tokenizer kind {kind!r}; this version of ingot knows {', '.join(KINDS)}")
+    return SPECS[kind](dict(spec))
+
+
+def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
+    """The tokenizer called `name`. `bos`: the token that starts documents, where a tokenizer.json does not say; "" for none."""
+    if name in ("byte", "gpt2"):
+        _refuse_bos(bos, name)
+        return ByteTokenizer() if name == "byte" else gpt2.GPT2Tokenizer()
+    if name == "char":
+        _refuse_bos(bos, name)
+        raise ConfigError("a char tokenizer is made from the text it is for; prepare that text with --tokenizer char")
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    if name and not name.startswith(HUB) and path.exists():
+        return _open_path(path, bos)
+    if name.startswith(HUB) or (re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and path.suffix not in SUFFIXES):
+        return _open_path(_fetch(name.removeprefix(HUB), name), bos, name)
+    if "/" in name or path.suffix in SUFFIXES:
+        raise DataError(f"no tokenizer at {name}: there is no such file or folder")
+    raise ConfigError(f"unknown tokenizer {name!r}; give {HOW}")
+
+
+def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokenizer:
+    path = _file_in(path) if path.is_dir() else path
+    try:
+        if path.suffix == ".json" and path.name not in dict(MERGES):
+            return from_json(_read(path), bos)
+        _refuse_bos(bos, str(path))
+        if path.suffix == ".model":
+            return SentencePieceTokenizer(_read(path))
+        if path.suffix == ".tiktoken":
+            return gpt2.from_ranks(_read(path))
+        if path.name in dict(MERGES):
+            return gpt2.from_merges(_read(path), _read(path.with_name(dict(MERGES)[path.name])))
+    except DataError as error:
+        raise DataError(f"{shown or path}: {error}") from None
+    raise ConfigError(f"{path} is no tokenizer that can be read; give {HOW}")
+
+
+def _file_in(folder: Path) -> Path:
+    """The file of a folder that says most: tokenizer.json, a .model, GPT-2's two files, ranks."""
+    if (folder / "tokenizer.json").is_file():
+        return folder / "tokenizer.json"
+    for pattern in ("*.model", *(first for first, _ in MERGES), "*.tiktoken"):
+        found = sorted(folder.glob(pattern))
+        if len(found) > 1:
+            raise DataError(f"{folder} holds several tokenizers: {', '.join(path.name for path in found)}; name one of the files")
+        if found:
+            return found[0]
+    raise DataError(
+        f"no tokenizer in {folder}; it needs tokenizer.json, a .model, encoder.json and vocab.bpe, or a .tiktoken file"
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"{path.stat().st_size:,} bytes are too many for a tokenizer of 65,536 ids")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path.name}: {error.strerror}") from error
+
+
+def _refuse_bos(bos: str | None, name: str) -> None:
+    if bos is not None:
+        raise ConfigError(f"bos {bos!r} is for a tokenizer.json; {name} says itself how documents start")
+
+
+def _fetch(repository: str, name: str) -> Path:
+    """The tokenizer file of a hub repository, from the hub or its cache."""
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    offline = False
+    for file in HUB_FILES:
+        try:
+            return Path(hf_hub_download(repository, file, local_files_only=offline))
+        except LocalEntryNotFoundError:
+            offline = True  # no use in asking again, but another file may be in the cache
+        except EntryNotFoundError:
+            continue
+        except GatedRepoError:
+            raise DataError(
+                f"the tokenizer {name} is for those who accepted its terms; log in with HF_TOKEN or give its tokenizer.json"
+            ) from None
+        except (RepositoryNotFoundError, HFValidationError):
+            raise DataError(
+                f"there is no tokenizer {name} on {constants.ENDPOINT}, nor a file or folder of this name; check the spelling, "
+                "and set HF_TOKEN if it is private"
+            ) from None
+        except OSError as error:
+            raise DataError(f"cannot fetch the tokenizer {name}: {' '.join(str(error).split())[:200]}") from None
+    if offline:
+        where = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
+        raise DataError(
+            f"cannot fetch the tokenizer {name}: no file or folder has this name, the Hugging Face cache does not have it, "
+            f"and {where}; go online once, or give the path of its tokenizer.json"
+        )
+    raise DataError(f"the repository {name} has none of {', '.join(HUB_FILES)}; give the path of a tokenizer file")

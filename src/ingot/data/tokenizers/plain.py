@@ -1,0 +1,85 @@
+"""Tokenizers without a vocabulary to learn: the bytes of a text, or its characters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, Tokenizer, utf8
+from ingot.errors import DataError
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes behind four special ids, as in the SentencePiece vocabularies: pad 0, bos 1, eos 2, unk 3."""
+
+    kind = "byte"
+    specials = 4
+    vocab_size = specials + 256
+    bos = 1
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        return np.frombuffer(utf8(text), np.uint8).astype(np.uint16) + np.uint16(self.specials)
+
+    def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
+        array = self._checked(ids)
+        return (array[array >= self.specials] - self.specials).astype(np.uint8).tobytes()
+
+    def token_bytes(self) -> NDArray[np.int32]:
+        return (np.arange(self.vocab_size) >= self.specials).astype(np.int32)
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class CharTokenizer(Tokenizer):
+    """The characters of a text in sorted order, id = position, as nanoGPT has it; no special ids."""
+
+    kind = "char"
+
+    def __init__(self, characters: Iterable[str]) -> None:
+        self.characters = "".join(sorted(set(characters)))
+        self.vocab_size = len(self.characters)
+        if self.vocab_size > MAX_VOCABULARY:
+            raise DataError(
+                f"the text has {self.vocab_size:,} distinct characters and the char tokenizer takes at most {MAX_VOCABULARY:,}; "
+                "use the byte tokenizer"
+            )
+        self._codes = _code_points(self.characters)
+        self._ids = np.full(0x110000, -1, np.int32)  # every code point there is; -1: not in the vocabulary
+        self._ids[self._codes] = np.arange(self.vocab_size)
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        ids = self._ids[_code_points(text)]
+        if ids.size and ids.min() < 0:
+            unknown = sorted(set(text) - set(self.characters))
+            more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+            raise DataError(
+                f"not in the char vocabulary: {', '.join(map(repr, unknown[:10]))}{more}; "
+                f"it has the {self.vocab_size} characters of the text it was prepared from: "
+                "remove these, or prepare the data again with text that holds them or with the byte tokenizer"
+            )
+        return ids.astype(np.uint16)
+
+    def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
+        return self._codes[self._checked(ids)].tobytes().decode("utf-32-le").encode()
+
+    def token_bytes(self) -> NDArray[np.int32]:
+        return np.array([len(character.encode()) for character in self.characters], np.int32)
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind, "characters": self.characters}
+
+
+def char_from_spec(spec: dict[str, Any]) -> CharTokenizer:
+    """The char tokenizer that gave `spec`."""
+    characters = spec.get("characters")
+    if not isinstance(characters, str) or not characters or any(0xD800 <= ord(c) < 0xE000 for c in characters):
+        raise DataError("damaged tokenizer: a char tokenizer needs its characters")
+    return CharTokenizer(characters)
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

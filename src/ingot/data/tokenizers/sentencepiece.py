@@ -1,0 +1,76 @@
+"""SentencePiece models, and the rule by which golf counts their bytes.
+
+The rule: control, unknown and unused ids stand for nothing; a byte piece for one byte; any other piece for the UTF-8 bytes behind
+its first U+2581, and one more for that U+2581, unless one of those ids stands before it. Scores are compared by it, so it is kept
+to the letter: a second U+2581 in a piece counts its own three bytes. The models normalise text and fold white space, so the sum
+is that of the normalised text and not of the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.tokenizers.base import PACKED, check_size, utf8
+from ingot.data.tokenizers.pieces import SPACE, FileTokenizer
+from ingot.errors import DataError
+
+
+class SentencePieceTokenizer(FileTokenizer):
+    """The tokenizer of a .model file."""
+
+    kind = "sentencepiece"
+    lossless = False
+
+    def __init__(self, contents: bytes) -> None:
+        import sentencepiece  # type: ignore[import-untyped]
+
+        try:
+            if not contents:
+                raise RuntimeError
+            model = sentencepiece.SentencePieceProcessor(model_proto=contents)
+            check_size(model.vocab_size())
+            table = [_entry(model, token) for token in range(model.vocab_size())]
+        except (RuntimeError, ValueError, OSError):
+            raise DataError("this is not a SentencePiece model, or it is damaged") from None
+        pieces, spaced, sizes = zip(*table, strict=True)
+        if not any(piece == b" " and starts for piece, starts, _ in table):
+            raise DataError(
+                "the model has no piece for a single space (U+2581): a space would become three byte pieces and the bytes of a "
+                "text would be counted wrong; train one on text with spaces in it"
+            )
+        if sum(piece is not None and piece.endswith(b" ") and not starts for piece, starts, _ in table) > sum(spaced):
+            raise DataError("the model has spaces behind words (treat_whitespace_as_suffix): their bytes would be counted wrong")
+        self.contents, self._model, self._piece_sizes = contents, model, sizes
+        self.bos = model.bos_id() if model.bos_id() >= 0 else None
+        adds_space = any(spaced[token] for token in model.encode("a")[:1])
+        self._use(pieces, spaced, adds_space=adds_space, counts_first_space=False)
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        utf8(text)
+        return np.array(self._model.encode(text), np.uint16)
+
+    def token_bytes(self) -> NDArray[np.int32]:
+        return np.array(self._piece_sizes, np.int32)
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind, PACKED: self.packed}
+
+    def _encode_all(self, texts: Sequence[str]) -> Iterable[NDArray[np.uint16]]:
+        for text in texts:
+            utf8(text)
+        return (np.array(ids, np.uint16) for ids in self._model.encode(list(texts), num_threads=-1))
+
+
+def _entry(model: Any, token: int) -> tuple[bytes | None, bool, int]:
+    """The text of a piece, whether it begins with a space, and its bytes by the rule."""
+    if model.is_control(token) or model.is_unknown(token) or model.is_unused(token):
+        return None, False, 0
+    name = str(model.id_to_piece(token))
+    if model.is_byte(token):
+        return bytes([int(name[3:5], 16)]), False, 1
+    spaced = name.startswith(SPACE)
+    return name.replace(SPACE, " ").encode(), spaced, len(name.removeprefix(SPACE).encode()) + spaced

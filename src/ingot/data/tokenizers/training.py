@@ -1,0 +1,165 @@
+"""Vocabularies learned from text: SentencePiece BPE as golf trains it, or byte-level BPE as GPT-2 has it.
+
+The same text gives the same file. Text is read in portions; SentencePiece itself keeps in memory what it was given.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.data.sources import file_bytes, find_files, read_documents
+from ingot.data.tokenizers.base import MAX_VOCABULARY, Tokenizer
+from ingot.data.tokenizers.gpt2 import END_OF_TEXT
+from ingot.data.tokenizers.huggingface import from_json
+from ingot.data.tokenizers.pieces import SPACE
+from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import write_atomically
+
+Trainable = Literal["sentencepiece", "bpe"]
+SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
+PORTION = 1 << 20  # characters that are learned from at once; only words at the seams of longer documents suffer
+# The golf challenge's own settings, and two more: SentencePiece would pass over all but short documents, and could leave the
+# space out of a text that has few.
+SETTINGS: dict[str, Any] = {
+    "model_type": "bpe", "character_coverage": 0.999, "byte_fallback": True, "split_digits": True, "add_dummy_prefix": False,
+    "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
+    "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
+}  # fmt: skip
+RESERVED = {0: " ", 0x2585: " "}  # the trainer passes over a text with U+2585 in it
+
+
+def train_tokenizer(
+    inputs: Sequence[Path],
+    output: Path,
+    kind: Trainable,
+    vocab_size: int,
+    *,
+    documents: int | None = None,
+    text_field: str = "text",
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tokenizer:
+    """Learns a vocabulary from .txt and .jsonl files, or from their first `documents`, and writes it as one file."""
+    _check(output, kind, vocab_size, documents, overwrite)
+    files, _ = find_files(inputs)
+    total, done = sum(map(file_bytes, files)), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    texts = _Texts(islice(read_documents(files, text_field, advance), documents))
+    try:
+        contents = _train_sentencepiece(texts, vocab_size) if kind == "sentencepiece" else _train_bpe(texts, vocab_size)
+    except RuntimeError as error:
+        raise texts.error or _explained(error, vocab_size) from None
+    if not texts.count:
+        raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give .txt or .jsonl files with text")
+    tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
+    if tokenizer.vocab_size < vocab_size:
+        raise DataError(
+            f"the text has pieces for {tokenizer.vocab_size:,} ids and --vocab-size {vocab_size:,} asks for more; "
+            f"give {tokenizer.vocab_size} or less, or more text"
+        )
+    try:
+        write_atomically(output.resolve(), contents)
+    except OSError as error:
+        raise DataError(f"cannot write {output}: {error.strerror or error}") from error
+    return tokenizer
+
+
+class _Texts:
+    """Portions of documents that are not empty; keeps the error that ended them, which the libraries would swallow."""
+
+    def __init__(self, documents: Iterable[str]) -> None:
+        self._documents = documents
+        self.count = 0
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for text in self._documents:
+                self.count += bool(text)
+                yield from _portions(text)
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def _portions(text: str) -> Iterator[str]:
+    while len(text) > PORTION:
+        cut = text.rfind(" ", PORTION // 2, PORTION)
+        yield text[: cut if cut > 0 else PORTION]
+        text = text[cut if cut > 0 else PORTION :]
+    if text:
+        yield text
+
+
+def _train_sentencepiece(texts: Iterable[str], vocab_size: int) -> bytes:
+    import sentencepiece  # type: ignore[import-untyped]
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=_sentences(texts), model_writer=model, vocab_size=vocab_size, **SETTINGS
+    )
+    return model.getvalue()
+
+
+def _sentences(texts: Iterable[str]) -> Iterator[str]:
+    """Stripped texts. The trainer ends the whole program if no space is left in them, so there is one if need be."""
+    spaced, some = False, ""
+    for text in (text.translate(RESERVED).strip() for text in texts):
+        spaced = spaced or re.search(r"[^\W_] [^\W_]", text) is not None
+        some = some or next((character for character in text if character.isalnum()), "")
+        if text:
+            yield text
+    if not spaced:
+        yield f"{some or 'a'} {some or 'a'}"
+
+
+def _train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    library: Any = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    library.train_from_iterator(iter(texts), trainer)
+    return str(library.to_str()).encode()
+
+
+def _check(output: Path, kind: str, vocab_size: int, documents: int | None, overwrite: bool) -> None:
+    if kind not in SUFFIXES:
+        raise ConfigError(f"unknown kind of tokenizer {kind!r}; {' and '.join(SUFFIXES)} can be trained")
+    if output.suffix != SUFFIXES[kind]:
+        raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output a name that ends so, not {output.name}")
+    if not 257 <= vocab_size <= MAX_VOCABULARY:
+        raise ConfigError(f"--vocab-size {vocab_size:,} is out of range; give 257 (all bytes, and a start) to {MAX_VOCABULARY:,}")
+    if documents is not None and documents < 1:
+        raise ConfigError(f"--documents {documents} leaves nothing to learn from; give 1 or more")
+    if output.exists() and not overwrite:
+        raise DataError(f"output {output} exists; replace it with --force or give another name")
+    if not output.parent.is_dir():
+        raise DataError(f"cannot write {output}: there is no folder {output.parent}")
+
+
+def _explained(error: RuntimeError, vocab_size: int) -> DataError:
+    if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+        return DataError(
+            f"--vocab-size {vocab_size:,} is too small for this text: its characters, all bytes and the special ids alone are "
+            f"{small[1]}; give more"
+        )
+    reason = " ".join(str(error).split())
+    return DataError(f"SentencePiece cannot learn from this text: {reason[:200]}")

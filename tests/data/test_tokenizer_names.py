@@ -1,0 +1,231 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, toy_hf, toy_sentencepiece
+
+import ingot as package
+from ingot.data.tokenizers import open_tokenizer
+from ingot.errors import ConfigError, DataError
+
+TOKENIZER_JSON = json.dumps(llama_config()).encode()
+
+
+def write(path, contents):
+    path.write_bytes(contents)
+    return str(path)
+
+
+# Names, files and folders
+
+
+def test_byte_and_gpt2_are_names():
+    assert open_tokenizer("byte").kind == "byte"
+    assert open_tokenizer("gpt2").kind == "gpt2"
+
+
+def test_a_model_file_is_a_sentencepiece_tokenizer(tmp_path):
+    name = write(tmp_path / "my.model", sentencepiece_file())
+    assert open_tokenizer(name).fingerprint() == toy_sentencepiece().fingerprint()
+
+
+def test_a_json_file_is_a_hugging_face_tokenizer_whatever_its_name(tmp_path):
+    name = write(tmp_path / "mine.json", TOKENIZER_JSON)
+    assert open_tokenizer(name).fingerprint() == toy_hf(llama_config()).fingerprint()
+    assert open_tokenizer(name, bos="</s>").bos == 2
+    assert open_tokenizer(name, bos="").bos is None
+
+
+def test_a_home_is_found(tmp_path, monkeypatch):
+    write(tmp_path / "my.model", sentencepiece_file())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_tokenizer("~/my.model").kind == "sentencepiece"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["tokenizer.json"], "huggingface"),
+        (["tokenizer.json", "a.model", "b.model"], "huggingface"),
+        (["a.model", "config.json", "vocab.json"], "sentencepiece"),
+    ],
+)
+def test_a_folder_is_the_tokenizer_it_holds(tmp_path, names, kind):
+    for name in names:
+        write(tmp_path / name, sentencepiece_file() if name.endswith(".model") else TOKENIZER_JSON)
+    assert open_tokenizer(str(tmp_path)).kind == kind
+
+
+def test_a_folder_with_several_models_asks_for_one(tmp_path):
+    for name in ("b.model", "a.model"):
+        write(tmp_path / name, sentencepiece_file())
+    with pytest.raises(DataError, match=r"holds several tokenizers: a.model, b.model; name one"):
+        open_tokenizer(str(tmp_path))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(DataError, match=f"no tokenizer in {tmp_path}; it needs tokenizer.json, a .model"):
+        open_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["gone/my.model", "my.model", "./data", "a/b/c", "gone/tokenizer.json", "/gone"])
+def test_a_file_that_is_not_there_is_no_name_of_the_hub(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"no tokenizer at {name}: there is no such file or folder"):
+        open_tokenizer(name)
+
+
+@pytest.mark.parametrize("name", ["bpe", "GPT2", "", "two words"])
+def test_a_name_that_means_nothing_is_refused_with_what_can_be_given(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path / "..")
+    with pytest.raises(ConfigError, match=f"unknown tokenizer '{name}'; give byte, char, gpt2, a file"):
+        open_tokenizer(name)
+
+
+def test_char_needs_its_text():
+    with pytest.raises(ConfigError, match=r"made from the text it is for; prepare that text with --tokenizer char"):
+        open_tokenizer("char")
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"my.txt is no tokenizer that can be read"):
+        open_tokenizer(write(tmp_path / "my.txt", b"text"))
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"my.model: this is not a SentencePiece model, or it is damaged"):
+        open_tokenizer(write(tmp_path / "my.model", sentencepiece_file()[:-1]))
+    with pytest.raises(DataError, match=r"tokenizer.json: this is not a tokenizer.json, or it is damaged"):
+        open_tokenizer(write(tmp_path / "tokenizer.json", TOKENIZER_JSON[:-1]))
+
+
+def test_a_file_beyond_all_measure_is_not_read(tmp_path):
+    with (tmp_path / "my.model").open("wb") as file:
+        file.truncate((1 << 26) + 1)
+    with pytest.raises(DataError, match=r"67,108,865 bytes are too many"):
+        open_tokenizer(str(tmp_path / "my.model"))
+
+
+def test_only_a_tokenizer_json_takes_another_start(tmp_path):
+    for name in ("byte", "gpt2", "char", write(tmp_path / "my.model", sentencepiece_file())):
+        with pytest.raises(ConfigError, match=r"bos '<s>' is for a tokenizer.json; .* says itself how documents start"):
+            open_tokenizer(name, bos="<s>")
+
+
+# The hub: the real client, against a server of our own
+
+CLIENT = """
+import sys, time
+time.sleep = lambda seconds: None  # the client waits longer and longer between its attempts
+from ingot.data.tokenizers import open_tokenizer
+from ingot.errors import IngotError
+for name in sys.argv[1:]:
+    try:
+        tokenizer = open_tokenizer(name)
+        print(tokenizer.kind, tokenizer.fingerprint())
+    except IngotError as error:
+        print(type(error).__name__, error)
+"""
+REPOSITORIES = {
+    "org/both": {"tokenizer.json": TOKENIZER_JSON, "tokenizer.model": sentencepiece_file()},
+    "org/old": {"tokenizer.model": sentencepiece_file()},
+    "org/none": {"config.json": b"{}"},
+    "org/damaged": {"tokenizer.json": b"<html>"},
+    "short": {"tokenizer.json": json.dumps(byte_level_config()).encode()},
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as its client needs to fetch a file."""
+
+    def do_GET(self):
+        repository, _, file = self.path[1:].partition("/resolve/main/")
+        files = REPOSITORIES.get(repository)
+        if files and file in files:
+            self.answer(200, files[file], {"ETag": f'"{len(files[file])}"'})
+        elif files:
+            self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        elif repository == "org/gated":
+            self.answer(403, b"", {"X-Error-Code": "GatedRepo"})
+        elif repository == "org/broken":
+            self.answer(500, b"", {})
+        else:
+            self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_GET
+
+    def answer(self, code, body, headers):
+        self.send_response(code)
+        for name, value in {**headers, "X-Repo-Commit": "c" * 40, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def ask(hub, tmp_path):
+    """What a process of its own, as the client reads its settings once, says to each name."""
+
+    def call(*names, **variables):
+        given = {"HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", **variables}
+        environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]), **given}
+        command = [sys.executable, "-c", CLIENT, *names]
+        result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+        return result.stdout.splitlines()
+
+    return call
+
+
+def test_the_hub_gives_a_tokenizer_and_a_cache_that_works_without_it(ask):
+    names = ("org/both", "org/old", "hf:short")
+    kinds = ("huggingface", "sentencepiece", "huggingface")
+    fetched = ask(*names)
+    assert [line.split()[0] for line in fetched] == list(kinds)
+    assert fetched[0].split()[1] == toy_hf(llama_config()).fingerprint()
+    assert ask(*names, HF_HUB_OFFLINE="1") == fetched
+
+
+def test_what_the_hub_cannot_give_is_one_line_that_says_what_to_do(ask, hub):
+    said = ask("org/gone", "org/none", "org/gated", "org/damaged", "hf:not a name")
+    assert [line.split()[0] for line in said] == ["DataError"] * 5
+    assert f"there is no tokenizer org/gone on {hub}, nor a file or folder of this name" in said[0]
+    assert "the repository org/none has none of tokenizer.json, tokenizer.model" in said[1]
+    assert "the tokenizer org/gated is for those who accepted its terms; log in with HF_TOKEN" in said[2]
+    assert "org/damaged: this is not a tokenizer.json, or it is damaged" in said[3]
+    assert "there is no tokenizer hf:not a name" in said[4]
+
+
+def test_a_hub_that_does_not_answer_is_one_line_that_says_what_to_do(ask):
+    refused = ask("org/both", HF_ENDPOINT="http://127.0.0.1:9")
+    assert refused[0].startswith("DataError cannot fetch the tokenizer org/both: no file or folder has this name")
+    assert "http://127.0.0.1:9 does not answer; go online once, or give the path of its tokenizer.json" in refused[0]
+    assert "does not answer" in ask("org/broken")[0]
+    assert "HF_HUB_OFFLINE is set; go online once" in ask("org/both", HF_HUB_OFFLINE="1")[0]
+
+
+def test_a_folder_of_that_name_is_taken_before_the_hub(ask, tmp_path):
+    (tmp_path / "org/both").mkdir(parents=True)
+    shutil.copy(write(tmp_path / "my.model", sentencepiece_file()), tmp_path / "org/both")
+    assert ask("org/both")[0].split()[0] == "sentencepiece"
+    assert ask("hf:org/both")[0].split()[0] == "huggingface"
