@@ -28,9 +28,10 @@ from ingot.config.schema import Config
 from ingot.data.dataset import Dataset
 from ingot.data.prepare import prepare
 from ingot.data.samples import open_dataset
-from ingot.data.stream import RowReader, make_order
-from ingot.eval.bits import chosen_rows, score
-from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.data.sampling import make_rows
+from ingot.data.stream import RowReader
+from ingot.eval.bits import Judge
+from ingot.optim.schedules import Position, rates_at
 from ingot.runtime.device import describe
 from ingot.runtime.ranks import Ranks
 
@@ -52,30 +53,29 @@ class Lane:
     def __init__(self, name: str, config: Config, dataset: Dataset):
         self.name, self.config, self.dataset = name, config, dataset
         self.backend = TorchBackend(config, dataset.tokenizer.vocab_size, Ranks())
-        split, data = dataset.split("train"), config.data
-        order = make_order(data.sampling, split, data.seq_len, data.seed)
-        self.reader = RowReader(split, order, config.rows_per_step, data.seq_len, Ranks(), 0, self.backend.lend)
+        rows = make_rows(config.data, config.rows_per_step, dataset)
+        self.reader = RowReader(rows, config.rows_per_step, Ranks(), 0, self.backend.lend)
         self.max_steps = config.training.max_steps or 0
         self.step, self.seconds = 0, 0.0
         self.curve: list[tuple[float, float]] = []  # (training seconds, validation loss)
         first = self.reader.next()
-        self.backend.prepare(first, {})
+        self.backend.prepare(first.batch, {})
 
     def run(self, until: int) -> None:
         """Train up to a step, timed; then judge, untimed."""
         began = time.perf_counter()
         while self.step < until:
             position = Position(self.step, self.seconds, self.max_steps, None)
-            scale = learning_rate_scale(self.config, position)
-            self.backend.step(self.reader.next(), self.config.rows_per_step, self.step, scale).result()
+            portion = self.reader.next()
+            self.backend.step(portion.batch, portion.targets, self.step, rates_at(self.config, position)).result()
             self.step += 1
         self.seconds += time.perf_counter() - began
         self.curve.append((self.seconds, self._validation_loss()))
 
     def _validation_loss(self) -> float:
-        split, length = self.dataset.split("val"), self.config.data.seq_len
-        rows = chosen_rows(split, length, None)
-        return score(split, self.dataset.tokenizer.token_bytes(), length, length, rows, 64, self.backend.evaluate).loss
+        length = self.config.data.seq_len
+        judge = Judge(self.dataset.split("val"), self.dataset.tokenizer, length, length, 64)
+        return judge.score(judge.rows(), self.backend.evaluate).loss
 
     @property
     def loss(self) -> float:

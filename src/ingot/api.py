@@ -7,19 +7,20 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.artifact.weights import read_weights
+from ingot.artifact.container import read_artifact
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.samples import open_dataset
-from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec
+from ingot.data.stream import IGNORED, Batch
+from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.eval.bits import Score, chosen_rows, score
+from ingot.eval.bits import Judge, Score
 from ingot.runs.checkpoints import find_checkpoint
 from ingot.runs.report import Reporter
 from ingot.train.session import MODEL_COPY, TrainingResult, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
     from torch import nn
@@ -71,7 +72,7 @@ class LoadedModel:
         if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
             raise ConfigError("tokens, temperature and top_k must be 0 or more, and top_p above 0 and at most 1")
         start = torch.tensor([prompt_ids(self.tokenizer, prompt)], device=self.device)
-        decoder = StreamDecoder(self.tokenizer)
+        decoder = StreamDecoder(self.tokenizer, at_start=not prompt)
         sampling = Sampling(temperature, top_k, top_p, seed)
         for token in islice(generate(self.model, start, sampling, self.tokenizer.vocab_size, use_cache), tokens):
             yield decoder.push(token.tolist())
@@ -94,50 +95,65 @@ class LoadedModel:
         dataset = open_dataset(data or section.path, None if data else section.tokenizer)
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise DataError(f"{data or section.path} was prepared with another tokenizer than {self.source} was trained with")
-        split = dataset.split("val")
+        judge = Judge.of(self.config, dataset.split("val"), self.tokenizer)
         asked = self.config.training.precision
         precision = pick_precision("auto" if asked == "fp16" else asked, self.device)
-        chosen = chosen_rows(split, self.config.stride, rows)
+        chosen = judge.rows(rows)
         done = 0
 
         @torch.no_grad()
-        def nats(tokens: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]) -> float:
+        def nats(batch: Batch) -> float:
             nonlocal done
-            x, y = (torch.from_numpy(array).to(self.device).long() for array in (tokens, targets))
             with torch.autocast(self.device.type, DTYPES[precision], enabled=precision != "fp32"):
-                total = float(self.model(x, y)) * int(np.count_nonzero(targets >= 0))
-            done += len(tokens)
+                loss = float(self.model(*torch.from_numpy(batch).to(self.device).long().unbind(1)))
+            done += len(batch)
             progress(done, len(chosen))
-            return total
+            return loss * int(np.count_nonzero(batch[:, 1] != IGNORED))
 
-        size = self.config.evaluation.micro_batch
-        return score(split, self.tokenizer.token_bytes(), section.seq_len, self.config.stride, chosen, size, nats)
+        return judge.score(chosen, nats)
 
 
-def load(path: str | Path, *, which: str = "latest", device: str = "auto") -> LoadedModel:
-    """Load a run folder (its latest or best checkpoint), one checkpoint, or an exported model.safetensors."""
+def load(
+    path: str | Path, *, which: str = "latest", device: str = "auto", tokenizer: str | None = None, data: str | None = None
+) -> LoadedModel:
+    """Load a run folder (its latest or best checkpoint), one checkpoint, or an artifact.
+
+    An artifact that was exported without its tokenizer takes it from `tokenizer`, a name or file, or from the folder `data`.
+    """
     from ingot.backends.torch import build_model
     from ingot.backends.torch_state import load_model
     from ingot.runtime.device import pick_device
 
     path = Path(path)
     if path.is_file():
-        weights = read_weights(path)
-        tensors, facts, source = weights.tensors, weights.facts, path
+        artifact = read_artifact(path)
+        tensors, facts, source = artifact.tensors, artifact.facts, path
     else:
         checkpoint = find_checkpoint(path, which)
-        tensors, facts, source = checkpoint.tensors["model"], checkpoint.progress, checkpoint.path
+        tensors, facts, source = checkpoint.weights, checkpoint.progress, checkpoint.path
     try:
-        tokenizer, settings = from_spec(facts["tokenizer"]), facts["config"]
+        settings, spec = facts["config"], facts["tokenizer"]
         if settings["model"]["family"] == "file":
             settings["model"]["file"] = str(_model_file(source, settings["model"]["file"]))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{source} does not say how to build its model") from None
     config = load_config(python=settings, environment={}).config
+    ids = from_spec(spec) if spec is not None else _tokenizer(source, config, facts, tokenizer, data)
     chosen = pick_device(device)
-    model = build_model(config, tokenizer.vocab_size).to(chosen)
+    model = build_model(config, ids.vocab_size).to(chosen)
     load_model(model, tensors, str(source))
-    return LoadedModel(model.eval(), tokenizer, config, chosen, source)
+    return LoadedModel(model.eval(), ids, config, chosen, source)
+
+
+def _tokenizer(source: Path, config: Config, facts: Mapping[str, Any], name: str | None, data: str | None) -> Tokenizer:
+    """The tokenizer of a model that came without it: the one that is named, or that of the data."""
+    try:
+        found = open_tokenizer(name) if name else open_dataset(data or config.data.path, config.data.tokenizer).tokenizer
+    except DataError as error:
+        raise CheckpointError(f"{source} was exported without its tokenizer, and it is not found: {error}") from None
+    if found.fingerprint() != facts.get("tokenizer_fingerprint"):
+        raise CheckpointError(f"{source} was exported without its tokenizer, and {name or data or config.data.path} has another")
+    return found
 
 
 def _model_file(source: Path, told: str) -> Path:

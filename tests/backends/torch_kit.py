@@ -5,6 +5,7 @@ import torch
 
 from ingot.backends.torch import TorchBackend
 from ingot.config.schema import Config
+from ingot.optim.schedules import Rates
 from ingot.runtime.ranks import Ranks
 
 torch.set_num_threads(1)
@@ -23,11 +24,18 @@ def make(model=SMALL, optimizer=None, ranks=None, vocab_size=VOCABULARY, **train
 
 
 def rows_of(step, rows=ROWS):
-    return np.random.default_rng(step).integers(0, VOCABULARY, (rows, SEQ_LEN + 1), dtype=np.int32)
+    """A batch of random windows: (rows, 2, SEQ_LEN), tokens and targets."""
+    windows = np.random.default_rng(step).integers(0, VOCABULARY, (rows, SEQ_LEN + 1), dtype=np.int32)
+    return np.stack([windows[:, :-1], windows[:, 1:]], axis=1)
+
+
+def step(backend, batch, number=0, scale=1.0):
+    targets = int(np.count_nonzero(batch[:, 1] != -1))
+    return backend.step(batch, targets, number, Rates(scale, 0.95)).result()
 
 
 def take(backend, steps, first=0, scale=1.0):
-    return [backend.step(rows_of(step), ROWS, step, scale).result() for step in range(first, first + steps)]
+    return [step(backend, rows_of(number), number, scale) for number in range(first, first + steps)]
 
 
 def by_name(state):

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_tokenizers import llama_config, sentencepiece_file
 
 from ingot.data.dataset import Dataset
 from ingot.data.prepare import hold_out_ends, hold_out_spread, prepare
+from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import ConfigError, DataError
 
 TINY_SHAKESPEARE = Path(__file__).parents[3] / "shared/data/tinyshakespeare/input.txt"
@@ -140,7 +142,45 @@ def test_the_summary_counts_what_the_folder_holds(tmp_path):
     train = Dataset.open(tmp_path / "out").split("train")
     assert (train.documents, train.tokens, train.bytes) == (1, 181, 180)
     assert summary.splits["train"].bytes_per_token == 180 / 181
-    assert summary.as_dict()["splits"]["train"] == {"documents": 1, "tokens": 181, "bytes": 180, "bytes_per_token": 180 / 181}
+    assert summary.as_dict()["splits"]["train"] == {
+        "documents": 1, "tokens": 181, "bytes": 180, "piece_bytes": 180, "bytes_per_token": 180 / 181,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A tokenizer file of each sort."""
+    (tmp_path / "toy.model").write_bytes(sentencepiece_file())
+    (tmp_path / "toy.json").write_text(json.dumps(llama_config()))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "kind", "pieces"),
+    [("gpt2", "gpt2", 589), ("toy.model", "sentencepiece", 560), ("toy.json", "huggingface", 589)],
+)
+def test_text_is_prepared_with_any_tokenizer(files, tokenizer, kind, pieces, monkeypatch):
+    monkeypatch.chdir(files)
+    source = jsonl(files / "in.jsonl", ["the  cat <s> sat é."] * 29 + ["the \n cat"])
+    summary = prepare([source], files / "out", tokenizer, val_fraction=0)
+    dataset = Dataset.open(files / "out")
+    dataset.verify()
+    assert (dataset.tokenizer.kind, summary.tokenizer, summary.vocab_size) == (kind, kind, dataset.tokenizer.vocab_size)
+    assert dataset.tokenizer.fingerprint() == open_tokenizer(tokenizer).fingerprint()
+    assert (summary.splits["train"].bytes, summary.splits["train"].piece_bytes) == (589, pieces)
+    expected = "the cat <s> sat é." if kind == "sentencepiece" else "the  cat <s> sat é."
+    assert documents(files / "out", "train")[0] == expected
+
+
+def test_the_start_of_documents_can_be_chosen(files):
+    source = jsonl(files / "in.jsonl", ["the cat"])
+    prepare([source], files / "out", str(files / "toy.json"), bos="</s>", val_fraction=0)
+    assert Dataset.open(files / "out").split("train").read(0, 1).tolist() == [2]
+    refused(files, ConfigError, "bos '</s>' is for a tokenizer.json; char says itself", source, tokenizer="char", bos="</s>")
+
+
+def test_a_tokenizer_that_is_not_there_is_refused_before_anything_is_written(tmp_path, text):
+    refused(tmp_path, DataError, "no tokenizer at gone.model", text, tokenizer="gone.model")
 
 
 def test_the_size_of_shards_changes_nothing_but_the_files(tmp_path, numbered):
@@ -224,7 +264,7 @@ def test_a_bad_line_in_the_middle_leaves_nothing_behind(tmp_path, tokenizer, lin
 
 def test_an_unknown_extension_is_refused_when_named(tmp_path):
     (tmp_path / "a.md").write_text("text")
-    refused(tmp_path, DataError, r"cannot read .*a.md: inputs are .txt and .jsonl", tmp_path / "a.md")
+    refused(tmp_path, DataError, r"cannot read .*a.md: inputs are .txt", tmp_path / "a.md")
 
 
 def test_too_many_characters_for_the_char_tokenizer_are_refused(tmp_path):

@@ -1,9 +1,29 @@
+import csv
+import gzip
+import io
 import json
+import lzma
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+import zstandard
+from hub_server import serving
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ingot.data.sources import count_documents, find_files, read_documents
-from ingot.errors import DataError
+import ingot
+from ingot.data.sources import count_documents, file_bytes, find_files, is_text, read_documents
+from ingot.data.sources.hub import select
+from ingot.errors import ConfigError, DataError
+
+PACK = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 def jsonl(path, *records):
@@ -11,17 +31,57 @@ def jsonl(path, *records):
     return path
 
 
+def put(path, data):
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
 def read(path, field="text"):
     return list(read_documents([path], field))
 
 
+def refused(path, field="text", error=DataError):
+    with pytest.raises(error) as caught:
+        read(path, field)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def test_a_folder_is_searched_to_the_bottom_in_sorted_order(tmp_path):
-    for name in ("b.txt", "a/z.jsonl", "a/b/c.TXT", "notes.md", "a/x.bin"):
+    for name in ("b.txt", "a/z.jsonl", "a/b/c.TXT", "notes.md", "a/x.bin", "c.json.gz", "d.bin.gz", "e.parquet.gz", "f.parquet"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     files, ignored = find_files([tmp_path])
-    assert [file.relative_to(tmp_path).as_posix() for file in files] == ["a/b/c.TXT", "a/z.jsonl", "b.txt"]
-    assert [file.relative_to(tmp_path).as_posix() for file in ignored] == ["a/x.bin", "notes.md"]
+    assert [f.relative_to(tmp_path).as_posix() for f in files] == ["a/b/c.TXT", "a/z.jsonl", "b.txt", "c.json.gz", "f.parquet"]
+    assert [f.relative_to(tmp_path).as_posix() for f in ignored] == ["a/x.bin", "d.bin.gz", "e.parquet.gz", "notes.md"]
+
+
+def test_hidden_files_and_folders_are_passed_over_and_counted(tmp_path):
+    for name in ("a.txt", ".b.txt", ".git/c.txt", "d/.e/f.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    files, ignored = find_files([tmp_path])
+    assert (len(files), len(ignored)) == (1, 3)
+    hidden = put(tmp_path / ".asked.txt", "x")
+    assert find_files([hidden]) == ([hidden], [])
+
+
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.JSONL", "a.ndjson", "a.json", "a.csv", "a.tsv.gz", "a.txt.xz", "a.jsonl.zst", "a.parquet"]
+)
+def test_the_name_says_that_a_file_is_text(name):
+    assert is_text(Path(name))
+    assert not is_text(Path(name + ".bak"))
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
+    for name in ("a.md", "a.parquet.gz", "a.gz"):
+        with pytest.raises(DataError, match=rf"cannot read .*{name}: inputs are .txt, .jsonl, .*\.parquet files"):
+            find_files([put(tmp_path / name, "x")])
+    with pytest.raises(DataError, match=r"no input at .*gone.txt; give a file"):
+        find_files([tmp_path / "gone.txt"])
+    with pytest.raises(DataError, match="is empty"):
+        find_files([put(tmp_path / "empty.txt", "")])
 
 
 def test_text_is_taken_byte_for_byte(tmp_path):
@@ -30,13 +90,15 @@ def test_text_is_taken_byte_for_byte(tmp_path):
     assert read(tmp_path / "a.txt") == [text]
 
 
-def test_a_line_of_jsonl_is_a_document_and_blank_lines_are_none(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a\\nb"}\r\n\n  \n{"text": ""}\n{"text": "\\ud83d\\ude00"}')
-    assert read(tmp_path / "a.jsonl") == ["a\nb", "", "😀"]
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json"])
+def test_a_line_of_jsonl_is_a_document_and_blank_lines_are_none(tmp_path, name):
+    put(tmp_path / name, b'\xef\xbb\xbf{"text": "a\\nb"}\r\n\n  \n{"text": ""}\n{"text": "\\ud83d\\ude00"}')
+    assert read(tmp_path / name) == ["a\nb", "", "😀"]
 
 
 def test_another_text_field_can_be_named(tmp_path):
     assert read(jsonl(tmp_path / "a.jsonl", {"text": "no", "body": "yes"}), "body") == ["yes"]
+    assert read(put(tmp_path / "a.csv", "id,body\n1,yes\n"), "body") == ["yes"]
 
 
 @pytest.mark.parametrize(
@@ -52,28 +114,173 @@ def test_another_text_field_can_be_named(tmp_path):
         ('{"text": "\\ud800"}', "field 'text' holds half a surrogate pair"),
     ],
 )
-def test_a_bad_line_is_named_with_its_number(tmp_path, line, problem):
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n' + line + "\n")
-    with pytest.raises(DataError) as caught:
-        read(tmp_path / "a.jsonl")
-    assert str(caught.value).startswith(f"{tmp_path / 'a.jsonl'}:3: {problem}")
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.xz"])
+def test_a_bad_line_is_named_with_its_number(tmp_path, line, problem, name):
+    contents = ('{"text": "a"}\n\n' + line + "\n").encode()
+    put(tmp_path / name, lzma.compress(contents) if name.endswith("xz") else contents)
+    assert refused(tmp_path / name).startswith(f"{tmp_path / name}:3: {problem}")
 
 
-@pytest.mark.parametrize(("name", "before"), [("a.txt", b"12345"), ("a.jsonl", b'{"text": "a"}\n"')])
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("a.txt", b"12345"), ("a.jsonl", b'{"text": "a"}\n"'), ("a.json", b'[\n "a",\n "'), ("a.csv", b"text\na\n")],
+)
 def test_invalid_utf8_is_named_with_its_offset_in_the_file(tmp_path, name, before):
-    (tmp_path / name).write_bytes(before + b"\xff\n")
-    with pytest.raises(DataError, match=rf"{name} is not UTF-8: byte 0xff at offset {len(before)};"):
-        read(tmp_path / name)
+    path = put(tmp_path / name, before + b"\xff\n")
+    assert f"{name} is not UTF-8: byte 0xff at offset {len(before)};" in refused(path)
+    path = put(tmp_path / f"{name}.gz", gzip.compress(before + b"\xc3"))
+    assert f"{name}.gz is not UTF-8: byte 0xc3 at offset {len(before)};" in refused(path)
+
+
+# JSON arrays
+
+
+@given(st.lists(st.one_of(TEXT, TEXT.map(lambda t: {"text": t, "more": [1, {"a": None}]}))), st.sampled_from([None, 2]))
+def test_every_element_of_an_array_is_a_document(tmp_path_factory, elements, indent):
+    path = put(tmp_path_factory.mktemp("json") / "a.json", json.dumps(elements, indent=indent, ensure_ascii=False))
+    assert read(path) == [e if isinstance(e, str) else e["text"] for e in elements]
+
+
+def test_an_array_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("ingot.data.sources.records.JSON_BYTES", 3)
+    elements = ["é" * 50, {"text": 'a"\\\u2028', "n": [-1.5e300, True, None]}, "😀\n", "", {"text": "x" * 300}]
+    for ascii_only in (True, False):
+        path = put(tmp_path / "a.json", "\n " + json.dumps(elements, ensure_ascii=ascii_only) + "\n")
+        assert read(path) == [e if isinstance(e, str) else e["text"] for e in elements]
+
+
+def test_an_object_over_several_lines_is_a_document(tmp_path):
+    assert read(put(tmp_path / "a.json", '{\n "text": "a"\n}\n{"text":\n"b"}')) == ["a", "b"]
+    assert read(put(tmp_path / "b.json", " \n")) == []
+    assert read(put(tmp_path / "c.json", "[]")) == []
+
+
+@pytest.mark.parametrize(
+    ("contents", "line", "problem"),
+    [
+        ('["a",\n"b"', 2, "the array has no end; the file is cut short"),
+        ('["a",\n"b', 2, "not JSON (Unterminated string starting at)"),
+        ('["a",\n\n3]', 3, "expected a JSON object with a field 'text', found int"),
+        ('[\n"a"\n"b"]', 3, "a comma or the end of the array is missing"),
+        ('["a"]\n\n"b"', 3, "there is more behind the array"),
+        ('["a",\n\n,"b"]', 3, "not JSON (Expecting value)"),
+        ('"a"', 1, "expected a JSON object with a field 'text', found str"),
+        ('["a",\n"\\ud800"]', 2, "field 'text' holds half a surrogate pair"),
+        ("[" * 100_000, 1, "not JSON"),
+    ],
+)
+def test_what_is_wrong_in_an_array_is_named_with_its_line(tmp_path, contents, line, problem):
+    path = put(tmp_path / "a.json", contents)
+    assert refused(path).startswith(f"{path}:{line}: {problem}")
+
+
+def test_a_mistake_early_in_a_large_array_is_found_without_reading_the_rest(tmp_path):
+    path = put(tmp_path / "a.json", '["a", {"text" 3}, "' + "x" * 3_000_000 + '"]')
+    seen = []
+    with pytest.raises(DataError, match="Expecting ':' delimiter"):
+        list(read_documents([path], "text", seen.append))
+    assert sum(seen) < 1_000_000
+
+
+# Tables
+
+
+@given(st.lists(st.tuples(TEXT, TEXT)), st.sampled_from([("csv", "excel"), ("tsv", "excel-tab"), ("csv", "unix")]))
+def test_every_row_of_a_table_is_a_document(tmp_path_factory, rows, kind):
+    file = io.StringIO(newline="")
+    csv.writer(file, kind[1], quoting=csv.QUOTE_ALL).writerows([("id", "text"), *rows])
+    path = put(tmp_path_factory.mktemp("table") / f"a.{kind[0]}", file.getvalue())
+    assert read(path) == [text for _, text in rows]
+
+
+def test_a_table_may_have_a_file_mark_blank_lines_and_long_fields(tmp_path):
+    long = "x" * 200_000
+    path = put(tmp_path / "a.csv", f'\ufefftext,n\r\n\r\n"a\r\n""b""",1\r\n{long},2')
+    assert read(path) == ['a\r\n"b"', long]
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "line", "problem"),
+    [
+        ("a.csv", "body,id\nx,1\n", 1, "no column 'text'; columns found: 'body', 'id'; name the right one with --text-field"),
+        ("a.csv", "text,text\nx,y\n", 1, "no column 'text'; columns found: 'text', 'text'"),
+        ("a.csv", "text,id\nx,1\n\ny,2,3\n", 4, "3 columns where the first row names 2"),
+        ("a.tsv", "text\tid\nx\n", 2, "1 columns where the first row names 2"),
+        ("a.csv", 'text,id\nx,1\n"y,2\nz,3\n', 4, "no row of a table (unexpected end of data)"),
+        ("a.csv", 'text,id\n"x"y,1\n', 2, "no row of a table"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_with_its_line(tmp_path, name, contents, line, problem):
+    path = put(tmp_path / name, contents)
+    assert refused(path).startswith(f"{path}:{line}: {problem}")
+
+
+# Compression
+
+
+@given(st.binary(max_size=2000), st.sampled_from(list(PACK)), st.integers(1, 3), st.integers(0, 8))
+def test_a_compressed_file_is_what_was_compressed(tmp_path_factory, data, codec, streams, padding):
+    text = data.decode("latin-1")
+    packed = PACK[codec](text.encode()) * streams + bytes(4 * padding if codec != "zst" else 0)
+    assert read(put(tmp_path_factory.mktemp("packed") / f"a.txt.{codec}", packed)) == [text * streams]
+
+
+@pytest.mark.parametrize("codec", PACK)
+def test_a_compressed_file_that_is_cut_anywhere_is_refused(tmp_path, codec):
+    packed = PACK[codec](b'{"text": "abc"}\n' * 3)
+    for end in range(len(packed)):
+        path = put(tmp_path / f"a.jsonl.{codec}", packed[:end])
+        assert f"is cut short: its .{codec} stream ends behind" in refused(path)
+
+
+@pytest.mark.parametrize("codec", PACK)
+def test_a_compressed_file_with_damage_or_something_behind_it_is_refused(tmp_path, codec):
+    packed = PACK[codec](os.urandom(50_000).hex().encode())
+    for damaged in (packed + b"more", b"plain text", packed[:30_000] + b"\0\0\0\0" + packed[30_004:]):
+        said = refused(put(tmp_path / f"a.txt.{codec}", damaged))
+        assert "is damaged behind" in said or "is cut short" in said
+
+
+def test_zst_frames_with_large_windows_checksums_and_skippable_ones_are_read(tmp_path):
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, write_checksum=True, enable_ldm=True)
+    frame = zstandard.ZstdCompressor(compression_params=parameters).compress(b"a" * 300_000)
+    skippable = (0x184D2A50).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"notes"
+    assert read(put(tmp_path / "a.txt.zst", skippable + frame + skippable + frame)) == ["a" * 600_000]
+
+
+def test_a_file_that_unpacks_to_more_than_the_memory_is_read_in_pieces(tmp_path):
+    path = put(tmp_path / "a.jsonl.zst", PACK["zst"]((b'{"text": "' + b"a" * 1_000_000 + b'"}\n') * 180))
+    program = (
+        "import resource, sys; from pathlib import Path; from ingot.data.sources import read_documents\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (150 << 20,) * 2)\n"
+        "print(sum(map(len, read_documents([Path(sys.argv[1])], 'text'))))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1])}
+    result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, env=environment, timeout=60)
+    assert (result.stdout, result.returncode) == ("180000000\n", 0), result.stderr
+
+
+def test_without_zstandard_a_zst_file_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    path = put(tmp_path / "a.txt.zst", PACK["zst"](b"a"))
+    assert refused(path, error=ConfigError).endswith("needs the package zstandard; install it with: pip install ingot[codecs]")
+
+
+# Progress and counting
 
 
 def test_progress_adds_up_to_the_size_of_the_files(tmp_path):
     (tmp_path / "a.txt").write_text("hello")
     jsonl(tmp_path / "b.jsonl", {"text": "a"}, {"text": ""})
+    put(tmp_path / "c.json", '["a"]  ')
+    put(tmp_path / "d.csv", "text\na\n")
+    for codec, pack in PACK.items():
+        put(tmp_path / f"e.txt.{codec}", pack(os.urandom(200_000).hex().encode()))
     seen = []
     files, _ = find_files([tmp_path])
     list(read_documents(files, "text", seen.append))
-    assert sum(seen) == sum(file.stat().st_size for file in files)
+    assert sum(seen) == sum(map(file_bytes, files))
+    assert len(seen) > 2 * len(PACK)
 
 
 def test_counting_leaves_out_empty_documents_and_stops_at_the_limit(tmp_path):
@@ -84,3 +291,195 @@ def test_counting_leaves_out_empty_documents_and_stops_at_the_limit(tmp_path):
     files, _ = find_files([tmp_path])
     assert count_documents(files, "text", 3) == 3
     assert count_documents(files[:3], "text", 99) == 3
+    put(tmp_path / "e.txt.gz", gzip.compress(b""))
+    put(tmp_path / "f.txt.gz", gzip.compress(b"a"))
+    assert count_documents([tmp_path / "e.txt.gz", tmp_path / "f.txt.gz"], "text", 99) == 1
+
+
+# Parquet
+
+
+def parquet(path, texts, rows_per_group=3, name="text"):
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"id": list(range(len(texts))), name: texts})
+    parquet.write_table(table, path, row_group_size=rows_per_group)
+    return path
+
+
+def test_every_row_of_a_parquet_file_is_a_document(tmp_path):
+    texts = [f"{i}\r\né" * i for i in range(1000)]
+    path = parquet(tmp_path / "a.parquet", texts, 300)
+    seen = []
+    assert list(read_documents([path], "text", seen.append)) == texts
+    assert (sum(seen), len(seen)) == (file_bytes(path), 4)
+    assert count_documents([path], "text", 5) == 5
+    assert read(parquet(tmp_path / "b.parquet", ["x"], name="body"), "body") == ["x"]
+
+
+def test_what_is_wrong_in_a_parquet_file_is_named(tmp_path):
+    path = parquet(tmp_path / "a.parquet", ["a", "b", None])
+    assert refused(path).startswith(f"{path}, row 3: field 'text' is not a string but NoneType")
+    assert "no column 'body'; columns found: 'id', 'text'" in refused(path, "body")
+    whole = path.read_bytes()
+    for damaged in (b"", b"PAR1", whole[:-20], whole[: len(whole) // 2]):
+        assert "is no parquet file, or it is damaged" in refused(put(path, damaged))
+
+
+def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = put(tmp_path / "a.parquet", "PAR1")
+    assert refused(path, error=ConfigError).endswith("needs the package pyarrow; install it with: pip install ingot[parquet]")
+
+
+# Datasets on the hub: which files they are, and the real client against a server of our own
+
+CARD = [
+    {"config_name": "sample-10BT", "data_files": [{"split": "train", "path": "sample/10BT/*"}]},
+    {"config_name": "default", "data_files": [{"split": "train", "path": ["data/*/*", "extra/**/*.parquet"]}]},
+    {"config_name": "eval", "data_dir": "eval"},
+]
+FILES = ["data/CC-1/0.parquet", "data/CC-2/0.parquet", "sample/10BT/1.parquet", "sample/10BT/0.parquet", "extra/x/y/0.parquet"]
+FILES += ["eval/train-0.parquet", "eval/test-0.parquet", "eval/sub/validation-0.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("config", "split", "chosen"),
+    [
+        (None, "train", ["data/CC-1/0.parquet", "data/CC-2/0.parquet", "extra/x/y/0.parquet"]),
+        ("sample-10BT", "train", ["sample/10BT/0.parquet", "sample/10BT/1.parquet"]),
+        ("eval", "train", ["eval/train-0.parquet"]),
+        ("eval", "val", ["eval/sub/validation-0.parquet"]),
+    ],
+)
+def test_the_card_of_a_dataset_says_which_files_it_has(config, split, chosen):
+    assert select(FILES, CARD, config, split, "hf:o/n") == chosen
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "split", "chosen"),
+    [
+        (["data/train-0-of-2.parquet", "data/train-1-of-2.parquet", "data/test-0.parquet"], None, "train", [0, 1]),
+        (["b.parquet", "a.parquet"], None, "train", [1, 0]),
+        (["en/train/0.parquet", "fr/train/0.parquet", "fr/dev/0.parquet"], "fr", "validation", [2]),
+        (["all/my_split-0.parquet", "x/my_split/0.parquet"], None, "my_split", [1]),
+    ],
+)
+def test_without_a_card_the_names_of_files_say_it(files, config, split, chosen):
+    assert select(files, [], config, split, "hf:o/n") == [files[number] for number in chosen]
+
+
+@pytest.mark.parametrize(
+    ("files", "configs", "config", "split", "problem"),
+    [
+        (FILES, CARD, "gone", "train", "no configuration 'gone'; there is sample-10BT, default, eval"),
+        (FILES, CARD[::2], None, "train", "hf:o/n has several configurations; name one behind a slash: sample-10BT, eval"),
+        (FILES, CARD, None, "test", "no parquet files for the split 'test'"),
+        (["en/0.parquet"], [], "fr", "train", "no folder 'fr' with parquet files; there is en"),
+        (["d/partial-train/0.parquet"], [], None, "train", "the hub has only a part of it as parquet"),
+    ],
+)
+def test_a_dataset_without_what_was_asked_says_what_it_has(files, configs, config, split, problem):
+    with pytest.raises(DataError) as caught:
+        select(files, configs, config, split, "hf:o/n")
+    assert problem in str(caught.value)
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """What a process of its own, as the client reads its settings once, finds behind each name."""
+    program = (
+        "import sys, time; time.sleep = lambda seconds: None\n"
+        "from pathlib import Path; from ingot.data.sources import find_files; from ingot.errors import IngotError\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: print(*(path.read_text() for path in find_files([Path(name)])[0]))\n"
+        "    except IngotError as error: print(type(error).__name__, error)"
+    )
+
+    def call(endpoint, *names, **variables):
+        given = {"HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", **variables}
+        environment = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1]), **given}
+        command = [sys.executable, "-c", program, *names]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.splitlines()
+
+    return call
+
+
+def test_a_dataset_on_the_hub_is_its_parquet_files(ask):
+    with serving() as hub:
+        files = {f"data/{split}-{n}.parquet": f"{split}{n}".encode() for split in ("train", "test") for n in (1, 0)}
+        hub.commit("org/name", {**files, "README.md": b"", "data/train.txt": b"no"})
+        hub.commit("org/text", {"a.txt": b"x"})
+        names = (
+            "hf:org/name",
+            "hf:org/name:test",
+            "hf:org/name/data:test",
+            "hf:org/text",
+            "hf:org/gone",
+            "hf:org/name:no",
+            "hf:!",
+        )
+        said = ask(hub.endpoint, *names)
+        assert said[:3] == ["train0 train1", "test0 test1", "test0 test1"]
+        assert said[3] == "DataError hf:org/text has no parquet files; download its files and give those that hold text"
+        assert said[4].startswith(f"DataError there is no dataset org/gone on {hub.endpoint}; check the spelling")
+        assert said[5].startswith("DataError hf:org/name:no: no parquet files for the split 'no'; name another behind a colon")
+        assert said[6].startswith("ConfigError hf:! is no dataset of the Hugging Face hub; write hf:ORG/NAME")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(ask):
+    (said,) = ask("http://127.0.0.1:9", "hf:org/name")
+    assert said.startswith("DataError cannot fetch hf:org/name: http://127.0.0.1:9 does not answer as it should (")
+    (said,) = ask("http://127.0.0.1:9", "hf:org/name", HF_HUB_OFFLINE="1")
+    assert said.startswith("DataError cannot fetch hf:org/name: HF_HUB_OFFLINE is set (")
+    assert said.endswith("); try again online, or give parquet files as input")
+
+
+class CardHub(BaseHTTPRequestHandler):
+    """A hub whose first repository has a card, and whose second has only the copy that hubs make."""
+
+    def do_GET(self):
+        path = unquote(self.path)
+        if path == "/api/datasets/org/card":
+            self.answer(["a/0.parquet", "b/0.parquet"], [{"config_name": "two", "data_files": "b/*"}], "1" * 40)
+        elif path == "/api/datasets/org/copy":
+            self.answer(["a.csv"], [], "2" * 40)
+        elif path == "/api/datasets/org/copy/revision/refs/convert/parquet":
+            self.answer(["default/train/0000.parquet", "default/test/0000.parquet"], [], "3" * 40)
+        else:
+            body = path.rpartition("/resolve/")[2].encode()
+            self.send({"ETag": f'"{hash(path)}"', "X-Repo-Commit": body.decode()[:40]}, body)
+
+    do_HEAD = do_GET
+
+    def answer(self, names, configs, sha):
+        facts = {"id": "org/x", "sha": sha, "siblings": [{"rfilename": name} for name in names], "cardData": {"configs": configs}}
+        self.send({"Content-Type": "application/json"}, json.dumps(facts).encode())
+
+    def send(self, headers, body):
+        self.send_response(200)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_card_and_the_copy_on_the_hub_are_found_by_the_real_client(ask):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CardHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        said = ask(
+            f"http://127.0.0.1:{server.server_port}", "hf:org/card", "hf:org/card/two:train", "hf:org/copy", "hf:org/copy/gone"
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert said[:3] == [f"{'1' * 40}/b/0.parquet"] * 2 + [f"{'3' * 40}/default/train/0000.parquet"]
+    assert said[3] == "DataError hf:org/copy/gone: no configuration 'gone'; there is default"

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingot.config.schema import DataSection
 from ingot.data.dataset import ShardRecord, Split, SplitRecord
+from ingot.data.sampling import make_rows
 from ingot.data.shards import write_shard
-from ingot.data.stream import Random, RowReader, Shuffle, make_order, mix, permuted, read_rows
+from ingot.data.stream import Random, RowReader, Shuffle, Stream, Windows, document_numbers, mix, permuted
 from ingot.errors import DataError
 from ingot.runtime.ranks import Ranks
 
@@ -149,16 +151,112 @@ def test_random_draws_by_its_seed():
     assert not np.array_equal(Random(1000, 10, 1).starts(numbers(50)), Random(1000, 10, 2).starts(numbers(50)))
 
 
-@pytest.mark.parametrize("sampling", ["shuffle", "random"])
+class Held:
+    """A dataset that is one split."""
+
+    def __init__(self, split):
+        self._split = split
+
+    def split(self, name):
+        return self._split
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "random", "stream"])
 def test_text_shorter_than_a_row_is_refused(split, sampling):
-    assert make_order(sampling, split, 999, 0).starts(numbers(2)).tolist() == [0, 0]
+    assert make_rows(DataSection(seq_len=999, sampling=sampling), 1, Held(split)).seq_len == 999
     with pytest.raises(DataError, match=r"1,000 tokens and a row needs data\.seq_len \+ 1 = 1,001"):
-        make_order(sampling, split, 1000, 0)
+        make_rows(DataSection(seq_len=1000, sampling=sampling), 1, Held(split))
+
+
+class Given:
+    """Windows that begin where they are told."""
+
+    def __init__(self, *starts):
+        self._starts = np.array(starts)
+
+    def starts(self, samples):
+        return self._starts[samples.astype(np.int64)]
+
+
+def rows_at(split, seq_len, *starts):
+    batch = np.empty((len(starts), 2, seq_len), np.int32)
+    Windows(split, Given(*starts), seq_len).fill(range(len(starts)), batch)
+    return batch
 
 
 def test_rows_are_windows_wherever_shards_end(split):
-    rows = read_rows(split, np.array([0, 330, 730, 979]), np.empty((4, 21), np.int32))
-    assert np.array_equal(rows, np.array([[0], [330], [730], [979]]) + np.arange(21))
+    batch = rows_at(split, 20, 0, 330, 730, 979)
+    expected = np.array([[0], [330], [730], [979]]) + np.arange(20)
+    assert np.array_equal(batch[:, 0], expected)
+    assert np.array_equal(batch[:, 1], expected + 1)
+
+
+def test_a_window_that_reaches_the_end_goes_on_at_the_start(split):
+    batch = rows_at(split, 20, 990, 980)
+    assert batch[0, 0].tolist() == [*range(990, 1000), *range(10)]
+    assert batch[0, 1].tolist() == [*range(991, 1000), *range(11)]
+    assert batch[1, 1].tolist() == [*range(981, 1000), 0]
+
+
+def test_windows_have_a_target_for_every_token(split):
+    assert Windows(split, Shuffle(1000, 20, 0), 20).targets(range(7, 12)) == 100
+
+
+# -- golf's stream -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_stream_is_read_in_spans_of_one_token_more_than_they_train_on():
+    order = Stream(10_000, 8, rows=8, spans=8)
+    assert order.starts(numbers(9)).tolist() == [0, 9, 18, 27, 36, 45, 54, 63, 72]  # the ninth begins the second step
+
+
+def test_rows_of_a_span_follow_each_other():
+    order = Stream(10_000, 8, rows=6, spans=2)
+    assert order.starts(numbers(7)).tolist() == [0, 8, 16, 25, 33, 41, 50]
+
+
+def test_a_step_of_the_stream_consumes_its_tokens_and_one_for_every_span():
+    order = Stream(10**9, 4096, rows=96, spans=8)
+    assert int(order.starts(numbers(96, 97))[0]) == 96 * 4096 + 8 == 393_224
+
+
+def test_the_stream_begins_again_behind_its_end():
+    order = Stream(100, 8, rows=4, spans=1)
+    assert order.starts(numbers(12, 16)).tolist() == [99, 7, 15, 23]
+    assert [order.epoch(sample) for sample in (0, 12, 13, 24)] == [0, 0, 1, 1]
+
+
+def test_rows_of_the_stream_wrap_into_its_start(split):
+    rows = Windows(split, Stream(1000, 20, rows=5, spans=1), 20)
+    batch = np.empty((5, 2, 20), np.int32)
+    rows.fill(range(45, 50), batch)  # the tenth step: 9 * 101 = 909
+    assert batch[:, 0].ravel().tolist() == [*range(909, 1000), *range(9)]
+    assert batch[-1, 1].tolist()[-1] == 9
+
+
+# -- documents -----------------------------------------------------------------------------------------------------------------
+
+
+class Documents:
+    """A split of which only the documents matter."""
+
+    def __init__(self, *starts):
+        self._starts = np.array(starts, np.uint64)
+        self.tokens = starts[-1]
+
+    def document_starts(self):
+        return self._starts
+
+
+def test_tokens_are_numbered_by_the_documents_that_began_in_their_window():
+    split = Documents(0, 3, 4, 9, 12)
+    assert document_numbers(split, 0, 6).tolist() == [1, 1, 1, 2, 3, 3]
+    assert document_numbers(split, 2, 5).tolist() == [0, 1, 2, 2, 2]
+    assert document_numbers(split, 5, 3).tolist() == [0, 0, 0]
+
+
+def test_documents_are_told_apart_across_the_end_of_the_stream():
+    assert document_numbers(Documents(0, 3, 4, 9, 12), 10, 7).tolist() == [0, 0, 1, 1, 1, 2, 3]
 
 
 # -- the reader ----------------------------------------------------------------------------------------------------------------
@@ -174,7 +272,7 @@ def reader_of():
     opened = []
 
     def open_reader(split, order, ranks=None, rows=5, sample=0, lend=lend):
-        opened.append(RowReader(split, order, rows, order.seq_len, ranks or Ranks(), sample, lend))
+        opened.append(RowReader(Windows(split, order, order.seq_len), rows, ranks or Ranks(), sample, lend))
         return opened[-1]
 
     yield open_reader
@@ -192,7 +290,8 @@ def reading():
 def expected_rows(order, step, rows=5, sample=0, share=None):
     share = share or range(rows)
     starts = order.starts(numbers(sample + step * rows + share.start, sample + step * rows + share.stop))
-    return starts[:, None] + np.arange(order.seq_len + 1)  # every token is its own place
+    tokens = starts[:, None] + np.arange(order.seq_len)  # every token is its own place
+    return np.stack([tokens, tokens + 1], axis=1)
 
 
 class Watched:
@@ -208,6 +307,9 @@ class Watched:
         self.asked += 1
         return self._order.starts(samples)
 
+    def epoch(self, sample):
+        return self._order.epoch(sample)
+
     def eventually_asked(self, times):
         deadline = time.monotonic() + 30
         while self.asked < times:
@@ -220,7 +322,7 @@ def test_the_reader_gives_a_rank_its_rows_step_after_step(split, reader_of, rank
     order, ranks = Shuffle(1000, 10, 3), Ranks(rank, world_size)
     reader = reader_of(split, order, ranks, sample=50)
     for step in range(40):  # across two ends of an epoch
-        assert np.array_equal(reader.next(), expected_rows(order, step, sample=50, share=ranks.share(5)))
+        assert np.array_equal(reader.next().batch, expected_rows(order, step, sample=50, share=ranks.share(5)))
 
 
 def test_rows_lie_in_buffers_that_were_lent(split, reader_of):
@@ -231,16 +333,16 @@ def test_rows_lie_in_buffers_that_were_lent(split, reader_of):
         return lent[-1]
 
     reader = reader_of(split, Shuffle(1000, 10, 3), lend=remembered)
-    taken = [reader.next() for _ in range(10)]
+    taken = [reader.next().batch for _ in range(10)]
     assert {id(rows) for rows in taken} <= {id(buffer) for buffer in lent}
 
 
 def test_a_buffer_stays_intact_until_next_was_called_twice_more(split, reader_of):
     order = Watched(Shuffle(1000, 10, 3))
     reader = reader_of(split, order)
-    before = reader.next()
+    before = reader.next().batch
     for step in range(1, 30):
-        rows = reader.next()
+        rows = reader.next().batch
         order.eventually_asked(step + 3)  # the thread has filled every buffer it may
         time.sleep(0.001)
         assert np.array_equal(before, expected_rows(order, step - 1))
@@ -300,11 +402,21 @@ class Straight:
     def starts(self, samples):
         return samples.astype(np.int64) * self.seq_len
 
+    def epoch(self, sample):
+        return 0
+
+
+def test_a_portion_tells_of_the_whole_step(split, reader_of):
+    reader = reader_of(split, Shuffle(1000, 10, 3), Ranks(1, 2), rows=60)
+    portions = [reader.next() for _ in range(2)]
+    assert [portion.targets for portion in portions] == [600, 600]
+    assert [portion.epoch for portion in portions] == [0, 1]  # 99 windows are an epoch
+
 
 def test_an_error_while_reading_ahead_comes_when_its_rows_are_due(split, reader_of):
     reader = reader_of(Broken(split, end=151), Straight())
     for step in range(3):
-        assert np.array_equal(reader.next(), expected_rows(Straight(), step))
+        assert np.array_equal(reader.next().batch, expected_rows(Straight(), step))
     with pytest.raises(DataError, match=r"the shard was replaced"):
         reader.next()
 

@@ -22,6 +22,7 @@ DEMO = {
     "budget.seconds": "null", "training.max_steps": 40, "training.tokens_per_step": 256, "training.save_every": 4,
     "training.keep_every": 4, "training.device": "cpu", "data.seq_len": 32, "evaluation.stride": 32, "evaluation.every": 0,
     "evaluation.sample_tokens": 0, "tracking.log_every": 1,
+    "artifact.quantiser": "none", "artifact.codec": "none", "artifact.score": "false",
 }  # fmt: skip
 PATIENCE = 90  # seconds until a program is taken for hung; far more than any needs
 

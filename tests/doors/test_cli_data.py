@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_prepare_as_json(ingot, text, tmp_path):
     result = json.loads(prepare(ingot, text, tmp_path / "out", "--json").stdout)
     assert result["folder"] == str(tmp_path / "out")
     assert (result["tokenizer"], result["vocab_size"]) == ("byte", 260)
-    assert result["splits"]["train"] == {"documents": 1, "tokens": 10, "bytes": 9, "bytes_per_token": 0.9}
+    assert result["splits"]["train"] == {"documents": 1, "tokens": 10, "bytes": 9, "piece_bytes": 9, "bytes_per_token": 0.9}
     assert result["seconds"] >= 0
 
 
@@ -80,9 +81,61 @@ def test_a_users_mistake_is_one_of_our_errors(ingot, text, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("words", [["--tokenizer", "bpe"], ["--shard-tokens", "many"], ["--unknown", "1"]])
+@pytest.mark.parametrize("words", [["--shard-tokens", "many"], ["--unknown", "1"]])
 def test_a_malformed_command_exits_with_2(ingot, text, tmp_path, words):
     assert prepare(ingot, text, tmp_path / "out", *words).exit_code == 2
+
+
+@pytest.fixture
+def english(tmp_path):
+    path = tmp_path / "english.txt"
+    path.write_text("The cats sat on the mat,\n and 12 more came to see what the noise was about.\n" * 20)
+    return path
+
+
+def train_tokenizer(ingot, source, output, *more):
+    return ingot("data", "train-tokenizer", "--input", source, "--output", output, "--vocab-size", "290", *more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "shown"), [("sentencepiece", "a.model", "sentencepiece"), ("bpe", "a.json", "huggingface")]
+)
+def test_a_tokenizer_is_trained_and_used_as_the_output_says(ingot, english, tmp_path, kind, name, shown):
+    result = train_tokenizer(ingot, english, tmp_path / name, "--kind", kind)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{tmp_path / name}: {shown} tokenizer, 290 ids, ")
+    command = shlex.split(lines[1].removeprefix("use it with: ingot ").replace("DIR", str(tmp_path / "out")))
+    assert ingot(*command).exit_code == 0
+    assert ingot("data", "verify", tmp_path / "out").exit_code == 0
+
+
+def test_a_trained_tokenizer_as_json(ingot, english, tmp_path):
+    result = json.loads(train_tokenizer(ingot, english, tmp_path / "a.model", "--kind", "sentencepiece", "--json").stdout)
+    assert (result["file"], result["kind"], result["vocab_size"]) == (str(tmp_path / "a.model"), "sentencepiece", 290)
+    again = json.loads(
+        train_tokenizer(
+            ingot, english, tmp_path / "a.model", "--kind", "sentencepiece", "--json", "--force", "--documents", "1"
+        ).stdout
+    )
+    assert again["fingerprint"] == result["fingerprint"]
+
+
+def test_both_counts_of_bytes_are_shown_where_they_differ(ingot, english, tmp_path):
+    train_tokenizer(ingot, english, tmp_path / "a.model", "--kind", "sentencepiece")
+    prepared = ingot(
+        "data", "prepare", "--input", english, "--tokenizer", tmp_path / "a.model", "--output", tmp_path / "out"
+    ).stdout
+    for lines in (prepared.splitlines(), ingot("data", "verify", tmp_path / "out").stdout.splitlines()):
+        assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token", "piece", "bytes"]
+        train = lines[2].split()
+        assert int(train[5].replace(",", "")) < int(train[3].replace(",", ""))
+        assert lines[4].startswith("bytes are those of the text, piece bytes those its tokens stand for")
+
+
+def test_an_unknown_tokenizer_is_refused_with_those_there_are(ingot, text, tmp_path):
+    result = ingot("data", "prepare", "--input", text, "--tokenizer", "bpe", "--output", tmp_path / "out")
+    assert isinstance(result.exception, ConfigError)
+    assert "unknown tokenizer 'bpe'; give byte, char, gpt2, a file" in str(result.exception)
 
 
 def test_verify_prints_the_splits_of_a_sound_folder(ingot, text, tmp_path):
@@ -120,6 +173,17 @@ def test_verify_raises_on_a_damaged_shard(ingot, text, tmp_path):
             "--val-fraction 2.0",
         ),
         (["verify", "gone"], 3, "no data at gone"),
+        (["prepare", "--input", "in.txt", "--tokenizer", "my.model", "--output", "out"], 3, "no tokenizer at my.model"),
+        (
+            ["train-tokenizer", "--input", "in.txt", "--kind", "bpe", "--vocab-size", "900", "--output", "a.json"],
+            3,
+            "the text has pieces for 266 ids and --vocab-size 900 asks for more",
+        ),
+        (
+            ["train-tokenizer", "--input", "in.txt", "--kind", "sentencepiece", "--vocab-size", "900", "--output", "a.model"],
+            3,
+            "the text has pieces for ",
+        ),
     ],
 )
 def test_the_program_says_a_mistake_in_one_line_and_its_exit_code(text, words, code, said):
@@ -155,6 +219,7 @@ def test_the_program_warns_of_files_it_passed_over_on_stderr_alone(text):
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():
-    script = "import sys, ingot.doors.cli.data; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    heavy = ("torch", "numpy", "pydantic", "sentencepiece", "tokenizers", "tiktoken", "huggingface_hub")
+    script = f"import sys, ingot.doors.cli.data; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     assert result.stdout == "[]\n"

@@ -45,6 +45,23 @@ def test_two_ranks_give_the_losses_of_one(reference, two_ranks):
     assert progress(two_ranks)["val_bpb"] == pytest.approx(progress(reference)["val_bpb"], **CLOSE)
 
 
+FAMILIES = [
+    {"model__family": "llama", "model__kv_heads": 2, "data__sampling": "pack", "data__document_mask": "true"},
+    {"model__family": "golf", "model__kv_heads": 2, "data__sampling": "stream", "optimizer__ema_decay": 0.9},
+]
+
+
+@pytest.mark.parametrize("settings", FAMILIES, ids=["llama-packed", "golf-stream"])
+def test_two_and_three_ranks_give_the_losses_of_one_in_every_family(ingot: Ingot, data, tmp_path, settings):
+    for count in (1, 2, 3):
+        words = train_words(data, tmp_path / str(count), training__max_steps=16, training__micro_batch=2, **settings)
+        ingot(*words, f"--nproc-per-node={count}")
+    for count in (2, 3):
+        assert losses(tmp_path / str(count)) == pytest.approx(losses(tmp_path / "1"), **CLOSE)
+        assert progress(tmp_path / str(count))["val_bpb"] == pytest.approx(progress(tmp_path / "1")["val_bpb"], **CLOSE)
+        assert progress(tmp_path / str(count))["tokens"] == progress(tmp_path / "1")["tokens"]
+
+
 def test_two_ranks_under_torchrun_are_the_same_run(ingot: Ingot, data, two_ranks, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ingot"]
     program = ingot(*train_words(data, tmp_path / "run"), "--json", command=torchrun)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import DataError
-from ingot.eval.bits import chosen_rows, row_batches, score
+from ingot.eval.bits import Judge
 
 
 class Tokens:
@@ -16,11 +16,11 @@ class Tokens:
     def __init__(self, ids):
         self.ids = np.asarray(ids, np.uint16)
         self.tokens = len(self.ids)
+        self.bytes, self.piece_bytes = 0, None
 
-    def read(self, start, stop, out):
+    def read(self, start, stop):
         assert 0 <= start <= stop <= self.tokens
-        out[: stop - start] = self.ids[start:stop]
-        return out
+        return self.ids[start:stop]
 
 
 @st.composite
@@ -32,10 +32,10 @@ def tilings(draw):
 
 def every_target(split, seq_len, stride, size, limit=None):
     """(place of the target, its inputs up to there) for each target that is scored, in order."""
-    for inputs, targets in row_batches(split, seq_len, stride, chosen_rows(split, stride, limit), size):
-        assert inputs.shape == targets.shape
-        assert inputs.shape[1] == seq_len
-        for row, target in zip(inputs, targets, strict=True):
+    judge = Judge(split, ByteTokenizer(), seq_len, stride, size)
+    for batch in judge.batches(judge.rows(limit)):
+        assert batch.shape[1:] == (2, seq_len)
+        for row, target in zip(batch[:, 0], batch[:, 1], strict=True):
             for place in np.flatnonzero(target != -1):
                 yield int(target[place]), row[: place + 1]
 
@@ -66,8 +66,8 @@ def test_a_stride_gives_every_target_at_least_the_rest_of_the_row_as_context(til
 @settings(deadline=None)
 @given(tilings(), st.integers(1, 400))
 def test_a_limit_chooses_that_many_different_rows_over_the_whole_split(tiling, limit):
-    split, _, stride, _ = tiling
-    rows = chosen_rows(split, stride, limit)
+    split, seq_len, stride, size = tiling
+    rows = Judge(split, ByteTokenizer(), seq_len, stride, size).rows(limit)
     available = math.ceil((split.tokens - 1) / stride)
     assert len(np.unique(rows)) == len(rows) == min(limit, available)
     assert rows.min() == 0
@@ -76,28 +76,28 @@ def test_a_limit_chooses_that_many_different_rows_over_the_whole_split(tiling, l
 
 
 def test_without_a_limit_all_rows_are_read():
-    assert chosen_rows(Tokens(np.arange(101)), 10, None).tolist() == list(range(10))
+    assert Judge(Tokens(np.arange(101)), ByteTokenizer(), 10, 10, 4).rows().tolist() == list(range(10))
 
 
 @pytest.mark.parametrize("ids", [[], [1]])
 def test_a_split_without_targets_is_refused(ids):
     with pytest.raises(DataError, match=r"the validation split is empty; prepare the data with a larger --val-fraction"):
-        chosen_rows(Tokens(ids), 10, None)
+        Judge(Tokens(ids), ByteTokenizer(), 10, 10, 4).rows()
 
 
 def uniform(vocab_size):
-    def evaluate(inputs, targets):
-        assert inputs.min() >= 0
-        assert inputs.max() < vocab_size
-        return float(np.count_nonzero(targets != -1)) * math.log(vocab_size)
+    def evaluate(batch):
+        assert batch[:, 0].min() >= 0
+        assert batch[:, 0].max() < vocab_size
+        return float(np.count_nonzero(batch[:, 1] != -1)) * math.log(vocab_size)
 
     return evaluate
 
 
 def score_of(tokenizer, documents, seq_len=16, stride=16, limit=None, size=3):
     split = Tokens(np.concatenate([tokenizer.encode_document(text) for text in documents]))
-    rows = chosen_rows(split, stride, limit)
-    return split, score(split, tokenizer.token_bytes(), seq_len, stride, rows, size, uniform(tokenizer.vocab_size))
+    judge = Judge(split, tokenizer, seq_len, stride, size)
+    return split, judge.score(judge.rows(limit), uniform(tokenizer.vocab_size))
 
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), min_size=2, max_size=4).filter(
@@ -154,12 +154,47 @@ def test_a_limit_scores_those_rows_alone():
 @given(st.integers(1, 5), st.integers(1, 16))
 def test_ranks_score_together_what_one_would(world_size, stride):
     split = Tokens(ByteTokenizer().encode_document("the quality of mercy is not strained; it droppeth as the gentle rain"))
-    rows = chosen_rows(split, stride, None)
-
-    def of(part):
-        return score(split, ByteTokenizer().token_bytes(), 16, stride, part, 4, uniform(260))
-
-    parts = [of(part) for part in np.array_split(rows, world_size)]
-    whole = of(rows)
+    judge = Judge(split, ByteTokenizer(), 16, stride, 4)
+    parts = [judge.score(part, uniform(260)) for part in np.array_split(judge.rows(), world_size)]
+    whole = judge.score(judge.rows(), uniform(260))
     assert sum(part.nats for part in parts) == pytest.approx(whole.nats)
     assert (sum(part.tokens for part in parts), sum(part.bytes for part in parts)) == (whole.tokens, whole.bytes)
+
+
+class Folding(ByteTokenizer):
+    """Stands for half of what it was given, and less behind a newline: a count that needs the token before."""
+
+    def target_bytes(self, previous, targets):
+        return np.where(np.asarray(previous) == self.encode("\n")[0], 0, self.token_bytes()[targets])
+
+
+def folding_score(rule, limit=None):
+    text = "one\ntwo\nthree\nfour\n" * 20
+    split = Tokens(Folding().encode_document(text))
+    split.bytes = 3 * len(text)
+    split.piece_bytes = int(Folding().target_bytes(split.ids[:-1], split.ids[1:]).sum())
+    judge = Judge(split, Folding(), 16, 16, 4, rule=rule)
+    return split, judge.score(judge.rows(limit), uniform(260))
+
+
+def test_bytes_of_the_whole_text_are_those_that_preparation_recorded():
+    split, found = folding_score("text")
+    assert found.bytes == split.bytes
+    assert found.bits_per_byte == pytest.approx(found.nats / math.log(2) / split.bytes, rel=1e-15)
+    assert found.other == {"val_bpb_pieces": pytest.approx(found.nats / math.log(2) / split.piece_bytes)}
+
+
+def test_bytes_of_pieces_depend_on_the_token_before():
+    split, found = folding_score("pieces")
+    assert found.bytes == split.piece_bytes < split.tokens - 1
+    assert found.other == {"val_bpb_text": pytest.approx(found.nats / math.log(2) / split.bytes)}
+
+
+def test_the_text_of_a_part_is_estimated_by_the_ratio_over_the_whole():
+    split, found = folding_score("text", limit=5)
+    assert found.text_bytes == pytest.approx(found.piece_bytes * split.bytes / split.piece_bytes)
+
+
+def test_a_tokenizer_that_loses_nothing_has_one_count():
+    _, found = score_of(ByteTokenizer(), ["all the world's a stage"])
+    assert found.other == {} and found.bytes == found.piece_bytes

@@ -62,8 +62,17 @@ def without(folder: Path, above: int) -> Path:
         {"optimizer__name": "adamw", "data__sampling": "random"},
         {"model__bias": False, "training__micro_batch": 3, "optimizer__schedule": "cosine"},
         {"training__gradient_checkpointing": True, "model__dropout": 0.1},
+        {"model__family": "llama", "model__kv_heads": 1, "model__dropout": 0.1},
+        {"model__family": "golf", "model__kv_heads": 1, "data__sampling": "stream", "data__spans": 2},
+        {"data__sampling": "pack", "data__document_mask": True},
+        {"optimizer__ema_decay": 0.9, "optimizer__muon_momentum_start": 0.5, "optimizer__muon_momentum_warmup_steps": 15},
+        {"optimizer__muon_coefficients": "polar-express", "optimizer__muon_normalise_rows": True, "training__loss_chunk": 7},
+        {"model__family": "golf", "model__embedding_dtype": "bf16", "model__kv_heads": 1, "training__precision": "bf16"},
     ],
-    ids=["muon", "dropout", "adamw-random", "micro-batches", "checkpointed"],
+    ids=[
+        *("muon", "dropout", "adamw-random", "micro-batches", "checkpointed"),
+        *("llama", "golf-stream", "packed", "averaged", "polar-express", "golf-bf16"),
+    ],
 )
 def test_a_stopped_run_ends_bitwise_as_an_unbroken_one(train: Train, tmp_path, unbroken, settings):
     stopped = train(tmp_path / "run", StopAt(9), **settings)

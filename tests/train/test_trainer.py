@@ -19,9 +19,9 @@ from ingot.artifact.tensors import TensorRecord
 from ingot.backends.base import StepResult
 from ingot.config.loading import load_config
 from ingot.data.samples import open_dataset
-from ingot.data.stream import make_order
+from ingot.data.sampling import make_rows
 from ingot.errors import RunError
-from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.optim.schedules import Position, Rates, learning_rate_scale
 from ingot.runs.report import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.train.budget import Clock
@@ -67,13 +67,13 @@ class Device:
     scales: list[float] = field(default_factory=list)
     rescales: bool = False
 
-    def lend(self, shape: tuple[int, int]) -> Any:
+    def lend(self, shape: tuple[int, int, int]) -> Any:
         return np.empty(shape, np.int32)
 
-    def step(self, rows: Any, rows_in_step: int, step: int, learning_rate_scale: float) -> Any:
+    def step(self, batch: Any, targets: int, step: int, rates: Rates) -> Any:
         self.time.now += self.seconds[len(self.scales) % len(self.seconds)]
         loss = self.losses[len(self.scales) % len(self.losses)]
-        self.scales.append(learning_rate_scale)
+        self.scales.append(rates.scale)
         result = StepResult(loss, 0.5, skipped=not math.isfinite(loss))
         return type("Done", (), {"result": lambda self: result})()
 
@@ -113,8 +113,8 @@ def make(data, device: Device, progress: Progress | None = None, reporter: Repor
     values |= {name.replace("__", "."): value for name, value in given.items()}
     config = load_config(python=values, environment={}).config
     dataset = open_dataset(config.data.path)
-    order = make_order("shuffle", dataset.split("train"), config.data.seq_len, config.data.seed)
-    trainer = Trainer(config, dataset, order, device, progress or Progress(), reporter or Reporter(), None)
+    rows = make_rows(config.data, config.rows_per_step, dataset)
+    trainer = Trainer(config, dataset, rows, device, progress or Progress(), reporter or Reporter(), None)
     trainer.clock = Clock(trainer.progress.elapsed_seconds, device.time)
     return trainer
 

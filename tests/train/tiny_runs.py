@@ -22,6 +22,7 @@ TINY = {
     "optimizer.name": "muon", "optimizer.schedule": "budget", "optimizer.learning_rate": 0.01,
     "training.max_steps": 20, "training.tokens_per_step": 64, "training.save_every": 4, "training.keep_every": 4,
     "training.device": "cpu", "tracking.log_every": 1,
+    "artifact.quantiser": "none", "artifact.codec": "none", "artifact.score": False,
 }  # fmt: skip
 
 

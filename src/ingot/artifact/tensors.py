@@ -16,6 +16,8 @@ from math import prod
 from pathlib import Path
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1}
+MAX_RANK, MAX_ITEMS = 32, 1 << 59  # what numpy 1 and a signed 64-bit size can hold
+METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
@@ -28,27 +30,30 @@ class TensorRecord:
     data: memoryview
 
 
-def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Write a safetensors file, bring it to the disk, and return its size and sha256."""
-    records = sorted(records, key=lambda record: record.name)
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+def pack_tensors(records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
+    """The parts of a safetensors file, in order: the length and the header, then each tensor's data."""
+    # Wide items first: every tensor then begins at a multiple of its item size.
+    records = sorted(records, key=lambda record: (-ITEM_BYTES[record.dtype], record.name))
+    header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     offset = 0
     for record in records:
-        header[record.name] = {
-            "dtype": record.dtype,
-            "shape": list(record.shape),
-            "data_offsets": [offset, offset + record.data.nbytes],
-        }
-        offset += record.data.nbytes
+        end = offset + record.data.nbytes
+        header[record.name] = {"dtype": record.dtype, "shape": list(record.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins aligned
+    return [len(text).to_bytes(8, "little") + text, *(record.data.cast("B") for record in records if record.data.nbytes)]
+
+
+def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Write a safetensors file, bring it to the disk, and return its size and sha256."""
     digest, size = hashlib.sha256(), 0
-    parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *(record.data for record in records)]
+    parts = pack_tensors(records, metadata)
     with path.open("xb") as file:
         for part in parts:
             file.write(part)
             digest.update(part)
-            size += memoryview(part).nbytes
+            size += len(part)
         file.flush()
         os.fsync(file.fileno())
     return size, digest.hexdigest()
@@ -59,6 +64,11 @@ def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
     data = memoryview(path.read_bytes())
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise ValueError("its checksum does not match")
+    return unpack_tensors(data)
+
+
+def unpack_tensors(data: memoryview) -> tuple[dict[str, TensorRecord], dict[str, str]]:
+    """The tensors and metadata in the bytes of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("it is cut short or is no safetensors file")
@@ -68,7 +78,7 @@ def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
         raise ValueError("its header is no JSON") from None
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict):
         raise ValueError("its metadata is no JSON object")
     body = data[8 + length :]
@@ -84,7 +94,9 @@ def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
         whole = isinstance(dtype, str) and all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
-        raise ValueError(f"its entry for {name} is malformed") from None
-    if not whole or end > len(body) or dtype not in ITEM_BYTES or end - begin != prod(shape) * ITEM_BYTES[dtype]:
-        raise ValueError(f"its entry for {name} does not fit its data")
+        raise ValueError(f"its entry for {name!r:.100} is malformed") from None
+    if not whole or len(shape) > MAX_RANK or prod(n or 1 for n in shape) > MAX_ITEMS:
+        raise ValueError(f"its entry for {name!r:.100} is none of a tensor")
+    if end > len(body) or dtype not in ITEM_BYTES or end - begin != prod(shape) * ITEM_BYTES[dtype]:
+        raise ValueError(f"its entry for {name!r:.100} does not fit its data")
     return TensorRecord(name, dtype, shape, body[begin:end])

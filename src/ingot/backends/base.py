@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ingot.artifact.tensors import TensorRecord
+from ingot.data.stream import Batch
+from ingot.optim.schedules import Rates
 from ingot.runtime.ranks import Ranks
 
-State = dict[str, list[TensorRecord]]  # by file: model, optimizer
+State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where it is kept, the average of the weights (ema)
 
 
 @dataclass(frozen=True)
@@ -38,19 +37,19 @@ class Backend(Protocol):
     device_name: str
     rescales: bool  # whether a step may be skipped to find a better loss scale
 
-    def lend(self, shape: tuple[int, int]) -> NDArray[np.int32]:
+    def lend(self, shape: tuple[int, int, int]) -> Batch:
         """A host buffer from which copies to the device are fast."""
 
-    def prepare(self, rows: NDArray[np.int32], choices: Mapping[str, Any]) -> None:
+    def prepare(self, batch: Batch, choices: Mapping[str, Any]) -> None:
         """Settle what depends on the machine (micro-batch, attention), as `choices` of an earlier session say where they can."""
 
     def choices(self) -> dict[str, Any]:
         """What `prepare` settled, as JSON, to be kept with the run."""
 
-    def step(self, rows: NDArray[np.int32], rows_in_step: int, step: int, learning_rate_scale: float) -> Pending:
-        """Compute this rank's rows of a step (inputs and targets, one place apart) and update with everybody's gradients."""
+    def step(self, batch: Batch, targets: int, step: int, rates: Rates) -> Pending:
+        """Compute this rank's rows of a step that has `targets` in all, and update with everybody's gradients."""
 
-    def evaluate(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
+    def evaluate(self, batch: Batch) -> float:
         """The summed loss, in nats, of the targets that are not -1."""
 
     def generate(self, prompt: Sequence[int], tokens: int, temperature: float, top_k: int, seed: int) -> list[int]:
@@ -59,8 +58,11 @@ class Backend(Protocol):
     def state(self) -> State:
         """A copy of everything that decides the future and is not in the cursor."""
 
-    def weights(self, dtype: str) -> list[TensorRecord]:
-        """The weights alone, as fp32, bf16 or fp16."""
+    def weights(self) -> list[TensorRecord]:
+        """What the model is judged by and others get: the average of the weights where one is kept, else the weights."""
+
+    def release(self) -> None:
+        """Give memory that is only kept for later back to the device."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put back what `state` returned."""

@@ -7,6 +7,7 @@ would have been, and evaluating or sampling in between changes nothing.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
@@ -24,16 +24,17 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 from ingot.artifact.tensors import TensorRecord
+from ingot.backends.averaging import WeightAverage
 from ingot.backends.base import State, StepResult
 from ingot.backends.collectives import Collectives, peers_present
 from ingot.backends.torch_state import NAMES, load_model, load_optimizers, model_records, optimizer_records, record, tensor
 from ingot.config.schema import Config
-from ingot.data.stream import mix
+from ingot.data.stream import IGNORED, Batch, mix
 from ingot.errors import ConfigError, DataError, RunError
 from ingot.generate.decode import Sampling, generate
-from ingot.model.layers import IGNORED
 from ingot.model.registry import build
 from ingot.optim.groups import make_optimizers
+from ingot.optim.schedules import Rates
 from ingot.runtime.device import DTYPES, describe, peak_flops, pick_device, pick_precision
 from ingot.runtime.ranks import Ranks
 
@@ -78,6 +79,8 @@ class TorchBackend:
         self.device_name = describe(self.device)
         self._names = {p: name for name, p in self.model.named_parameters()}
         self.optimizers = make_optimizers(self.model, config.optimizer, self.device)
+        decay = config.optimizer.ema_decay
+        self._average = WeightAverage(self.model, decay) if decay is not None else None
         # Only fp16 needs its loss scaled into range. The scale halves when a gradient overflows, doubles after 2,000 good steps.
         self._scale = torch.tensor(65536.0 if self.rescales else 1.0, device=self.device)
         self._good_steps = torch.zeros((), dtype=torch.int32, device=self.device)
@@ -101,22 +104,23 @@ class TorchBackend:
             )
         return module
 
-    def prepare(self, rows: NDArray[np.int32], choices: Mapping[str, Any]) -> None:
+    def prepare(self, batch: Batch, choices: Mapping[str, Any]) -> None:
         """Settle micro-batch and attention by trying them here, unless an earlier session on such a machine has."""
         same_machine = choices.get("device") == self.device_name and choices.get("world_size") == self.ranks.world_size
         kept = choices if same_machine else {}
-        most = len(rows) if self.device.type == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // rows.shape[1])
+        rows, _, seq_len = batch.shape
+        most = rows if self.device.type == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
         asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
-        self._micro_batch = int(self.group.maximum([min(int(asked), len(rows))])[0])  # one for all ranks, kept with the run
+        self._micro_batch = int(self.group.maximum([min(int(asked), rows)])[0])  # one for all ranks, kept with the run
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._attention = str(kept.get("attention", "default"))
         if self.device.type == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
-                self._micro_batch = int(-self.group.maximum([-self._largest_micro_batch(rows)])[0])
-            self._attention = self.group.tell(self._fastest_attention(rows[: self._micro_batch]))
+                self._micro_batch = int(-self.group.maximum([-self._largest_micro_batch(batch)])[0])
+            self._attention = self.group.tell(self._fastest_attention(batch[: self._micro_batch]))
         if self.ranks.world_size > 1:
             # DDP reorders its buckets after the first step. Let it do so now: sums are then the same before and after a resume.
-            self._accumulate(rows, len(rows))
+            self._accumulate(batch, int(np.count_nonzero(batch[:, 1] != IGNORED)))
         for buffer, before in buffers:  # trying leaves no trace
             buffer.copy_(before)
         self._forget_gradients()
@@ -132,12 +136,12 @@ class TorchBackend:
             "compile": self._compile,
         }
 
-    def _largest_micro_batch(self, rows: NDArray[np.int32]) -> int:
+    def _largest_micro_batch(self, batch: Batch) -> int:
         """The most rows whose forward and backward pass fit into the memory, by halving."""
-        size = len(rows)
+        size = len(batch)
         while True:
             try:
-                self._try_rows(rows[:size])
+                self._try(batch[:size])
                 return size
             except torch.OutOfMemoryError:
                 if size == 1:
@@ -150,7 +154,7 @@ class TorchBackend:
                 self._forget_gradients()
                 torch.cuda.empty_cache()
 
-    def _fastest_attention(self, rows: NDArray[np.int32]) -> str:
+    def _fastest_attention(self, batch: Batch) -> str:
         """The attention kernel whose forward and backward pass take the least time at this run's own shape."""
         seconds: dict[str, float] = {}
         for name in ATTENTION:
@@ -158,31 +162,31 @@ class TorchBackend:
             # A kernel that cannot take this shape or type warns and raises a RuntimeError; it is then no candidate.
             with contextlib.suppress(RuntimeError), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._try_rows(rows)
+                self._try(batch)
                 self.wait()
                 began = time.perf_counter()
                 for _ in range(3):
-                    self._try_rows(rows)
+                    self._try(batch)
                 self.wait()
                 seconds[name] = time.perf_counter() - began
             self._forget_gradients()
         return min(seconds, key=seconds.__getitem__) if seconds else "default"
 
-    def _try_rows(self, rows: NDArray[np.int32]) -> None:
-        tokens, targets = self._upload(rows)
+    def _try(self, batch: Batch) -> None:
         with self._arithmetic():
-            loss = self.model(tokens, targets)
+            loss = self.model(*self._upload(batch))
         loss.backward()
 
-    def lend(self, shape: tuple[int, int]) -> NDArray[np.int32]:
+    def lend(self, shape: tuple[int, int, int]) -> Batch:
         """A host buffer, pinned where that makes copies to the device asynchronous."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.device.type == "cuda").numpy()
 
-    def step(self, rows: NDArray[np.int32], rows_in_step: int, step: int, learning_rate_scale: float) -> DeviceResult:
+    def step(self, batch: Batch, targets: int, step: int, rates: Rates) -> DeviceResult:
         """One optimizer step; returns at once on a GPU."""
+        self._show(average=False)
         self._reseed(mix(self._seed, step, self.ranks.rank) >> 1)
         try:
-            loss = self._accumulate(rows, rows_in_step)
+            loss = self._accumulate(batch, targets)
         except torch.OutOfMemoryError:
             raise RunError(
                 f"the GPU's memory is full at step {step + 1} with micro-batches of {self._micro_batch} rows; "
@@ -196,7 +200,7 @@ class TorchBackend:
         if self._clip_norm:
             clip_grads_with_norm_(list(self.model.parameters()), self._clip_norm, norm)
         skipped = overflow | ~torch.isfinite(loss)
-        self._update(skipped, learning_rate_scale)
+        self._update(skipped, step, rates)
         if self.rescales:
             torch._amp_update_scale_(self._scale, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
         self._forget_gradients()
@@ -210,40 +214,49 @@ class TorchBackend:
         elif self.device.type == "mps":
             torch.mps.manual_seed(seed)
 
-    def _accumulate(self, rows: NDArray[np.int32], rows_in_step: int) -> Tensor:
-        """Gradients of the step's mean loss over all ranks, and that loss."""
+    def _accumulate(self, batch: Batch, targets: int) -> Tensor:
+        """Gradients of the mean loss over all the targets of the step, and that loss."""
         share = torch.zeros((), device=self.device)
-        micro_batches = range(0, len(rows), self._micro_batch)
+        micro_batches = range(0, len(batch), self._micro_batch)
         for start in micro_batches:
-            part = rows[start : start + self._micro_batch]
-            tokens, targets = self._upload(part)
+            part = batch[start : start + self._micro_batch]
+            weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
             last = start == micro_batches[-1]
             with peers_present(), self._arithmetic(), contextlib.nullcontext() if last else self._without_sync():
-                loss = self._module(tokens, targets)
+                loss = self._module(*self._upload(part))
                 if not isinstance(loss, Tensor) or loss.dim():
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")
-                weighted: Any = loss.float() * (len(part) / rows_in_step)
+                weighted: Any = loss.float() * weight
                 # Replicas are averaged, so each rank's part counts world_size times.
                 (weighted * self._scale * self.ranks.world_size).backward()
             share += weighted.detach()
         return self.group.sum_tensor(share)
 
-    def _update(self, skip: Tensor, learning_rate_scale: float) -> None:
+    def _update(self, skip: Tensor, step: int, rates: Rates) -> None:
         """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
         if self.device.type != "cuda" and bool(skip):
             return
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * learning_rate_scale
+                group["lr"] = group["peak_lr"] * rates.scale
+                if "momentum" in group:
+                    group["momentum"] = rates.momentum
             if self.device.type == "cuda":
                 optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
             optimizer.step()
+        if self._average is not None:
+            self._average.update(step)
 
-    def _upload(self, rows: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
-        if rows.max() >= self._vocab_size:
-            raise DataError(f"the data holds token {rows.max()}, outside the vocabulary; look at it with: ingot data verify")
-        on_device = torch.from_numpy(rows).to(self.device, non_blocking=True).long()
-        return on_device[:, :-1], on_device[:, 1:]
+    def _show(self, average: bool) -> None:
+        """Let the model hold the average of the weights, or the weights themselves."""
+        if self._average is not None:
+            self._average.show() if average else self._average.hide()
+
+    def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Tokens, targets and, where rows have them, document numbers, on the device."""
+        if (largest := batch[:, :2].max()) >= self._vocab_size:
+            raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
+        return torch.from_numpy(batch).to(self.device, non_blocking=True).long().unbind(1)
 
     def _without_sync(self) -> contextlib.AbstractContextManager[Any]:
         return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else contextlib.nullcontext()
@@ -263,38 +276,48 @@ class TorchBackend:
             p.grad = None
 
     @torch.no_grad()
-    def evaluate(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
-        """The summed loss of the targets that count."""
-        count = int(np.count_nonzero(targets != IGNORED))
+    def evaluate(self, batch: Batch) -> float:
+        """The summed loss of the targets that count, by the average of the weights where there is one."""
+        count = int(np.count_nonzero(batch[:, 1] != IGNORED))
         if not count:
             return 0.0
+        self._show(average=True)
         self.model.eval()
         try:
-            x, y = (torch.from_numpy(array).to(self.device).long() for array in (tokens, targets))
             with self._arithmetic():
-                return float(self.model(x, y)) * count
+                return float(self.model(*self._upload(batch))) * count
         finally:
             self.model.train()
 
     def generate(self, prompt: Sequence[int], tokens: int, temperature: float, top_k: int, seed: int) -> list[int]:
         """Continue a prompt."""
+        self._show(average=True)
         start = torch.tensor([list(prompt)], device=self.device)
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
         return [int(t) for t in islice(generate(self.model, start, sampling, self._vocab_size), tokens)]
 
     def state(self) -> State:
-        """Copies of the weights and of the optimizer's memory."""
+        """Copies of the weights, of the optimizer's memory and of the average of the weights."""
+        self._show(average=False)
         memory = optimizer_records(self.optimizers, self._names)
         if self.rescales:
             memory += [record("scaler/scale", self._scale), record("scaler/good_steps", self._good_steps)]
-        return {"model": model_records(self.model), "optimizer": memory}
+        average = {"ema": self._average.records()} if self._average is not None else {}
+        return {"model": model_records(self.model), "optimizer": memory, **average}
 
-    def weights(self, dtype: str) -> list[TensorRecord]:
-        """The weights alone, floating-point ones in another type."""
-        return model_records(self.model, DTYPES[dtype])
+    def weights(self) -> list[TensorRecord]:
+        """Copies of the weights that evaluation uses."""
+        self._show(average=True)
+        return model_records(self.model)
+
+    def release(self) -> None:
+        """Empty the cache of the allocator, so that another process finds room on the GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put a state back."""
+        self._show(average=False)
         load_model(self.model, state["model"], "the checkpoint")
         memory = dict(state["optimizer"])
         scale, good_steps = memory.pop("scaler/scale", None), memory.pop("scaler/good_steps", None)
@@ -302,6 +325,8 @@ class TorchBackend:
             self._scale.copy_(tensor(scale))
             self._good_steps.copy_(tensor(good_steps))
         load_optimizers(self.optimizers, self._names, memory)
+        if self._average is not None:
+            self._average.load(state.get("ema", {}))
 
     def flops_per_token(self, seq_len: int) -> float:
         """Training FLOPs: six per weight that multiplies, twelve per layer, width and position of attention."""
@@ -342,6 +367,12 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
             raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot hold; register it with persistent=False")
     if not hasattr(model, "context"):
         model.context = section["context"]
+    if config.training.loss_chunk is not None:
+        if not hasattr(model, "loss_chunk"):
+            raise ConfigError("training.loss_chunk needs a model with `loss_chunk`; a model of your own computes its loss itself")
+        model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
+    if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
+        raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document of each token")
     return model
 
 

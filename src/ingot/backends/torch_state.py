@@ -33,14 +33,14 @@ def tensor(source: TensorRecord) -> Tensor:
     return torch.frombuffer(buffer, dtype=DTYPES[source.dtype]).reshape(source.shape)
 
 
-def model_records(model: nn.Module, dtype: torch.dtype | None = None) -> list[TensorRecord]:
-    """Every parameter and saved buffer of a model, in `dtype` if given; a tied tensor appears under its first name."""
+def model_records(model: nn.Module) -> list[TensorRecord]:
+    """Every parameter and saved buffer of a model; a tied tensor appears under its first name."""
     seen: set[int] = set()
     records = []
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in seen:
             seen.add(id(value))
-            records.append(record(name, value.to(dtype) if dtype is not None and value.is_floating_point() else value))
+            records.append(record(name, value))
     return records
 
 

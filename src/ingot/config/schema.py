@@ -22,8 +22,8 @@ class DataSection(Section):
     )
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer for a bundled sample: byte, char, gpt2, or a file (.model or tokenizer.json); null: byte. A "
-        "prepared folder brings its own; if both are given they must agree.",
+        description="Tokenizer for a bundled sample: byte, char, gpt2, a file (.model or tokenizer.json) or a hub name; null: "
+        "byte. A prepared folder brings its own; if both are given they must agree.",
     )
     seq_len: Positive = Field(256, description="Tokens in a training row.")
     sampling: Literal["shuffle", "random", "stream", "pack"] = Field(
@@ -185,7 +185,8 @@ class EvaluationSection(Section):
 class ArtifactSection(Section):
     """What is left for others when the run is complete."""
 
-    write: bool = Field(True, description="Write the artifact at the end of the run, and score the file that was written.")
+    write: bool = Field(True, description="Write the artifact at the end of the run.")
+    score: bool = Field(True, description="Read the artifact again in a process of its own and report its bits per byte.")
     quantiser: Literal["none", "int8", "int8-golf"] = Field(
         "int8",
         description="none: weights as dtype says. int8: large matrices as a byte per weight and a scale per row. int8-golf: the "

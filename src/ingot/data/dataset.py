@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ingot.data.shards import TOKEN_BYTES, ShardWriter, file_sha256, open_shard, token_count
 from ingot.data.sources import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
+from ingot.data.tokenizers.base import PACKED
 from ingot.errors import DataError
 
 MANIFEST = "dataset.json"
@@ -31,6 +32,9 @@ VERSION = 1
 SPLITS = ("train", "val")
 IDENTITY = ("format", "version", "tokenizer", "splits")  # what the fingerprint covers
 AGAIN = "copy the folder again or prepare the data again"
+BATCH_CHARACTERS = 1 << 20  # of text that waits to be encoded at once
+VERIFY_TOKENS = 1 << 22  # of tokens whose bytes are counted at once
+OUTSIDE = -1  # the token before a document: none
 
 Count = Annotated[int, Field(ge=0)]
 FileName = Annotated[str, Field(pattern=r"^\w+\.(bin|index)$")]  # never a path: files lie beside dataset.json
@@ -51,11 +55,15 @@ class ShardRecord(_Record):
 
 
 class SplitRecord(_Record):
-    """One split; its token stream is that of its shards, one after the other."""
+    """One split; its token stream is that of its shards, one after the other.
+
+    `bytes` is the UTF-8 size of the text, `piece_bytes` what its tokens stand for; a tokenizer that loses nothing has them equal.
+    """
 
     documents: Count
     tokens: Count
     bytes: Count
+    piece_bytes: Count | None = None
     shards: list[ShardRecord]
     document_index: FileName
 
@@ -83,49 +91,46 @@ class Manifest(_Record):
 
 
 def identity(record: dict[str, Any]) -> str:
-    """The fingerprint of a dataset: equal when tokenizer, tokens, documents and bytes are."""
-    return digest({key: record.get(key) for key in IDENTITY})
+    """The fingerprint of a dataset: equal when tokenizer, tokens, documents and bytes are.
+
+    A file inside the tokenizer is covered by the tokenizer's own fingerprint, whatever compressed it. `piece_bytes` counts only
+    where it says something new, so that data prepared before it was recorded keeps its fingerprint.
+    """
+    tokenizer = {**record["tokenizer"], "spec": {k: v for k, v in record["tokenizer"]["spec"].items() if k != PACKED}}
+    splits = {
+        name: {k: v for k, v in split.items() if k != "piece_bytes" or v not in (None, split.get("bytes"))}
+        for name, split in record["splits"].items()
+    }
+    return digest({key: record.get(key) for key in IDENTITY} | {"tokenizer": tokenizer, "splits": splits})
 
 
 class SplitWriter:
-    """Cuts a stream of documents into shards; a document may run on from one shard into the next."""
+    """Cuts a stream of documents into shards; a document may run on from one shard into the next.
+
+    Documents wait until there is a batch of them, because libraries encode many at once faster than one by one.
+    """
 
     def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, shard_tokens: int, files: ExitStack) -> None:
-        self.documents = self.tokens = self.bytes = 0
+        self.documents = self.tokens = self.bytes = self.piece_bytes = 0
         self._folder, self._name, self._files = folder, name, files
         self._tokenizer, self._shard_tokens = tokenizer, shard_tokens
-        self._token_bytes = tokenizer.token_bytes()
+        self._waiting: list[str] = []
+        self._waiting_characters = 0
         self._shards: list[ShardRecord] = []
         self._shard: ShardWriter | None = None
         self._shard_documents = self._shard_bytes = 0
         self._index = files.enter_context((folder / f"{name}.index").open("xb"))
 
     def add(self, text: str) -> None:
-        """Adds a document."""
-        ids = self._tokenizer.encode_document(text)
-        left = len(text.encode())
-        self._index.write(self.tokens.to_bytes(8, "little"))
-        self.documents += 1
-        self.tokens += len(ids)
-        self.bytes += left
-        begins_here = 1
-        while len(ids):
-            if self._shard is None:
-                self._shard = ShardWriter(self._folder / f"{self._name}_{len(self._shards):06d}.bin", self._files)
-            part = ids[: self._shard_tokens - self._shard.tokens]
-            ids = ids[len(part) :]
-            # The last part takes what is left, so that shards add up to the document however a tokenizer counts its pieces.
-            size = int(self._token_bytes[part].sum()) if len(ids) else left
-            left -= size
-            self._shard.append(part)
-            self._shard_documents += begins_here
-            self._shard_bytes += size
-            begins_here = 0
-            if self._shard.tokens == self._shard_tokens:
-                self._finish_shard(self._shard)
+        """Adds a document; one that the tokenizer leaves nothing of is left out."""
+        self._waiting.append(text)
+        self._waiting_characters += len(text)
+        if self._waiting_characters >= BATCH_CHARACTERS:
+            self._write_waiting()
 
     def close(self) -> SplitRecord:
         """Brings the last files to the disk and says what was written."""
+        self._write_waiting()
         if self._shard is not None:
             self._finish_shard(self._shard)
         self._index.write(self.tokens.to_bytes(8, "little"))
@@ -135,9 +140,39 @@ class SplitWriter:
             documents=self.documents,
             tokens=self.tokens,
             bytes=self.bytes,
+            piece_bytes=self.piece_bytes,
             shards=self._shards,
             document_index=f"{self._name}.index",
         )
+
+    def _write_waiting(self) -> None:
+        for text, ids in zip(self._waiting, self._tokenizer.encode_documents(self._waiting), strict=True):
+            if len(ids):
+                self._write(ids, len(text.encode()))
+        self._waiting, self._waiting_characters = [], 0
+
+    def _write(self, ids: NDArray[np.uint16], left: int) -> None:
+        sizes = self._tokenizer.target_bytes(np.append(OUTSIDE, ids[:-1].astype(np.int32)), ids)
+        self._index.write(self.tokens.to_bytes(8, "little"))
+        self.documents += 1
+        self.tokens += len(ids)
+        self.bytes += left
+        self.piece_bytes += int(sizes.sum())
+        begins_here = 1
+        while len(ids):
+            if self._shard is None:
+                self._shard = ShardWriter(self._folder / f"{self._name}_{len(self._shards):06d}.bin", self._files)
+            part = ids[: self._shard_tokens - self._shard.tokens]
+            ids = ids[len(part) :]
+            # The last part takes what is left, so that shards add up to the document however a tokenizer counts its pieces.
+            size = min(left, int(sizes[: len(part)].sum())) if len(ids) else left
+            left, sizes = left - size, sizes[len(part) :]
+            self._shard.append(part)
+            self._shard_documents += begins_here
+            self._shard_bytes += size
+            begins_here = 0
+            if self._shard.tokens == self._shard_tokens:
+                self._finish_shard(self._shard)
 
     def _finish_shard(self, shard: ShardWriter) -> None:
         sha256 = shard.close()
@@ -150,7 +185,8 @@ class Split:
     """The tokens of one split as one stream, wherever its shards end."""
 
     def __init__(self, folder: Path, record: SplitRecord) -> None:
-        self.tokens, self.documents, self.bytes = record.tokens, record.documents, record.bytes
+        self.tokens, self.documents = record.tokens, record.documents
+        self.bytes, self.piece_bytes = record.bytes, record.piece_bytes
         self._paths = [folder / shard.file for shard in record.shards]
         self._sizes = [shard.tokens for shard in record.shards]
         self._ends = list(accumulate(self._sizes))
@@ -237,6 +273,7 @@ class Dataset:
                 if progress:
                     progress(TOKEN_BYTES * done, TOKEN_BYTES * total)
             self._verify_index(self.split(name), self.folder / record.document_index)
+            self._verify_pieces(self.split(name), name)
 
     def _verify_shard(self, path: Path, sha256: str, tokens: NDArray[np.uint16]) -> None:
         if (found := file_sha256(path)) != sha256:
@@ -256,6 +293,24 @@ class Dataset:
             if self.tokenizer.bos is not None and (array[here] != self.tokenizer.bos).any():
                 raise DataError(f"{path} is damaged: a document starts without its mark; {AGAIN}")
             begin += len(array)
+
+    def _verify_pieces(self, split: Split, name: str) -> None:
+        expected = split.bytes if split.piece_bytes is None and self.tokenizer.lossless else split.piece_bytes
+        starts = np.asarray(split.document_starts()).astype(np.int64)
+        found = 0
+        for begin in range(0, split.tokens, VERIFY_TOKENS):
+            end = min(begin + VERIFY_TOKENS, split.tokens)
+            stream = np.full(end - begin + 1, OUTSIDE, np.int32)  # the part, behind the token before it
+            split.read(max(begin - 1, 0), end, stream[begin == 0 :])
+            previous, targets = stream[:-1].copy(), stream[1:]
+            first, last = np.searchsorted(starts, [begin, end])
+            previous[starts[first:last] - begin] = OUTSIDE
+            found += int(self.tokenizer.target_bytes(previous, targets).sum())
+        if expected is not None and found != expected:
+            raise DataError(
+                f"{self.folder / MANIFEST} is damaged: the tokens of {name} stand for {found:,} bytes and it says {expected:,}; "
+                f"{AGAIN}"
+            )
 
 
 def prepare_command(source: Path | str, output: Path | str) -> str:
@@ -286,13 +341,14 @@ def _read_manifest(folder: Path) -> Manifest:
         raise DataError(
             f"{path} has version {version} and this ingot reads up to {VERSION}; upgrade ingot or prepare the data again"
         )
-    if record.get("fingerprint") != identity(record):
-        raise DataError(f"{path} was edited or damaged: its fingerprint does not fit its contents; {AGAIN}")
     try:
-        return Manifest.model_validate(record, strict=True)
+        manifest = Manifest.model_validate(record, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}; {AGAIN}") from None
+    if manifest.fingerprint != identity(record):
+        raise DataError(f"{path} was edited or damaged: its fingerprint does not fit its contents; {AGAIN}")
+    return manifest
 
 
 def _read_tokenizer(path: Path, record: TokenizerRecord) -> Tokenizer:

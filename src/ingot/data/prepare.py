@@ -1,6 +1,6 @@
 """Documents to a prepared folder: who is held out, how shards are filled, and how the folder appears all at once.
 
-Documents pass one at a time, so memory is bounded by the longest. Everything is written in a hidden folder beside the target,
+Documents pass in small batches, so memory is bounded by the longest. Everything is written in a hidden folder beside the target,
 which takes the target's name when it is complete; whatever goes wrong, there is the whole dataset or none.
 """
 
@@ -22,12 +22,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ingot.data.dataset import MANIFEST, SPLITS, Manifest, SplitWriter, TokenizerRecord, identity
 from ingot.data.shards import MAX_TOKENS
 from ingot.data.sources import count_documents, file_bytes, find_files, read_documents
-from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir
 
@@ -35,18 +35,18 @@ log = logging.getLogger(__name__)
 
 FEW_DOCUMENTS = 20  # up to here validation is the end of every document, above it is whole documents
 SHARD_TOKENS = 100_000_000
-Kind = Literal["byte", "char"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Piece = tuple[str, str]  # the split and the text of a document
 
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """What a split holds."""
+    """What a split holds; `piece_bytes` is what its tokens stand for, where that was counted."""
 
     documents: int
     tokens: int
     bytes: int
+    piece_bytes: int | None
     bytes_per_token: float | None
 
 
@@ -71,7 +71,9 @@ class Summary:
 def summarise(manifest: Manifest) -> dict[str, SplitSummary]:
     """The counts of every split."""
     return {
-        name: SplitSummary(split.documents, split.tokens, split.bytes, split.bytes / split.tokens if split.tokens else None)
+        name: SplitSummary(
+            split.documents, split.tokens, split.bytes, split.piece_bytes, split.bytes / split.tokens if split.tokens else None
+        )
         for name, split in manifest.splits.items()
     }
 
@@ -79,8 +81,9 @@ def summarise(manifest: Manifest) -> dict[str, SplitSummary]:
 def prepare(
     inputs: Sequence[Path],
     output: Path,
-    tokenizer: Kind,
+    tokenizer: str,
     *,
+    bos: str | None = None,
     val_fraction: float = 0.1,
     val_inputs: Sequence[Path] | None = None,
     val_documents: int | None = None,
@@ -89,9 +92,12 @@ def prepare(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
-    """Turns .txt and .jsonl files, and folders of them, into a folder that training reads."""
+    """Turns .txt and .jsonl files, and folders of them, into a folder that training reads.
+
+    `tokenizer` is char or whatever `open_tokenizer` takes, `bos` with it.
+    """
     started = time.monotonic()
-    _check_settings(tokenizer, val_fraction, val_inputs, val_documents, shard_tokens)
+    _check_settings(val_fraction, val_inputs, val_documents, shard_tokens)
     _check_output(output, overwrite)
     files, ignored = find_files(inputs)
     val_files, val_ignored = find_files(val_inputs or [])
@@ -102,9 +108,10 @@ def prepare(
         if given is not None and not count_documents(group, text_field, 1):
             raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give .txt or .jsonl files with text")
 
-    passes = 2 if tokenizer == "char" else 1
+    opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)
+    passes = 1 if opened else 2
     reader = _Reader(text_field, passes * sum(map(file_bytes, files + val_files)), progress)
-    built = CharTokenizer(reader.alphabet(files + val_files)) if tokenizer == "char" else ByteTokenizer()
+    built = opened or CharTokenizer(reader.alphabet(files + val_files))
     texts = reader.texts(files)
     if val_inputs:
         rule, pieces = f"the documents of {', '.join(map(str, val_inputs))}", hold_out_given(texts, reader.texts(val_files))
@@ -173,8 +180,6 @@ def write_dataset(
         writers = {name: SplitWriter(folder, name, tokenizer, shard_tokens, files) for name in SPLITS}
         for split, text in pieces:
             writers[split].add(text)
-        if not writers["train"].documents:
-            raise DataError("nothing is left to train on: all text went to validation; hold out less of it or give more text")
         record = TokenizerRecord(
             kind=tokenizer.kind,
             vocab_size=tokenizer.vocab_size,
@@ -183,6 +188,8 @@ def write_dataset(
             spec=tokenizer.spec(),
         )
         splits = {name: writer.close() for name, writer in writers.items()}
+        if not splits["train"].documents:
+            raise DataError("nothing is left to train on: all text went to validation; hold out less of it or give more text")
         manifest = Manifest(tokenizer=record, splits=splits, created_by=f"ingot {_version()}", source=source)
         manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
         with (folder / MANIFEST).open("x", encoding="utf-8") as file:
@@ -219,11 +226,7 @@ class _Reader:
             self._progress(self._done, self._total)
 
 
-def _check_settings(
-    tokenizer: str, val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None, shard_tokens: int
-) -> None:
-    if tokenizer not in ("byte", "char"):
-        raise ConfigError(f"unknown tokenizer {tokenizer!r}; the tokenizers are byte and char")
+def _check_settings(val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None, shard_tokens: int) -> None:
     if not 0 <= val_fraction < 1:
         raise ConfigError(f"--val-fraction {val_fraction} is not a part of the text; give 0 or more and less than 1")
     if val_inputs and val_documents is not None:

@@ -1,7 +1,7 @@
 """Which rows of the token stream a step reads: a pure function of the cursor, the same for any number of ranks.
 
-A run reads samples 0, 1, 2, ... A sample number decides a window of the stream; a step takes the next `rows` numbers and every
-rank computes its share of them. So a run may move to other ranks between two steps and every window is still used exactly once.
+A run reads samples 0, 1, 2, ... A sample number decides a row; a step takes the next numbers and every rank computes its share of
+them. So a run may move to other ranks between two steps and every row is still used exactly once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.dataset import Split
-from ingot.errors import DataError
 from ingot.runtime.ranks import Ranks
 
-Rows = NDArray[np.int32]  # (rows, seq_len + 1): inputs and, one place further, their targets
-Lender = Callable[[tuple[int, int]], Rows]
+IGNORED = -1  # a target that is not predicted
+Batch = NDArray[np.int32]  # (rows, planes, seq_len): tokens, targets and, with a document mask, the document of each token
+Lender = Callable[[tuple[int, int, int]], Batch]
+
+
+class Rows(Protocol):
+    """An endless numbered sequence of rows."""
+
+    @property
+    def planes(self) -> int: ...
+
+    @property
+    def seq_len(self) -> int: ...
+
+    def fill(self, samples: range, batch: Batch) -> None:
+        """Write the rows of these sample numbers."""
+
+    def targets(self, samples: range) -> int:
+        """How many targets they have, without reading them."""
+
+    def epoch(self, sample: int) -> int:
+        """How many times the data had been read completely before this sample."""
 
 
 class Order(Protocol):
-    """An endless numbered sequence of windows."""
+    """Where the windows of a stream begin, by sample number."""
 
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Where the windows of these sample numbers begin."""
@@ -75,17 +94,75 @@ class Random:
         return (draws % np.uint64(self.tokens - self.seq_len)).astype(np.int64)
 
 
-ORDERS: dict[str, Callable[[int, int, int], Order]] = {"shuffle": Shuffle, "random": Random}
+@dataclass(frozen=True)
+class Stream:
+    """The tokens in their order, as golf reads them: a step is `spans` stretches, each of one token more than it trains on.
+
+    The token more is the last target of its stretch and never an input. Behind the last token comes the first again.
+    """
+
+    tokens: int
+    seq_len: int
+    rows: int  # in a step
+    spans: int
+
+    def epoch(self, sample: int) -> int:
+        return int(self._place(np.array([sample], np.uint64))[0]) // self.tokens
+
+    def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
+        return self._place(samples) % self.tokens
+
+    def _place(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
+        span, row = np.divmod(samples.astype(np.int64), self.rows // self.spans)
+        return span * (self.rows // self.spans * self.seq_len + 1) + row * self.seq_len
 
 
-def make_order(sampling: str, split: Split, seq_len: int, seed: int) -> Order:
-    """The order that `data.sampling` names, over one split."""
-    if split.tokens <= seq_len:
-        raise DataError(
-            f"the text has {split.tokens:,} tokens and a row needs data.seq_len + 1 = {seq_len + 1:,}; "
-            "use more text or shorter rows"
-        )
-    return ORDERS[sampling](split.tokens, seq_len, seed)
+@dataclass(frozen=True)
+class Windows:
+    """Rows that are stretches of the stream, wherever documents begin."""
+
+    split: Split
+    order: Order
+    seq_len: int
+    documents: bool = False
+
+    @property
+    def planes(self) -> int:
+        return 3 if self.documents else 2
+
+    def epoch(self, sample: int) -> int:
+        return self.order.epoch(sample)
+
+    def targets(self, samples: range) -> int:
+        return len(samples) * self.seq_len
+
+    def fill(self, samples: range, batch: Batch) -> None:
+        starts = self.order.starts(np.arange(samples.start, samples.stop, dtype=np.uint64))
+        window = np.empty(self.seq_len + 1, np.int32)
+        for row, start in zip(batch, starts.tolist(), strict=True):
+            self._read(start, window)
+            row[0], row[1] = window[:-1], window[1:]
+            if self.documents:
+                row[2] = document_numbers(self.split, start, self.seq_len)
+
+    def _read(self, start: int, out: NDArray[np.int32]) -> None:
+        stop = min(start + len(out), self.split.tokens)
+        self.split.read(start, stop, out)
+        if stop - start < len(out):
+            self._read(0, out[stop - start :])
+
+
+def document_numbers(split: Split, start: int, length: int) -> NDArray[np.int32]:
+    """For every token of a window, how many documents have begun in it so far; behind the end of the stream comes its start."""
+    starts = split.document_starts()
+    numbers = np.zeros(length, np.int32)
+    done = 0
+    while done < length:
+        here = min(length - done, split.tokens - start)
+        first, last = np.searchsorted(starts, [start, start + here])
+        numbers[np.asarray(starts[first:last]).astype(np.int64) - start + done] = 1
+        done, start = done + here, 0
+    return np.cumsum(numbers, dtype=np.int32)
 
 
 def permuted(places: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint64]:
@@ -123,11 +200,13 @@ def _scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def read_rows(split: Split, starts: NDArray[np.int64], out: Rows) -> Rows:
-    """Copy the windows that begin at `starts` into the rows of `out`; their length is out's."""
-    for row, start in zip(out, starts.tolist(), strict=True):
-        split.read(start, start + len(row), row)
-    return out
+@dataclass(frozen=True)
+class Portion:
+    """What one rank reads for one step, and what is true of the step as a whole."""
+
+    batch: Batch
+    targets: int  # in the step, over all ranks
+    epoch: int
 
 
 class RowReader:
@@ -138,28 +217,28 @@ class RowReader:
 
     ahead = 2
 
-    def __init__(self, split: Split, order: Order, rows: int, seq_len: int, ranks: Ranks, sample: int, lend: Lender):
-        self._split, self._order, self._rows, self._share = split, order, rows, ranks.share(rows)
+    def __init__(self, source: Rows, rows: int, ranks: Ranks, sample: int, lend: Lender):
+        self._source, self._rows, self._share = source, rows, ranks.share(rows)
         self._sample = sample
-        self._free: queue.Queue[Rows] = queue.Queue()
+        self._free: queue.Queue[Batch] = queue.Queue()
         for _ in range(self.ahead + 2):
-            self._free.put(lend((len(self._share), seq_len + 1)))
-        self._ready: queue.Queue[Rows | Exception] = queue.Queue(maxsize=self.ahead)
-        self._lent: list[Rows] = []
+            self._free.put(lend((len(self._share), source.planes, source.seq_len)))
+        self._ready: queue.Queue[Portion | Exception] = queue.Queue(maxsize=self.ahead)
+        self._lent: list[Batch] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
         self._thread.start()
 
-    def next(self) -> Rows:
+    def next(self) -> Portion:
         """The rows of the next step."""
-        rows = self._ready.get()
-        if isinstance(rows, Exception):
-            self._ready.put(rows)  # for whoever asks again: nobody will ever put another
-            raise rows
-        self._lent.append(rows)
+        portion = self._ready.get()
+        if isinstance(portion, Exception):
+            self._ready.put(portion)  # for whoever asks again: nobody will ever put another
+            raise portion
+        self._lent.append(portion.batch)
         if len(self._lent) > 2:
             self._free.put(self._lent.pop(0))
-        return rows
+        return portion
 
     def close(self) -> None:
         """End the thread; what it read ahead is dropped."""
@@ -167,7 +246,7 @@ class RowReader:
         while self._thread.is_alive():
             with suppress(queue.Empty):
                 self._ready.get_nowait()
-            self._free.put(np.empty((0, 0), np.int32))
+            self._free.put(np.empty((0, 0, 0), np.int32))
             self._thread.join(timeout=0.05)
 
     def _read(self) -> None:
@@ -176,8 +255,13 @@ class RowReader:
                 buffer = self._free.get()
                 if self._closing.is_set():
                     return
-                samples = np.arange(self._sample + self._share.start, self._sample + self._share.stop, dtype=np.uint64)
-                self._ready.put(read_rows(self._split, self._order.starts(samples), buffer))
+                self._ready.put(read_portion(self._source, self._sample, self._rows, self._share, buffer))
                 self._sample += self._rows
         except Exception as error:  # handed to the loop, which raises it at its next step
             self._ready.put(error)
+
+
+def read_portion(source: Rows, sample: int, rows: int, share: range, buffer: Batch) -> Portion:
+    """Read a rank's share of the step that begins at `sample`."""
+    source.fill(range(sample + share.start, sample + share.stop), buffer)
+    return Portion(buffer, source.targets(range(sample, sample + rows)), source.epoch(sample + rows))

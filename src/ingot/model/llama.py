@@ -35,10 +35,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, turn: Turn, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
-        q, k, v = (
-            project(x).view(B, T, -1, self.head_size).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = rotate(q, turn), rotate(k, turn)  # (B, H, T, D), (B, K, T, D)
+        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in projected)  # (B, H, T, D), twice (B, K, T, D)
+        q, k = rotate(q, turn), rotate(k, turn)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
         y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask)

@@ -111,7 +111,7 @@ def _compiled_slope() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, rounded to no less than float32 where the device can."""
+    """total += a @ b. GPUs give bf16 and fp16 products in float32: no sum over a chunk's tokens overflows or is rounded twice."""
     if a.dtype == torch.float32:
         total.addmm_(a, b)
     else:

@@ -37,6 +37,11 @@ class Checkpoint:
     progress: dict[str, Any]
     tensors: dict[str, dict[str, TensorRecord]]
 
+    @property
+    def weights(self) -> dict[str, TensorRecord]:
+        """What the model is judged by: the average of the weights where one was kept, else the weights."""
+        return {**self.tensors["model"], **self.tensors.get("ema", {})}
+
 
 def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping[str, Any]) -> Path:
     """Write a checkpoint and return its path when it is on the disk."""

@@ -37,6 +37,7 @@ class EvaluationReport:
     bytes: int
     seconds: float
     best: bool
+    other: dict[str, float]  # val_bpb by the other count of bytes, where there are two
 
 
 class Reporter:
@@ -120,4 +121,7 @@ def step_line(report: StepReport) -> str:
 def evaluation_line(report: EvaluationReport) -> str:
     """An evaluation as one line."""
     best = "  best so far" if report.best else ""
-    return f"eval {report.step}  val_loss {report.val_loss:.4f}  val_bpb {report.val_bpb:.4f}  ({report.seconds:.1f} s){best}"
+    other = "".join(f"  {name} {value:.4f}" for name, value in report.other.items())
+    return (
+        f"eval {report.step}  val_loss {report.val_loss:.4f}  val_bpb {report.val_bpb:.4f}{other}  ({report.seconds:.1f} s){best}"
+    )

@@ -11,7 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.weights import WEIGHTS_FILE, write_weights
+from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
+from ingot.artifact.scoring import score_in_fresh_process
 from ingot.backends.base import Backend
 from ingot.config.families import FileSection
 from ingot.config.loading import ResolvedConfig
@@ -19,7 +20,8 @@ from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
 from ingot.data.dataset import Dataset
 from ingot.data.samples import open_dataset
-from ingot.data.stream import Order, make_order
+from ingot.data.sampling import make_rows
+from ingot.data.stream import Rows
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
@@ -33,7 +35,7 @@ from ingot.train.trainer import Desk, Progress, Status, Trainer, prompt_ids
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
     "model": (),  # everything
-    "data": ("seq_len", "sampling", "seed"),
+    "data": ("seq_len", "sampling", "spans", "document_mask", "seed"),
     "optimizer": ("name",),
     "training": ("tokens_per_step", "seed"),
 }
@@ -48,6 +50,7 @@ class TrainingResult:
     final_loss: float | None  # nats per token, of the last step
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
+    val_other: dict[str, float]  # the same by the other count of bytes, where there are two
     total_tokens: int
     total_steps: int
     training_seconds: float
@@ -55,6 +58,7 @@ class TrainingResult:
     checkpoint_path: Path | None
     artifact_path: Path | None
     artifact_bytes: int | None
+    artifact_bpb: float | None  # of the artifact, read again by another process
     sample: str | None
     run_dir: Path
 
@@ -63,7 +67,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
     """Train as a config says; the run folder is the product, the result a summary of it."""
     config, ranks = resolved.config, ranks_from_environment()
     reporter = reporter if reporter is not None and ranks.first else Reporter()
-    dataset, order = open_data(config, ranks.world_size)
+    dataset, rows = open_data(config, ranks.world_size)
     facts = facts_of(config, dataset)
     with ExitStack() as stack:
         backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
@@ -86,7 +90,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
         if told["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
         progress = _resume(backend, checkpoint)
-        trainer = Trainer(config, dataset, order, backend, progress, reporter, desk)
+        trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
         reporter.begin(_begin_facts(config, dataset, backend, desk, progress))
@@ -99,7 +103,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
     return result
 
 
-def open_data(config: Config, world_size: int) -> tuple[Dataset, Order]:
+def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
     if world_size > config.rows_per_step:
         raise ConfigError(
@@ -111,7 +115,7 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Order]:
         prompt_ids(dataset.tokenizer, config.evaluation.sample_prompt)
     if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
         raise DataError(f"{config.data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
-    return dataset, make_order(config.data.sampling, dataset.split("train"), config.data.seq_len, config.data.seed)
+    return dataset, make_rows(config.data, config.rows_per_step, dataset)
 
 
 def _backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
@@ -179,6 +183,8 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     return {
         "config": config.model_dump(),
         "tokenizer": dataset.tokenizer.spec(),
+        "tokenizer_fingerprint": dataset.tokenizer.fingerprint(),
+        "vocab_size": dataset.tokenizer.vocab_size,
         "data_fingerprint": dataset.fingerprint,
         "model_file_sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None,
     }
@@ -191,7 +197,7 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
         f"{section}.{name} was {was['config'][section].get(name)} and is {now['config'][section].get(name)}"
         for section, names in FIXED.items()
         for name in names or sorted((was["config"][section].keys() | now["config"][section].keys()) - {"file"})
-        if was["config"][section].get(name) != now["config"][section].get(name)
+        if (name in was["config"][section] or not names) and was["config"][section].get(name) != now["config"][section].get(name)
     ]
     if was.get("model_file_sha256") != now["model_file_sha256"]:
         changed.append("the contents of model.file are not what they were")
@@ -222,14 +228,16 @@ def _begin_facts(config: Config, dataset: Dataset, backend: Backend, desk: Desk 
 def _finish(trainer: Trainer, status: Status) -> TrainingResult:
     """Judge and export a completed run, and say how it went."""
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
-    artifact_path, artifact_bytes = None, None
+    artifact, artifact_bpb = None, None
+    has_text = trainer.dataset.split("val").tokens > 1
     if status == "completed":
-        if trainer.dataset.split("val").tokens > 1 and (progress.val_step, progress.val_whole) != (progress.step, True):
+        if has_text and (progress.val_step, progress.val_whole) != (progress.step, True):
             trainer.evaluate(None)
             trainer.note()
         if desk is not None and config.artifact.write:
-            artifact_path = desk.folder.artifact / WEIGHTS_FILE
-            artifact_bytes = _export(trainer, artifact_path)
+            artifact = _export(trainer, desk.folder)
+            if has_text and config.artifact.score:
+                artifact_bpb = _score(trainer, artifact.path)
     steps = saved_steps(desk.folder.checkpoints) if desk is not None else {}
     if desk is not None:
         desk.heartbeat.update(status=status)
@@ -238,25 +246,38 @@ def _finish(trainer: Trainer, status: Status) -> TrainingResult:
         final_loss=progress.loss,
         val_loss=progress.val_loss,
         val_bpb=progress.val_bpb,
+        val_other=progress.val_other,
         total_tokens=progress.tokens,
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,
         tokens_per_second=progress.tokens / progress.elapsed_seconds if progress.elapsed_seconds else 0.0,
         checkpoint_path=steps.get(progress.step),
-        artifact_path=artifact_path,
-        artifact_bytes=artifact_bytes,
+        artifact_path=artifact.path if artifact is not None else None,
+        artifact_bytes=artifact.bytes if artifact is not None else None,
+        artifact_bpb=artifact_bpb,
         sample=trainer.last_sample,
         run_dir=desk.folder.path if desk is not None else Path(config.training.output_dir or "."),
     )
 
 
-def _export(trainer: Trainer, path: Path) -> int:
-    """Write the weights for others and hold them against the budget."""
+def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
+    """Write the artifact and hold it against the budget."""
     config, progress = trainer.config, trainer.progress
+    a, limit = config.artifact, config.budget.artifact_bytes
     facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb}
+    if not a.tokenizer:
+        facts["tokenizer"] = None
+    path = folder.artifact / artifact_name(a.codec)
     with writing(path):
-        size = write_weights(path, trainer.backend.weights(config.artifact.dtype), facts)
-    limit = config.budget.artifact_bytes
-    if limit is not None and size > limit:
-        trainer.reporter.message(f"{path} has {size:,} bytes, {size - limit:,} more than budget.artifact_bytes={limit:,}")
-    return size
+        report = write_artifact(path, trainer.backend.weights(), facts, a.quantiser, a.codec, a.dtype)
+    if limit is not None and report.bytes > limit:
+        over = f"{report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
+        trainer.reporter.message(f"{path} has {report.bytes:,} bytes, {over}; what would fit: ingot export {folder.path}")
+    return report
+
+
+def _score(trainer: Trainer, path: Path) -> float:
+    """The bits per byte of the file that was written, by a process that knows nothing but the file."""
+    trainer.backend.release()
+    trainer.reporter.message(f"scoring {path}")
+    return float(score_in_fresh_process(path, None, trainer.config.training.device)["val_bpb"])

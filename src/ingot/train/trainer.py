@@ -10,18 +10,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
-
-import numpy as np
 
 from ingot.backends.base import Backend, Pending
 from ingot.config.schema import Config
 from ingot.data.dataset import Dataset
-from ingot.data.stream import Order, RowReader, read_rows
+from ingot.data.stream import Portion, RowReader, Rows, read_portion
 from ingot.errors import DataError, PeerLost, RunError
-from ingot.eval.bits import Score, chosen_rows, score
-from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.eval.bits import Judge, Score
+from ingot.optim.schedules import Position, Rates, rates_at
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Heartbeat
@@ -50,6 +48,7 @@ class Progress:
     val_bpb: float | None = None
     val_step: int | None = None  # the step at which they were found
     val_whole: bool = False  # and whether by the whole validation split
+    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     best_step: int | None = None
     best_bpb: float | None = None
 
@@ -70,13 +69,13 @@ class Trainer:
         self,
         config: Config,
         dataset: Dataset,
-        order: Order,
+        rows: Rows,
         backend: Backend,
         progress: Progress,
         reporter: Reporter,
         desk: Desk | None,
     ):
-        self.config, self.dataset, self.order, self.backend = config, dataset, order, backend
+        self.config, self.dataset, self.rows, self.backend = config, dataset, rows, backend
         self.progress, self.reporter, self.desk = progress, reporter, desk
         self.clock = Clock(progress.elapsed_seconds)
         self.facts: dict[str, Any] = {}  # goes into every checkpoint beside the progress
@@ -89,28 +88,22 @@ class Trainer:
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
         """Settle what depends on the machine and take the priming steps, which leave no trace."""
-        rows = self._rows_of_first_step()
-        self.backend.prepare(rows, choices)
+        share = self.backend.ranks.share(self.config.rows_per_step)
+        buffer = self.backend.lend((len(share), self.rows.planes, self.rows.seq_len))
+        first = read_portion(self.rows, self.progress.sample, self.config.rows_per_step, share, buffer)
+        self.backend.prepare(first.batch, choices)
         if not self.config.training.priming_steps:
             return
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
         for step in range(self.config.training.priming_steps):
-            self.backend.step(rows, self.config.rows_per_step, step, 1.0).result()
+            self.backend.step(first.batch, first.targets, step, Rates(1.0, self.config.optimizer.muon_momentum)).result()
         self.backend.load(before)
         self.reporter.message(f"primed with {self.config.training.priming_steps} steps")
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
         c, p = self.config, self.progress
-        reader = RowReader(
-            self.dataset.split("train"),
-            self.order,
-            c.rows_per_step,
-            c.data.seq_len,
-            self.backend.ranks,
-            p.sample,
-            self.backend.lend,
-        )
+        reader = RowReader(self.rows, c.rows_per_step, self.backend.ranks, p.sample, self.backend.lend)
         status: Status = "completed"
         durations: deque[float] = deque([p.step_seconds], maxlen=LAST_STEPS)
         try:
@@ -150,16 +143,16 @@ class Trainer:
 
     def _step(self, reader: RowReader, elapsed: float) -> None:
         c, p = self.config, self.progress
-        position = Position(p.step, elapsed, c.training.max_steps, c.budget.seconds)
-        scale = learning_rate_scale(c, position)
-        pending = self.backend.step(reader.next(), c.rows_per_step, p.step, scale)
+        rates = rates_at(c, Position(p.step, elapsed, c.training.max_steps, c.budget.seconds))
+        portion = reader.next()
+        pending = self.backend.step(portion.batch, portion.targets, p.step, rates)
         self._settle()  # the step before: its numbers are there while the device works on this one
         p.step += 1
         p.sample += c.rows_per_step
-        p.tokens += c.training.tokens_per_step
-        self._pending = (pending, self._report(scale))
+        p.tokens += portion.targets
+        self._pending = (pending, self._report(rates, portion))
 
-    def _report(self, scale: float) -> StepReport:
+    def _report(self, rates: Rates, portion: Portion) -> StepReport:
         c, p = self.config, self.progress
         now = self.clock.elapsed
         self._marks.append((now, p.tokens))
@@ -172,12 +165,12 @@ class Trainer:
             max_steps=c.training.max_steps,
             loss=math.nan,
             grad_norm=math.nan,
-            learning_rate=peak_lr * scale,
+            learning_rate=peak_lr * rates.scale,
             tokens=p.tokens,
             tokens_per_second=rate,
             elapsed_seconds=now,
             budget_seconds=c.budget.seconds,
-            epoch=self.order.epoch(p.sample),
+            epoch=portion.epoch,
             mfu=rate * self.backend.flops_per_token(c.data.seq_len) / peak if peak else None,
             spent=Position(p.step, now, c.training.max_steps, c.budget.seconds).spent,
         )
@@ -240,14 +233,16 @@ class Trainer:
             began = time.perf_counter()
             found = self._score(limit)
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
-            p.val_step, p.val_whole = p.step, limit is None
+            p.val_step, p.val_whole, p.val_other = p.step, limit is None, found.other
             # The best is chosen by the rows that evaluations during training read: like is compared with like.
             judged = found if limit == c.evaluation.rows else self._score(c.evaluation.rows)
             best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
             if best:
                 p.best_step, p.best_bpb = p.step, judged.bits_per_byte
             seconds = time.perf_counter() - began
-            report = EvaluationReport(p.step, found.loss, found.bits_per_byte, found.tokens, found.bytes, seconds, best)
+            report = EvaluationReport(
+                p.step, found.loss, found.bits_per_byte, found.tokens, found.bytes, seconds, best, found.other
+            )
             if self.desk is not None:
                 self.desk.heartbeat.update(val_bpb=report.val_bpb)
                 self.desk.folder.metrics.append({"kind": "evaluation", **asdict(report)})
@@ -257,20 +252,12 @@ class Trainer:
         return best
 
     def _score(self, limit: int | None) -> Score:
-        c, split = self.config, self.dataset.split("val")
-        rows = chosen_rows(split, c.stride, limit)
+        judge = Judge.of(self.config, self.dataset.split("val"), self.dataset.tokenizer)
+        rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
-        part = score(
-            split,
-            self.dataset.tokenizer.token_bytes(),
-            c.data.seq_len,
-            c.stride,
-            rows[share.start : share.stop],
-            c.evaluation.micro_batch,
-            self.backend.evaluate,
-        )
-        nats, tokens, size = self.backend.total([part.nats, part.tokens, part.bytes])
-        return Score(nats, int(tokens), int(size))
+        part = judge.score(rows[share.start : share.stop], self.backend.evaluate)
+        nats, tokens, size = self.backend.total([part.nats, part.tokens, part.piece_bytes])
+        return judge.total(nats, int(tokens), int(size))
 
     def sample(self) -> None:
         """Let the model write, and keep the text."""
@@ -279,7 +266,8 @@ class Trainer:
         ids = self.backend.generate(
             prompt, c.evaluation.sample_tokens, c.evaluation.temperature, c.evaluation.top_k, c.training.seed
         )
-        self.last_sample = c.evaluation.sample_prompt + tokenizer.decode(ids)
+        written = tokenizer.decode_bytes(ids, at_start=not c.evaluation.sample_prompt)
+        self.last_sample = c.evaluation.sample_prompt + written.decode("utf-8", "replace")
         if self.desk is not None:
             self.desk.folder.sample(self.progress.step, self.last_sample)
         self.reporter.sample(self.progress.step, self.last_sample)
@@ -305,12 +293,6 @@ class Trainer:
 
     def _record(self) -> dict[str, Any]:
         return {**asdict(self.progress), "choices": self.backend.choices(), **self.facts}
-
-    def _rows_of_first_step(self) -> Any:
-        c, share = self.config, self.backend.ranks.share(self.config.rows_per_step)
-        first = self.progress.sample
-        starts = self.order.starts(np.arange(first + share.start, first + share.stop, dtype=np.uint64))
-        return read_rows(self.dataset.split("train"), starts, self.backend.lend((len(share), c.data.seq_len + 1)))
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""`ingot data`: text into a folder that training reads, and a check that such a folder is whole."""
+"""`ingot data`: text into a folder that training reads, a check that such a folder is whole, and tokenizers of one's own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ if TYPE_CHECKING:
     from ingot.data.prepare import SplitSummary
 
 
-class TokenizerKind(StrEnum):
-    """The tokenizers that can be made from nothing but text."""
+TOKENIZER = (
+    "byte: any text, 260 ids. char: an id for each character there is. gpt2: GPT-2's 50,257. Or a file (.model, tokenizer.json), "
+    "a folder with one, or a name on the Hugging Face hub."
+)
+Inputs = Annotated[
+    list[Path], typer.Option("--input", metavar="PATH", help="A .txt or .jsonl file or a folder of them; may be given again.")
+]
+TextField = Annotated[str, typer.Option(metavar="NAME", help="The field of a .jsonl line that holds the text.")]
 
-    byte = "byte"
-    char = "char"
+
+class TrainableKind(StrEnum):
+    """The tokenizers that can be learned from text."""
+
+    sentencepiece = "sentencepiece"
+    bpe = "bpe"
 
 
 def register(app: typer.Typer) -> None:
@@ -30,14 +40,13 @@ def register(app: typer.Typer) -> None:
     data = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     data.command("prepare")(prepare_command)
     data.command("verify")(verify_command)
-    app.add_typer(data, name="data", help="Prepare text for training and check prepared data.")
+    data.command("train-tokenizer")(train_tokenizer_command)
+    app.add_typer(data, name="data", help="Prepare text for training, check prepared data, train a tokenizer.")
 
 
 def prepare_command(
-    inputs: Annotated[
-        list[Path], typer.Option("--input", metavar="PATH", help="A .txt or .jsonl file or a folder of them; may be given again.")
-    ],
-    tokenizer: Annotated[TokenizerKind, typer.Option(help="byte: any text, 260 ids. char: an id for each character there is.")],
+    inputs: Inputs,
+    tokenizer: Annotated[str, typer.Option(metavar="NAME", help=TOKENIZER)],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
     val_inputs: Annotated[
         list[Path] | None, typer.Option("--val-input", metavar="PATH", help="Text that is validation; may be given again.")
@@ -50,7 +59,11 @@ def prepare_command(
             help="Otherwise this part is: of up to 20 documents the end of each, of more whole ones, evenly spread.",
         ),
     ] = 0.1,
-    text_field: Annotated[str, typer.Option(metavar="NAME", help="The field of a .jsonl line that holds the text.")] = "text",
+    bos: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", help="What starts a document, where a tokenizer.json does not say so; empty: nothing."),
+    ] = None,
+    text_field: TextField = "text",
     shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in one file.")] = 100_000_000,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
@@ -62,7 +75,8 @@ def prepare_command(
         summary = prepare(
             inputs,
             output,
-            tokenizer.value,
+            tokenizer,
+            bos=bos,
             val_fraction=val_fraction,
             val_inputs=val_inputs or None,
             val_documents=val_documents,
@@ -74,7 +88,7 @@ def prepare_command(
     if as_json:
         print_json(summary.as_dict())
         return
-    print(f"{output}: {summary.tokenizer} tokenizer, {summary.vocab_size} ids, {summary.seconds:.1f} s")
+    print(f"{output}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     _print_splits(summary.splits)
     if summary.empty_documents:
         print(f"{summary.empty_documents:,} empty documents were left out")
@@ -105,12 +119,59 @@ def verify_command(
         counts = {name: asdict(split) for name, split in splits.items()}
         print_json({**result, "splits": counts, "fingerprint": dataset.fingerprint})
         return
-    print(f"{folder}: whole; {dataset.tokenizer.kind} tokenizer, {dataset.tokenizer.vocab_size} ids")
+    print(f"{folder}: whole; {dataset.tokenizer.kind} tokenizer, {dataset.tokenizer.vocab_size:,} ids")
     _print_splits(splits)
 
 
+def train_tokenizer_command(
+    inputs: Inputs,
+    kind: Annotated[
+        TrainableKind,
+        typer.Option(help="sentencepiece: BPE that folds white space, as golf has it. bpe: bytes, as GPT-2 has it."),
+    ],
+    vocab_size: Annotated[int, typer.Option(metavar="N", help="Ids in all, 257 to 65,536.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
+    documents: Annotated[int | None, typer.Option(metavar="N", help="Learn from the first N documents only.")] = None,
+    text_field: TextField = "text",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a tokenizer from text."""
+    import time
+
+    from ingot.data.tokenizers.training import train_tokenizer
+
+    started = time.monotonic()
+    with progress_bar("reading", in_bytes=True) as progress:
+        tokenizer = train_tokenizer(
+            inputs,
+            output,
+            kind.value,
+            vocab_size,
+            documents=documents,
+            text_field=text_field,
+            overwrite=force,
+            progress=progress,
+        )
+    seconds = time.monotonic() - started
+    if as_json:
+        facts = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint()}
+        print_json({"file": str(output), **facts, "seconds": seconds})
+        return
+    print(f"{output}: {tokenizer.kind} tokenizer, {tokenizer.vocab_size:,} ids, {seconds:.1f} s")
+    words = " ".join(f"--input {shlex.quote(str(path))}" for path in inputs)
+    print(f"use it with: ingot data prepare {words} --tokenizer {shlex.quote(str(output))} --output DIR")
+
+
 def _print_splits(splits: Mapping[str, SplitSummary]) -> None:
-    print(f"{'split':<6}{'documents':>12}{'tokens':>18}{'bytes':>18}{'bytes/token':>14}")
+    folded = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
+    pieces = f"{'piece bytes':>18}" if folded else ""
+    print(f"{'split':<6}{'documents':>12}{'tokens':>18}{'bytes':>18}{'bytes/token':>14}{pieces}")
     for name, split in splits.items():
         ratio = "-" if split.bytes_per_token is None else f"{split.bytes_per_token:.4f}"
-        print(f"{name:<6}{split.documents:>12,}{split.tokens:>18,}{split.bytes:>18,}{ratio:>14}")
+        pieces = f"{split.piece_bytes:>18,}" if folded and split.piece_bytes is not None else ""
+        print(f"{name:<6}{split.documents:>12,}{split.tokens:>18,}{split.bytes:>18,}{ratio:>14}{pieces}")
+    if folded:
+        print(
+            "bytes are those of the text, piece bytes those its tokens stand for: this tokenizer changes text, white space often"
+        )

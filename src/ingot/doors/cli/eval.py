@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ingot.doors.cli.generate import DeviceName, ModelPath, Which
+from ingot.doors.cli.generate import DeviceName, OptionalModelPath, Which
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.output import print_columns, print_json
+from ingot.errors import CheckpointError, ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +19,10 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    path: ModelPath,
+    path: OptionalModelPath = None,
+    artifact: Annotated[
+        Path | None, typer.Option("--artifact", metavar="FILE", help="Score the model in this file, as `ingot export` wrote it.")
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option("--data", metavar="DIR", help="Prepared folder; its validation split is scored. Default: the run's."),
@@ -31,26 +36,28 @@ def evaluate(
     from ingot.api import load
     from ingot.doors.cli.progress import progress_bar
 
-    model = load(path, which=which, device=device)
+    if (path is None) == (artifact is None):
+        raise ConfigError("give a run folder or checkpoint, or --artifact FILE; one of them")
+    if artifact is not None and not artifact.is_file():
+        raise CheckpointError(f"there is no file {artifact}")
+    chosen = artifact or path
+    assert chosen is not None
+    model = load(chosen, which=which, device=device, data=data)
     with progress_bar("evaluating") as progress:
         score = model.evaluate(data, rows, progress)
+    size = {"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}
     if as_json:
-        print_json(
-            {
-                "model": str(model.source),
-                "val_loss": score.loss,
-                "val_bpb": score.bits_per_byte,
-                "tokens": score.tokens,
-                "bytes": score.bytes,
-            }
-        )
+        found = {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
+        print_json({"model": str(model.source), **found, "tokens": score.tokens, "bytes": score.bytes, **size})
         return
     print_columns(
         [
             ("model", str(model.source)),
             ("val loss", f"{score.loss:.4f}"),
             ("val_bpb", f"{score.bits_per_byte:.4f}"),
+            *((name, f"{value:.4f}") for name, value in score.other.items()),
             ("tokens", f"{score.tokens:,}"),
             ("bytes", f"{score.bytes:,}"),
+            *(("artifact", f"{count:,} bytes") for count in size.values()),
         ]
     )

@@ -11,7 +11,9 @@ import typer
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.output import print_json
 
-ModelPath = Annotated[Path, typer.Argument(metavar="PATH", help="Run folder, checkpoint, or exported model.safetensors.")]
+_path = typer.Argument(metavar="PATH", help="Run folder, checkpoint, or artifact.")
+ModelPath = Annotated[Path, _path]
+OptionalModelPath = Annotated[Path | None, _path]
 Which = Annotated[str, typer.Option("--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder.")]
 DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps.")]
 
@@ -36,6 +38,9 @@ def generate(
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Keep keys and values instead of computing them anew.")
     ] = True,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="NAME", help="For an artifact that was exported without its own.")
+    ] = None,
     which: Which = "latest",
     device: DeviceName = "auto",
     as_json: AsJson = False,
@@ -43,7 +48,7 @@ def generate(
     """Let a trained model continue a prompt."""
     from ingot.api import load
 
-    model = load(path, which=which, device=device)
+    model = load(path, which=which, device=device, tokenizer=tokenizer)
     texts = []
     for number in range(samples):
         pieces = [prompt]

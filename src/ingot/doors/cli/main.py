@@ -19,10 +19,11 @@ from typer.core import TyperGroup
 from ingot.errors import INTERRUPTED, IngotError, PeerLost
 
 VERBS = {
-    "Train and use a model": ("train", "eval", "generate"),
+    "Train and use a model": ("train", "eval", "generate", "export", "import"),
     "Prepare text": ("data",),
     "Settings": ("recipes", "config", "init"),
 }
+MODULES = {"import": "imports"}  # a verb that is a word of Python has another name as a file
 PATIENCE_SECONDS = 10
 BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
 UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
@@ -71,7 +72,7 @@ def ingot(
 
 
 for _verb in (verb for verbs in VERBS.values() for verb in verbs):
-    import_module(f"ingot.doors.cli.{_verb}").register(app)
+    import_module(f"ingot.doors.cli.{MODULES.get(_verb, _verb)}").register(app)
 
 
 def run(args: Sequence[str] | None = None) -> None:

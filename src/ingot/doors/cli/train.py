@@ -75,8 +75,11 @@ def _print(result: TrainingResult) -> None:
         rows.append(("train loss", f"{result.final_loss:.4f}"))
     if result.val_bpb is not None and result.val_loss is not None:
         rows += [("val loss", f"{result.val_loss:.4f}"), ("val_bpb", f"{result.val_bpb:.4f}")]
+        rows += [(name, f"{value:.4f}") for name, value in result.val_other.items()]
     if result.artifact_path is not None:
         rows.append(("artifact", f"{result.artifact_path} ({result.artifact_bytes:,} bytes)"))
+    if result.artifact_bpb is not None:
+        rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}"))
     if result.sample:
         print(f"\n{result.sample.strip()}\n")
     print_columns(rows)

@@ -1,0 +1,98 @@
+"""The tokenizer beside a model in Hugging Face's layout: written so that transformers finds it, and found again.
+
+GPT-2's own tokenizer is known by its vocabulary, whatever file it comes in. Kinds that transformers does not have go along as
+ingot-tokenizer.json, which only ingot reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
+from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
+from ingot.data.tokenizers.pieces import byte_alphabet
+from ingot.errors import DataError
+
+OURS, THEIRS, VOCABULARY, MERGES = "ingot-tokenizer.json", "tokenizer.json", "vocab.json", "merges.txt"
+
+
+def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], int | None]:
+    """The files of a tokenizer by name, and the id that starts a document."""
+    tokenizer = from_spec(spec)
+    if isinstance(tokenizer, GPT2Tokenizer):
+        marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+        config = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": context, "add_prefix_space": False, **marks}
+        vocabulary, merges = _gpt2_files(tokenizer)
+        return {
+            VOCABULARY: vocabulary,
+            MERGES: merges,
+            "tokenizer_config.json": json.dumps(config, indent=2).encode(),
+        }, tokenizer.bos
+    if isinstance(tokenizer, HFTokenizer):
+        return {THEIRS: tokenizer.contents}, tokenizer.bos
+    return {OURS: json.dumps(dict(spec)).encode()}, tokenizer.bos
+
+
+def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenizer:
+    """The tokenizer of a folder with a model of so many embedding rows, or the one that is named."""
+    if name is not None:
+        tokenizer = open_tokenizer(name)
+    elif (folder / OURS).is_file():
+        tokenizer = _ours(folder / OURS)
+    elif (folder / THEIRS).is_file() or (folder / VOCABULARY).is_file():
+        tokenizer = _gpt2_in(folder) or open_tokenizer(str(folder))
+    elif rows >= GPT2_IDS:
+        tokenizer = GPT2Tokenizer()
+    else:
+        raise DataError(f"{folder} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
+    if tokenizer.vocab_size > rows:
+        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids and the model {rows:,}; give another")
+    return tokenizer
+
+
+GPT2_IDS = 50257
+
+
+def _ours(path: Path) -> Tokenizer:
+    try:
+        return from_spec(json.loads(path.read_bytes()))
+    except (ValueError, AttributeError, RecursionError, OSError):
+        raise DataError(f"{path} is damaged: it is no tokenizer") from None
+
+
+def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
+    """GPT-2's own tokenizer, if the folder's files spell it."""
+    try:
+        if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
+            return from_merges((folder / VOCABULARY).read_bytes(), (folder / MERGES).read_bytes())
+        model = json.loads((folder / THEIRS).read_bytes())["model"]
+        lines = "\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
+        return from_merges(json.dumps(model["vocab"]).encode(), lines.encode())
+    except (DataError, ValueError, KeyError, TypeError, RecursionError, OSError):
+        return None  # another tokenizer, which whoever opens it judges
+
+
+def _gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
+    """vocab.json and merges.txt: each token spelled in printable characters, and the two parts it is merged from."""
+    spelling = {byte: character for character, byte in byte_alphabet().items()}
+    tokens = [tokenizer.decode_bytes([i]) for i in range(GPT2_IDS - 1)]
+    spelled = ["".join(map(spelling.__getitem__, token)) for token in tokens]
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    merges = ["#version: 0.2"]
+    for rank, token in enumerate(tokens[256:], 256):
+        left, right = _parts(token, ranks, rank)
+        merges.append(f"{spelled[ranks[left]]} {spelled[ranks[right]]}")
+    vocabulary = {word: i for i, word in enumerate([*spelled, END_OF_TEXT])}
+    return json.dumps(vocabulary).encode(), ("\n".join(merges) + "\n").encode()
+
+
+def _parts(token: bytes, ranks: Mapping[bytes, int], rank: int) -> tuple[bytes, bytes]:
+    """What a token was merged from: all merges before its own, lowest rank first, leave two parts."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts[0], parts[1]

@@ -1,0 +1,214 @@
+"""GPT-2 in Hugging Face's layout: a folder with config.json and model.safetensors, read and written without their library.
+
+Two things differ from ours: the four matrices of a block are stored transposed there, and the layout always has biases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.artifact.hf_tokenizer import tokenizer_files
+from ingot.artifact.numbers import FLOATS
+from ingot.artifact.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
+from ingot.errors import CheckpointError, ConfigError
+from ingot.runtime.files import fsync_dir
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PREFIX = "transformer."
+TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # old files hold the causal mask too
+GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
+DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Settings of their config.json that would make it another model, and the values that do not.
+FIXED: dict[str, tuple[object, ...]] = {
+    "model_type": ("gpt2",), "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,), "add_cross_attention": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+}  # fmt: skip
+
+
+def read_gpt2(folder: Path) -> tuple[list[TensorRecord], dict[str, Any]]:
+    """The weights of a folder in our names and layout, and the settings of the section `model` that they fit."""
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}; give one with {CONFIG} and {WEIGHTS}")
+    settings = _settings(folder)
+    found = {name.removeprefix(PREFIX): record for name, record in _weights(folder).items()}
+    head, embedding = found.pop("lm_head.weight", None), found.get("wte.weight")
+    if head is not None and embedding is not None and (head.dtype, head.data) != (embedding.dtype, embedding.data):
+        raise CheckpointError(f"{folder} has a head of its own, and that of the gpt2 family is its embedding; it cannot be read")
+    if settings["layers"] > len(found):
+        raise CheckpointError(f"{folder / CONFIG} says {settings['layers']:,} layers, and there are fewer tensors than that")
+    shapes = _shapes(settings)
+    records = []
+    for name, shape in shapes.items():
+        record = found.get(name)
+        if record is None:
+            raise CheckpointError(f"{folder} has no tensor {name}; it is no GPT-2, or not all of it")
+        if record.dtype not in FLOATS:
+            raise CheckpointError(f"{folder}: {name} holds {record.dtype}; only floating-point weights can be read")
+        if record.shape != shape:
+            raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, and {CONFIG} says {list(shape)}")
+        records.append(_turned(record, PREFIX + name))
+    if unknown := sorted(name for name in found.keys() - shapes.keys() if not BUFFERS.fullmatch(name)):
+        raise CheckpointError(f"{folder} has a tensor {unknown[0]!r:.100} that GPT-2 does not have; it is another model")
+    return records, settings
+
+
+def write_gpt2(
+    folder: Path, records: Iterable[TensorRecord], settings: Mapping[str, Any], tokenizer: Mapping[str, Any] | None
+) -> int:
+    """Make a folder that transformers' GPT2LMHeadModel loads, with the tokenizer of a spec beside it; returns its bytes."""
+    if settings["family"] != "gpt2":
+        raise ConfigError(f"a model of the family {settings['family']} has no place in GPT-2's layout; export it as ingot")
+    found = {record.name.removeprefix(PREFIX): record for record in records}
+    if not {"wte.weight", "wpe.weight"} <= found.keys():
+        raise CheckpointError("the model has no embeddings; it is no whole GPT-2")
+    embedding, positions = found["wte.weight"], found["wpe.weight"]
+    shapes = _shapes({**settings, "vocab_size": embedding.shape[0], "context": positions.shape[0]})
+    if unknown := sorted(found.keys() - shapes.keys()):
+        raise CheckpointError(f"the tensor {unknown[0]} has no place in GPT-2's layout")
+    stored = []
+    for name, shape in shapes.items():
+        ours = found.get(name) or _zeros(name, shape, embedding.dtype)
+        stored.append(_turned(ours, PREFIX + name))
+    files, bos = tokenizer_files(tokenizer, positions.shape[0]) if tokenizer is not None else ({}, None)
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": embedding.shape[0],
+        "n_positions": positions.shape[0],
+        "n_ctx": positions.shape[0],
+        "n_embd": embedding.shape[1],
+        "n_layer": settings["layers"],
+        "n_head": settings["heads"],
+        "n_inner": None,
+        "activation_function": "gelu_new" if settings["gelu"] == "tanh" else "gelu",
+        "layer_norm_epsilon": 1e-5,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), settings["dropout"]),
+        "tie_word_embeddings": True,
+        "torch_dtype": DTYPE_NAMES[embedding.dtype],
+        "bos_token_id": bos,
+        "eos_token_id": bos,
+    }
+    return _write_folder(folder, stored, {CONFIG: json.dumps(config, indent=2).encode(), **files})
+
+
+def _write_folder(folder: Path, stored: list[TensorRecord], files: Mapping[str, bytes]) -> int:
+    """Fill a folder under another name, and rename it; an older one is taken away last."""
+    tag = os.urandom(4).hex()
+    partial, old = (folder.with_name(f".{folder.name}.{tag}.{what}") for what in ("tmp", "old"))
+    try:
+        partial.mkdir()
+        size, _ = write_tensors(partial / WEIGHTS, stored, {"format": "pt"})
+        for name, content in files.items():
+            with (partial / name).open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            size += len(content)
+        fsync_dir(partial)
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    fsync_dir(folder.parent)
+    return size
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The settings of our gpt2 family that a config.json stands for."""
+    path = folder / CONFIG
+    config = _json(path)
+    for name, allowed in FIXED.items():
+        if config.get(name, allowed[0]) not in allowed or (name == "model_type" and name not in config):
+            raise ConfigError(
+                f"{path}: {name} is {config.get(name)!r:.60}, and only {allowed[0]!r} can be read into the gpt2 family"
+            )
+    gelu = config.get("activation_function", "gelu_new")
+    if not isinstance(gelu, str) or gelu not in GELU:
+        raise ConfigError(f"{path}: activation_function is {gelu!r:.60}; only {', '.join(GELU)} can be read")
+    names = {"layers": "n_layer", "heads": "n_head", "width": "n_embd", "context": "n_positions", "vocab_size": "vocab_size"}
+    settings: dict[str, Any] = {"family": "gpt2", "bias": True, "gelu": GELU[gelu], "dropout": 0.0}
+    for ours, theirs in names.items():
+        value = config.get(theirs, config.get("n_ctx") if ours == "context" else None)
+        if type(value) is not int or not 0 < value < 1 << 31:
+            raise CheckpointError(f"{path}: {theirs} is {value!r:.60}, and must be a number above 0")
+        settings[ours] = value
+    if config.get("n_inner") not in (None, 4 * settings["width"]):
+        raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, and only {4 * settings['width']} can be read")
+    return settings
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+        if isinstance(found, dict):
+            return found
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        pass
+    raise CheckpointError(f"{path} is damaged: it is no JSON object")
+
+
+def _weights(folder: Path) -> dict[str, TensorRecord]:
+    """All tensors of a folder, from one file or from the parts that its index names."""
+    files = [WEIGHTS]
+    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
+        told = _json(folder / INDEX).get("weight_map")
+        names = set(told.values()) if isinstance(told, dict) and all(isinstance(n, str) for n in told.values()) else set()
+        if not names or any(Path(name).name != name for name in names):
+            raise CheckpointError(f"{folder / INDEX} is damaged: it does not name the files of the weights")
+        files = sorted(names)
+    tensors: dict[str, TensorRecord] = {}
+    for file in files:
+        try:
+            found, _ = read_tensors(folder / file)
+        except FileNotFoundError:
+            raise CheckpointError(f"there is no {folder / file}; only safetensors files are read, not pickles") from None
+        except OSError as error:
+            raise CheckpointError(f"{folder / file} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise CheckpointError(f"{folder / file} cannot be read: {error}") from None
+        tensors |= found
+    return tensors
+
+
+def _shapes(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors in their layout, where matrices are stored (inputs, outputs)."""
+    C = settings["width"]
+    block = {
+        "ln_1.weight": (C,), "ln_1.bias": (C,), "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,),
+        "attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,), "ln_2.weight": (C,), "ln_2.bias": (C,),
+        "mlp.c_fc.weight": (C, 4 * C), "mlp.c_fc.bias": (4 * C,), "mlp.c_proj.weight": (4 * C, C), "mlp.c_proj.bias": (C,),
+    }  # fmt: skip
+    blocks = {f"h.{i}.{name}": shape for i in range(settings["layers"]) for name, shape in block.items()}
+    ends = {"wte.weight": (settings["vocab_size"], C), "wpe.weight": (settings["context"], C)}
+    return {**ends, **blocks, "ln_f.weight": (C,), "ln_f.bias": (C,)}
+
+
+def _turned(record: TensorRecord, name: str) -> TensorRecord:
+    """A tensor under another name, its rows and columns exchanged if it is one of the matrices."""
+    if not name.endswith(TRANSPOSED):
+        return TensorRecord(name, record.dtype, record.shape, record.data)
+    raw = np.frombuffer(record.data, f"u{ITEM_BYTES[record.dtype]}").reshape(record.shape)
+    return TensorRecord(name, record.dtype, raw.T.shape, np.ascontiguousarray(raw.T).reshape(-1).view(np.uint8).data)
+
+
+def _zeros(name: str, shape: tuple[int, ...], dtype: str) -> TensorRecord:
+    if not name.endswith("bias"):
+        raise CheckpointError(f"the model has no tensor {PREFIX}{name}; it is no whole GPT-2")
+    return TensorRecord(name, dtype, shape, memoryview(bytes(prod(shape) * ITEM_BYTES[dtype])))

@@ -1,0 +1,37 @@
+"""The score of an artifact: a process that knows nothing but the file reads it and judges it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import RunError
+
+# What a launcher tells its ranks. A child that found these would wait for the other ranks of a group it is not part of.
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
+RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
+
+
+def score_in_fresh_process(path: Path, data: str | None = None, device: str = "auto") -> dict[str, Any]:
+    """What `ingot eval --artifact` says of a file, run as a process of its own; RunError with its last line if it fails."""
+    command = [sys.executable, "-m", "ingot", "eval", "--artifact", str(path), "--json", "--device", device]
+    command += ["--data", data] if data is not None else []
+    done = subprocess.run(command, env=alone(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        why = said[-1].removeprefix("ingot: error: ") if said else f"the process that read it ended with code {done.returncode}"
+        raise RunError(f"{path} was written, and its score is not known: {why}")
+    try:
+        return dict(json.loads(done.stdout))
+    except (ValueError, TypeError):
+        raise RunError(f"{path} was written, and its score is not known: `ingot eval` printed no JSON") from None
+
+
+def alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that belongs to no group."""
+    return {k: v for k, v in environment.items() if k not in RANK_VARIABLES and not k.startswith(RANK_PREFIXES)}

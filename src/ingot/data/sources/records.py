@@ -1,0 +1,184 @@
+"""One file to its documents: whole text, JSON lines, JSON arrays, tables.
+
+Nothing is skipped in silence: what is no document is an error that names the file and the line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from json import JSONDecodeError, JSONDecoder
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ingot.errors import DataError
+
+FILE_MARK = "\ufeff"  # in front of a file, never part of a document
+JSON_BYTES = 1 << 16  # read at once from a JSON file
+JSON_TOKEN = 16  # no escape or literal is longer: an error nearer to the end of what was read may be for want of more
+JSON_WHITE = re.compile(r"[ \t\r\n]*")
+LONGEST_FIELD = 2**31 - 1  # of a table; the library's own limit is 131,072 characters
+
+
+def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
+    """The file as one document."""
+    data = stream.read()
+    try:
+        yield data.decode()
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, data[error.start], error.start) from None
+
+
+def read_lines(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
+    """An object per line."""
+    for number, line in enumerate(_lines(stream, path), 1):
+        if line and not line.isspace():
+            place = f"{path}:{number}"
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{place}: not JSON ({error}); every line is one JSON object") from None
+            yield field_text(record, place, text_field)
+
+
+def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
+    """An array of objects or strings, or objects one behind the other."""
+    text = _JsonText(stream, path)
+    is_array = text.peek() == "["
+    if is_array:
+        text.skip()
+    while (character := text.peek()) and not (is_array and character == "]"):
+        place = f"{path}:{text.line}"
+        value = text.value()
+        yield field_text({text_field: value} if is_array and isinstance(value, str) else value, place, text_field)
+        if is_array and text.peek() == ",":
+            text.skip()
+        elif is_array and text.peek() not in ("]", ""):
+            raise DataError(f"{path}:{text.line}: a comma or the end of the array is missing")
+    if is_array and not text.peek():
+        raise DataError(f"{path}:{text.line}: the array has no end; the file is cut short")
+    if is_array:
+        text.skip()
+    if text.peek():
+        raise DataError(
+            f"{path}:{text.line}: there is more behind the array; a .json file is one array, or one object after the other"
+        )
+
+
+def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) -> Iterator[str]:
+    """A row per document; the first row names the columns."""
+    csv.field_size_limit(LONGEST_FIELD)
+    rows = csv.reader(_lines(stream, path), delimiter=delimiter, strict=True)
+    try:
+        header = next(rows, [])
+        if header and header.count(text_field) != 1:
+            raise no_field(f"{path}:1", text_field, header, "column")
+        for row in filter(None, rows):
+            if len(row) != len(header):
+                raise DataError(f"{path}:{rows.line_num}: {len(row)} columns where the first row names {len(header)}")
+            yield row[header.index(text_field)]
+    except csv.Error as error:
+        raise DataError(
+            f"{path}:{rows.line_num}: no row of a table ({error}); fields with quotes, delimiters or line ends stand in quotes"
+        ) from None
+
+
+def field_text(record: Any, place: str, name: str) -> str:
+    """The text of a record, or an error that names its place."""
+    if not isinstance(record, dict):
+        raise DataError(f"{place}: expected a JSON object with a field {name!r}, found {type(record).__name__}")
+    if name not in record:
+        raise no_field(place, name, list(record), "field")
+    text = record[name]
+    if not isinstance(text, str):
+        raise DataError(
+            f"{place}: field {name!r} is not a string but {type(text).__name__}; name the right one with --text-field"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{place}: field {name!r} holds half a surrogate pair, which is no character; remove it") from None
+    return text
+
+
+def no_field(place: str, name: str, names: Sequence[str], what: str) -> DataError:
+    """The error for a record or table without the field that was asked for, or with two of them."""
+    found = ", ".join(map(repr, names[:10])) or "none"
+    return DataError(f"{place}: no {what} {name!r}; {what}s found: {found}; name the right one with --text-field")
+
+
+class _JsonText:
+    """JSON values out of a stream, of which only the one at hand is in memory."""
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        self.line = 1
+        self._stream, self._path = stream, path
+        self._utf8, self._json = codecs.getincrementaldecoder("utf-8")(), JSONDecoder()
+        self._text, self._at, self._bytes = "", 0, 0
+
+    def peek(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        while True:
+            white = JSON_WHITE.match(self._text, self._at)
+            self._move(white.end() if white else self._at)
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more(JSON_BYTES):
+                return ""
+
+    def skip(self) -> None:
+        """Goes behind the character that `peek` gave."""
+        self._move(self._at + 1)
+
+    def value(self) -> Any:
+        """The value that begins here."""
+        while True:
+            try:
+                value, end = self._json.raw_decode(self._text, self._at)
+            except (JSONDecodeError, RecursionError) as error:
+                cut = isinstance(error, JSONDecodeError) and (
+                    error.msg.startswith("Unterminated string") or error.pos > len(self._text) - JSON_TOKEN
+                )
+                # Twice as much each time, or a document of n characters would be parsed n times.
+                if not cut or not self._more(max(JSON_BYTES, len(self._text) - self._at)):
+                    reason = error.msg if isinstance(error, JSONDecodeError) else str(error)
+                    raise DataError(
+                        f"{self._path}:{self.line}: not JSON ({reason}); a .json file holds an array of objects or strings"
+                    ) from None
+            else:
+                self._move(end)
+                return value
+
+    def _move(self, end: int) -> None:
+        self.line += self._text.count("\n", self._at, end)
+        self._at = end
+
+    def _more(self, count: int) -> bool:
+        data = self._stream.read(count)
+        try:
+            text = self._utf8.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            start = self._bytes + len(data) - len(error.object)  # the decoder had kept the bytes of half a character
+            raise _not_utf8(self._path, error.object[error.start], start + error.start) from None
+        self._text = self._text[self._at :] + (text if self._bytes else text.removeprefix(FILE_MARK))
+        self._at, self._bytes = 0, self._bytes + len(data)
+        return bool(data)
+
+
+def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
+    """Every line with its end."""
+    offset = 0
+    for line in stream:
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, line[error.start], offset + error.start) from None
+        yield text if offset else text.removeprefix(FILE_MARK)
+        offset += len(line)
+
+
+def _not_utf8(path: Path, byte: int, offset: int) -> DataError:
+    return DataError(f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}; convert it or leave it out")

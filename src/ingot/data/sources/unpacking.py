@@ -1,0 +1,97 @@
+"""Files that may be compressed, as one stream of bytes.
+
+A file of several compressed streams is their sum, as `cat a.gz b.gz` makes it. One that ends in the middle is an error: half a
+corpus would train without complaint.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ingot.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+Bytes = Generator[bytes, None, None]
+CODECS = (".gz", ".xz", ".zst")
+CHUNK_BYTES = 1 << 18  # read from the disk at once
+PIECE_BYTES = 1 << 10  # unpacked at once: of this zstd can make 32 MB, and no more
+XZ_MEMORY = 1 << 30  # `xz -9` needs 65 MB
+ZST_WINDOW = 1 << 31  # `zstd --long=31`, as the large public dumps have it
+
+
+def open_unpacked(path: Path, advance: Callable[[int], None]) -> BinaryIO:
+    """The contents of a file, unpacked if its name says so; `advance` is told the bytes that were read from the disk."""
+    chunks = _read(path, advance)
+    if (codec := path.suffix.lower()) in CODECS:
+        chunks = _unpack(path, chunks, *_codec(codec, path))
+    return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
+
+
+class _Chunks(io.RawIOBase):
+    def __init__(self, chunks: Bytes) -> None:
+        self._chunks, self._rest = chunks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b""))
+        view = memoryview(buffer)
+        count = min(len(view), len(self._rest))
+        view[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        self._chunks.close()
+        super().close()
+
+
+def _read(path: Path, advance: Callable[[int], None]) -> Bytes:
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            advance(len(chunk))
+            yield chunk
+
+
+def _codec(name: str, path: Path) -> tuple[Callable[[], Any], type[Exception]]:
+    """What makes an unpacker for one stream, and the error it raises."""
+    if name == ".gz":
+        return lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error
+    if name == ".xz":
+        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY), lzma.LZMAError
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError(f"reading {path} needs the package zstandard; install it with: pip install ingot[codecs]") from None
+    return zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
+
+
+def _unpack(path: Path, chunks: Iterable[bytes], new: Callable[[], Any], broken: type[Exception]) -> Bytes:
+    unpacker, found = new(), 0
+    for chunk in chunks:
+        for start in range(0, len(chunk), PIECE_BYTES):
+            piece = chunk[start : start + PIECE_BYTES]
+            while piece:
+                if unpacker.eof:
+                    piece = piece.lstrip(b"\0")  # streams may be padded with zeros
+                    unpacker = new() if piece else unpacker
+                    continue
+                try:
+                    data = unpacker.decompress(piece)
+                except broken as error:
+                    raise DataError(f"{path} is damaged behind {found:,} bytes of text ({error}); copy it again") from None
+                piece = unpacker.unused_data if unpacker.eof else b""
+                found += len(data)
+                if data:
+                    yield data
+    if not unpacker.eof:
+        raise DataError(f"{path} is cut short: its {path.suffix} stream ends behind {found:,} bytes of text; copy it again")

@@ -1,0 +1,235 @@
+"""`ingot export`: a trained model as one file for others, with the size and the score of that very file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.doors.cli.generate import DeviceName, ModelPath
+from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.output import print_columns, print_json
+from ingot.doors.cli.progress import progress_bar
+from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
+
+if TYPE_CHECKING:
+    from ingot.artifact.sources import Source
+
+BY_RUN = "Default: as the run's config says."
+
+
+class Layout(StrEnum):
+    """Who is to read the result."""
+
+    ingot = "ingot"
+    huggingface = "huggingface"
+
+
+WhichOne = Annotated[
+    str, typer.Option("--which", "--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder.")
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: artifact/model.ingot in the run folder.")
+]
+Format = Annotated[
+    Layout, typer.Option("--format", help="ingot: one file. huggingface: a folder for transformers, gpt2 family only.")
+]
+Quantiser = Annotated[str | None, typer.Option("--quantiser", metavar="none|int8|int8-golf", help=f"Bytes per weight. {BY_RUN}")]
+Codec = Annotated[str | None, typer.Option("--codec", metavar="none|zlib|lzma|zstd|brotli", help=f"Compression. {BY_RUN}")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="fp32|bf16|fp16", help=f"Number format where the quantiser is none. {BY_RUN}")
+]
+WithTokenizer = Annotated[bool | None, typer.Option("--tokenizer/--no-tokenizer", help=f"Put it into the file. {BY_RUN}")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="BYTES", help="Most bytes allowed. Default: budget.artifact_bytes.", min=1)
+]
+WithScore = Annotated[bool, typer.Option("--score/--no-score", help="Read the file in a process of its own and score it.")]
+Data = Annotated[
+    str | None, typer.Option("--data", metavar="DIR", help="Prepared folder; the file is scored on it. Default: the run's.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How the file is to be made: the run's settings, and over them what was asked for."""
+
+    quantiser: str
+    codec: str
+    dtype: str
+    limit: int | None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("export")(export)
+
+
+def export(
+    path: ModelPath,
+    which: WhichOne = "latest",
+    output: Output = None,
+    layout: Format = Layout.ingot,
+    quantiser: Quantiser = None,
+    codec: Codec = None,
+    dtype: Dtype = None,
+    tokenizer: WithTokenizer = None,
+    limit: Limit = None,
+    score: WithScore = True,
+    data: Data = None,
+    device: DeviceName = "auto",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained model as one file, check its size, and score that file."""
+    from ingot.artifact.sources import open_source
+
+    source = open_source(path, which)
+    a = source.config.artifact
+    facts = dict(source.facts)
+    if not (a.tokenizer if tokenizer is None else tokenizer):
+        facts["tokenizer"] = None
+    if layout is Layout.huggingface:
+        if quantiser or codec:
+            raise ConfigError("--format huggingface has neither quantiser nor codec; leave these out, --dtype makes it smaller")
+        found = _export_folder(source, facts, dtype or a.dtype, output, force) | {"limit": limit}
+    else:
+        wish = Wish(quantiser or a.quantiser, codec or a.codec, dtype or a.dtype, limit or source.config.budget.artifact_bytes)
+        found = _export_file(source, facts, wish, output, force)
+        if score:
+            try:
+                found |= _scores(source, Path(found["artifact"]), data, device)
+            except IngotError:
+                _report(found, as_json)  # the file is there, whatever is wrong with the score
+                raise
+    _report(found, as_json)
+
+
+def _export_file(source: Source, facts: dict[str, Any], wish: Wish, output: Path | None, force: bool) -> dict[str, Any]:
+    from ingot.artifact.codecs import check_codec
+    from ingot.artifact.container import artifact_name, write_artifact
+
+    check_codec(wish.codec)
+    target = _target(source, output, artifact_name(wish.codec), force)
+    records = source.tensors.values()
+    with progress_bar("compressing", in_bytes=True) as progress:
+        try:
+            report = write_artifact(target, records, facts, wish.quantiser, wish.codec, wish.dtype, progress=progress)
+        except OSError as error:
+            raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
+    found = {
+        "artifact": str(target),
+        "checkpoint": str(source.path),
+        "bytes": report.bytes,
+        "payload_bytes": report.payload_bytes,
+        "parameters": report.parameters,
+        "quantiser": wish.quantiser,
+        "codec": wish.codec,
+        "limit": wish.limit,
+    }
+    return found if wish.limit is None or report.bytes <= wish.limit else found | _alternatives(source, facts, wish, wish.limit)
+
+
+def _alternatives(source: Source, facts: dict[str, Any], wish: Wish, limit: int) -> dict[str, Any]:
+    """The least lossy way to store the model that fits, tried out, and the smallest that was seen."""
+    from ingot.artifact.codecs import available_codecs
+    from ingot.artifact.container import artifact_sizes
+    from ingot.artifact.quantise import QUANTISERS
+
+    tried: list[tuple[int, str, str]] = []
+    codecs = [codec for codec in available_codecs() if codec != "none"]
+    for quantiser in QUANTISERS[QUANTISERS.index(wish.quantiser) :]:
+        with progress_bar(f"trying {quantiser}", in_bytes=True) as progress:
+            for codec, size in artifact_sizes(source.tensors.values(), facts, quantiser, codecs, wish.dtype, progress):
+                tried.append((size, quantiser, codec))
+                if size <= limit:
+                    return {"would_fit": _way(tried[-1]), "smallest": _way(min(tried))}
+    return {"would_fit": None, "smallest": _way(min(tried))}
+
+
+def _way(tried: tuple[int, str, str]) -> dict[str, Any]:
+    return {"quantiser": tried[1], "codec": tried[2], "bytes": tried[0]}
+
+
+def _export_folder(source: Source, facts: dict[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
+    """Write Hugging Face's layout, and read it back to see that it says the same."""
+    from ingot.artifact.huggingface import CONFIG, read_gpt2, write_gpt2
+    from ingot.artifact.quantise import quantise
+
+    folder = _target(source, output, "huggingface", force)
+    if folder.exists() and not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is no folder with a model, so it is not replaced; give another --output")
+    records, _ = quantise(source.tensors.values(), "none", dtype)
+    try:
+        size = write_gpt2(folder, records, source.config.model.model_dump(), facts["tokenizer"])
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
+    stored = {record.name: record.data for record in read_gpt2(folder)[0]}
+    if any(stored[record.name] != record.data for record in records):
+        raise CheckpointError(f"{folder} does not read back as it was written; the disk may be damaged")
+    return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}
+
+
+def _target(source: Source, output: Path | None, name: str, force: bool) -> Path:
+    """Where the result goes, made sure of before anything is computed."""
+    if output is None and source.run is None:
+        raise ConfigError(f"{source.path} belongs to no run folder; say where the result goes with --output")
+    target = output if output is not None else source.run / "artifact" / name  # type: ignore[operator]
+    if output is None:
+        target.parent.mkdir(exist_ok=True)
+    elif not target.parent.is_dir():
+        raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}")
+    if name != "huggingface" and target.is_dir():
+        raise ConfigError(f"{target} is a folder; give the name of a file in it")
+    if target.exists() and not force:
+        raise ConfigError(f"{target} exists; --force replaces it, --output writes elsewhere")
+    return target
+
+
+def _scores(source: Source, artifact: Path, data: str | None, device: str) -> dict[str, Any]:
+    """The bits per byte of the file, by a process that knows nothing else, and those of what it was made from."""
+    from ingot.artifact.scoring import score_in_fresh_process
+
+    found = score_in_fresh_process(artifact, data, device)
+    before = source.facts["val_bpb"] if data is None else None
+    if before is None:
+        from ingot.api import load
+
+        before = load(source.path, device=device, data=data).evaluate(data).bits_per_byte
+    return {"val_loss": found["val_loss"], "val_bpb": found["val_bpb"], "checkpoint_val_bpb": before}
+
+
+def _report(found: dict[str, Any], as_json: bool) -> None:
+    """Print what came of it; a file over the limit is an error, told after that."""
+    limit, size = found["limit"], found["bytes"]
+    fits = limit is None or size <= limit
+    if as_json:
+        print_json({**found, "fits": fits})
+    else:
+        rows = [("artifact", found["artifact"]), ("made from", found["checkpoint"])]
+        rows.append(("bytes", f"{size:,}" if limit is None else f"{size:,} of {limit:,}"))
+        if "quantiser" in found:
+            rows.append(("stored as", f"{found['quantiser']}, {found['codec']}"))
+            rows.append(("parameters", f"{found['parameters']:,} in {found['payload_bytes']:,} bytes before compression"))
+        if "val_bpb" in found:
+            change = found["val_bpb"] - found["checkpoint_val_bpb"]
+            rows.append(("val_bpb", f"{found['val_bpb']:.4f}, read back from the file"))
+            rows.append(("before", f"{found['checkpoint_val_bpb']:.4f} ({round(change, 4) + 0.0:+.4f})"))
+        print_columns(rows)
+    if not fits:
+        raise RunError(
+            f"{found['artifact']} has {size:,} bytes, {size - limit:,} more than the limit of {limit:,}; {_advice(found)}"
+        )
+
+
+def _advice(found: dict[str, Any]) -> str:
+    if "smallest" not in found:
+        return "--format ingot is smaller"
+    best = found["would_fit"] or found["smallest"]
+    way = f"--quantiser {best['quantiser']} --codec {best['codec']}"
+    if found["would_fit"]:
+        return f"{way} fits with {best['bytes']:,} bytes"
+    return f"nothing fits: the smallest is {way} with {best['bytes']:,} bytes; train a smaller model"

@@ -1,0 +1,46 @@
+import sys
+
+import pytest
+
+from ingot.artifact import scoring
+from ingot.artifact.scoring import alone, score_in_fresh_process
+from ingot.errors import RunError
+
+LAUNCHED = {
+    "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "0", "ROLE_RANK": "1",
+    "MASTER_ADDR": "somewhere", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+
+
+def test_a_process_on_its_own_knows_nothing_of_the_ranks():
+    assert alone({**LAUNCHED, "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "2", "PYTHONPATH": "here"}) == {
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "2",
+        "PYTHONPATH": "here",
+    }
+
+
+def test_a_file_that_cannot_be_scored_is_an_error_with_the_reason(tmp_path, monkeypatch):
+    """A rank of a group asks; its child neither waits for the others nor hides why it failed."""
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=r"its score is not known: there is no file .*missing\.ingot$"):
+        score_in_fresh_process(tmp_path / "missing.ingot", None, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("program", "match"),
+    [
+        ("import sys; sys.exit(3)", r"the process that read it ended with code 3"),
+        ("print('no json')", r"`ingot eval` printed no JSON"),
+        ("import os; os.kill(os.getpid(), 9)", r"ended with code -9"),
+        ("import sys; print('warning', file=sys.stderr); sys.exit('ingot: error: it is cut short')", r"known: it is cut short$"),
+    ],
+)
+def test_whatever_the_child_does_is_one_sentence(tmp_path, monkeypatch, program, match):
+    child = tmp_path / "child"
+    child.write_text(f"#!{sys.executable}\n{program}\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(scoring.sys, "executable", str(child))
+    with pytest.raises(RunError, match=match):
+        score_in_fresh_process(tmp_path / "a")

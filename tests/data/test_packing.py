@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.data.packing import PackedRows, best_fit
+from ingot.data.stream import IGNORED
+from ingot.errors import DataError
+
+BOS = 7
+
+
+class Documents:
+    """A split in memory: documents of these tokens."""
+
+    def __init__(self, documents):
+        self.ids = np.concatenate([np.asarray(document, np.uint16) for document in documents])
+        self.tokens = len(self.ids)
+        self._starts = np.cumsum([0, *map(len, documents)]).astype(np.uint64)
+
+    def document_starts(self):
+        return self._starts
+
+    def read(self, start, stop):
+        assert 0 <= start <= stop <= self.tokens
+        return self.ids[start:stop]
+
+
+def read(rows, first, count):
+    batch = np.full((count, rows.planes, rows.seq_len), -7, np.int32)
+    rows.fill(range(first, first + count), batch)
+    return batch
+
+
+def epoch_length(rows, epoch=0):
+    first = 0
+    while rows.epoch(first) < epoch:
+        first += 1
+    last = first
+    while rows.epoch(last) == epoch:
+        last += 1
+    return first, last - first
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 50), max_size=80), st.integers(50, 60))
+def test_best_fit_deals_every_length_once_and_overfills_no_row(lengths, capacity):
+    rows = best_fit(lengths, capacity)
+    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[number] for number in row) <= capacity for row in rows)
+
+
+def test_best_fit_takes_the_fullest_row_that_has_room():
+    assert best_fit([6, 5, 4, 3, 2], 10) == [[0, 2], [1, 3, 4]]
+    assert best_fit([8, 7, 2], 10) == [[0, 2], [1]]
+
+
+def test_labels_where_documents_end_with_a_mark():
+    """[a b E c d E pad] predicts b E . d E . . : the start of the next document is no target, the mark is."""
+    rows = PackedRows(Documents([[1, 2, 9], [3, 4, 9]]), 7, seed=0, bos=None, documents=True)
+    tokens, targets, documents = read(rows, 0, 1)[0].tolist()
+    if tokens[0] == 3:  # which of the two comes first is the seed's affair
+        tokens = [{1: 3, 2: 4, 3: 1, 4: 2}.get(t, t) for t in tokens]
+        targets = [{2: 4, 4: 2}.get(t, t) for t in targets]
+    assert tokens == [1, 2, 9, 3, 4, 9, 0]
+    assert targets == [2, 9, IGNORED, 4, 9, IGNORED, IGNORED]
+    assert documents == [0, 0, 0, 1, 1, 1, 2]
+    assert rows.targets(range(1)) == 4
+
+
+def test_labels_where_documents_begin_with_a_mark():
+    rows = PackedRows(Documents([[BOS, 1, 2]]), 5, seed=0, bos=BOS)
+    tokens, targets = read(rows, 0, 1)[0].tolist()
+    assert tokens == [BOS, 1, 2, 0, 0]
+    assert targets == [1, 2, BOS, IGNORED, IGNORED]  # the next mark says that the document is over
+
+
+def test_a_document_longer_than_a_row_is_cut_and_no_target_is_lost():
+    rows = PackedRows(Documents([[BOS, 1, 2, 3, 4, 5, 6]]), 3, seed=0, bos=BOS)
+    batch = read(rows, 0, 3)
+    found = {tuple(line[0]): tuple(line[1]) for line in batch.tolist()}
+    assert found == {(BOS, 1, 2): (1, 2, 3), (3, 4, 5): (4, 5, 6), (6, 0, 0): (BOS, IGNORED, IGNORED)}
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(4, 24), st.booleans(), st.integers(0, 2**40))
+def test_every_token_is_read_once_per_epoch_with_its_own_successor(lengths, seq_len, marked, seed):
+    ids = iter(range(10, 10_000))
+    documents = [[BOS if marked and i == 0 else next(ids) for i in range(length)] for length in lengths]
+    if not marked and max(lengths) == 1:
+        return
+    rows = PackedRows(Documents(documents), seq_len, seed, BOS if marked else None)
+    expected = sorted(
+        (token, target)
+        for document in documents
+        for token, target in zip(document, [*document[1:], BOS if marked else IGNORED], strict=True)
+        if marked or len(document) % seq_len != 1 or token != document[-1]
+    )
+    for epoch in range(2):
+        first, count = epoch_length(rows, epoch)
+        batch = read(rows, first, count)
+        used = batch[:, 0] != 0
+        assert sorted(zip(batch[:, 0][used].tolist(), batch[:, 1][used].tolist(), strict=True)) == expected
+        assert rows.targets(range(first, first + count)) == np.count_nonzero(batch[:, 1] != IGNORED)
+
+
+def test_a_row_does_not_depend_on_what_was_asked_before():
+    documents = Documents([[BOS, *range(10, 10 + n % 13)] for n in range(5000)])  # five blocks
+    straight = read(PackedRows(documents, 16, 3, BOS), 0, 2500)
+    other = PackedRows(documents, 16, 3, BOS)
+    for first in (2000, 0, 1999, 700, 2499):
+        assert np.array_equal(read(other, first, 1), straight[first : first + 1])
+
+
+def test_rows_are_not_sorted_by_length():
+    draw = np.random.default_rng(0)
+    documents = Documents([[BOS] * n for n in draw.integers(1, 40, 3000)])
+    rows = PackedRows(documents, 64, 3, BOS)
+    longest = [max(piece.length for piece in rows._row(sample)) for sample in range(200)]
+    assert abs(np.corrcoef(np.arange(200), longest)[0, 1]) < 0.25
+
+
+def test_most_places_are_filled():
+    draw = np.random.default_rng(0)
+    documents = Documents([[BOS] * n for n in draw.geometric(1 / 300, 4000)])
+    rows = PackedRows(documents, 256, 3, BOS)
+    _, count = epoch_length(rows)
+    assert documents.tokens / (count * 256) > 0.97
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    documents = Documents([[BOS, 10 + n] for n in range(200)])
+    rows, other = PackedRows(documents, 2, 1, BOS), PackedRows(documents, 2, 2, BOS)
+    orders = [read(rows, 0, 200), read(rows, 200, 200), read(other, 0, 200)]
+    assert len({order[:, 0, 1].tobytes() for order in orders}) == 3
+
+
+def test_documents_without_anything_to_predict_are_refused():
+    with pytest.raises(DataError, match="no document has a token to predict"):
+        PackedRows(Documents([[1], [2]]), 4, 0, None).epoch(0)

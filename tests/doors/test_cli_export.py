@@ -1,0 +1,232 @@
+"""`ingot export` and `ingot import`: the file, its size, its score, and what goes wrong with them."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from ingot import api
+from ingot.artifact.container import read_artifact, write_artifact
+from ingot.doors.cli import export, imports
+from ingot.errors import CheckpointError, ConfigError, DataError, RunError
+from ingot.runs.checkpoints import find_checkpoint
+
+
+@pytest.fixture
+def call():
+    """The verbs in this process, for what needs no other one."""
+    app = typer.Typer()
+    for verb in (export, imports):
+        verb.register(app)
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def run(reference, tmp_path):
+    """A copy of a run folder without its artifact."""
+    copy = tmp_path / "run"
+    shutil.copytree(reference, copy)
+    shutil.rmtree(copy / "artifact")
+    return copy
+
+
+def test_the_file_is_scored_by_another_process_and_agrees_with_the_checkpoint(ingot, run):
+    told = json.loads(ingot("export", run, "--quantiser", "none", "--codec", "lzma", "--json").stdout)
+    assert told["artifact"] == str(run / "artifact" / "model.ingot")
+    assert told["bytes"] == (run / "artifact" / "model.ingot").stat().st_size
+    assert told["val_bpb"] == pytest.approx(told["checkpoint_val_bpb"], abs=1e-6)
+    assert told["checkpoint_val_bpb"] == pytest.approx(find_checkpoint(run).progress["val_bpb"], abs=1e-6)
+    assert (told["quantiser"], told["codec"], told["fits"]) == ("none", "lzma", True)
+
+
+def test_a_file_over_the_limit_is_kept_scored_and_told_with_what_would_fit(ingot, run):
+    """The checkpoint was never evaluated in its run, so its own score is computed too."""
+    checkpoint, file = min((run / "checkpoints").iterdir()), run / "artifact" / "model.safetensors"
+    program = ingot("export", checkpoint, "--quantiser", "none", "--codec", "none", "--limit", 150_000, code=1)
+    assert file.stat().st_size > 150_000
+    rows = dict(line.split(maxsplit=1) for line in program.stdout.splitlines() if line)
+    assert rows["bytes"] == f"{file.stat().st_size:,} of 150,000"
+    assert rows["before"] == rows["val_bpb"].partition(",")[0] + " (+0.0000)"
+    over = file.stat().st_size - 150_000
+    assert f"{over:,} more than the limit of 150,000; --quantiser int8 --codec " in program.stderr.splitlines()[-1]
+
+
+def test_the_way_that_is_said_to_fit_does(call, run):
+    first = call("export", run, "--quantiser", "none", "--codec", "none", "--limit", 150_000, "--no-score", "--json")
+    way = json.loads(first.stdout)["would_fit"]
+    words = ("--quantiser", way["quantiser"], "--codec", way["codec"], "--limit", 150_000, "--no-score", "--json")
+    second = json.loads(call("export", run, *words, "--force").stdout)
+    assert isinstance(first.exception, RunError)
+    assert second["bytes"] == way["bytes"] <= 150_000
+    assert second["fits"]
+
+
+def test_a_limit_that_nothing_meets_names_the_smallest(call, run):
+    result = call("export", run, "--no-score", "--codec", "zlib", "--limit", 1000)
+    assert isinstance(result.exception, RunError)
+    assert "nothing fits: the smallest is --quantiser int8 --codec" in str(result.exception)
+
+
+def test_the_limit_of_the_budget_counts_without_being_given(call, run, tmp_path):
+    weights = find_checkpoint(run)
+    config = {**weights.progress["config"], "budget": {"seconds": None, "artifact_bytes": 1000}}
+    facts = {**weights.progress, "config": config}
+    write_artifact(tmp_path / "a", weights.weights.values(), facts, "none", "none")
+    result = call("export", tmp_path / "a", "--output", tmp_path / "b", "--codec", "zlib", "--no-score")
+    assert "more than the limit of 1,000" in str(result.exception)
+
+
+def test_an_export_is_not_replaced_unless_forced(call, run):
+    words = ("export", run, "--codec", "zlib", "--no-score")
+    assert call(*words).exit_code == 0
+    before = (run / "artifact" / "model.ingot").read_bytes()
+    result = call(*words, "--quantiser", "int8")
+    assert isinstance(result.exception, ConfigError)
+    assert "model.ingot exists; --force replaces it" in str(result.exception)
+    assert (run / "artifact" / "model.ingot").read_bytes() == before
+    assert call(*words, "--quantiser", "int8", "--force").exit_code == 0
+    assert (run / "artifact" / "model.ingot").read_bytes() != before
+
+
+def test_the_tokenizer_can_stay_at_home(call, run, tmp_path):
+    call("export", run, "--no-tokenizer", "--codec", "zlib", "--no-score", "--output", tmp_path / "a")
+    facts = read_artifact(tmp_path / "a").facts
+    assert facts["tokenizer"] is None
+    assert facts["tokenizer_fingerprint"] == find_checkpoint(run).progress["tokenizer_fingerprint"]
+
+
+def test_only_what_a_reader_needs_is_in_the_file(call, run, tmp_path):
+    call("export", run, "--codec", "zlib", "--no-score", "--output", tmp_path / "a")
+    assert set(read_artifact(tmp_path / "a").facts) == {
+        *(
+            "config",
+            "tokenizer",
+            "tokenizer_fingerprint",
+            "vocab_size",
+            "data_fingerprint",
+            "model_file_sha256",
+            "step",
+            "val_bpb",
+        ),
+        *("version", "quantiser", "dtypes"),
+    }
+
+
+def test_one_checkpoint_and_another_artifact_can_be_exported(call, run, tmp_path):
+    checkpoint = min((run / "checkpoints").iterdir())
+    call("export", checkpoint, "--quantiser", "none", "--codec", "none", "--no-score", "--output", tmp_path / "a")
+    call("export", tmp_path / "a", "--quantiser", "int8", "--codec", "zlib", "--no-score", "--output", tmp_path / "b")
+    first, second = read_artifact(tmp_path / "a"), read_artifact(tmp_path / "b")
+    assert first.facts["step"] == second.facts["step"] == int(checkpoint.name[5:])
+    assert first.tensors.keys() == second.tensors.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--quantiser", "int4"], r"there is no quantiser 'int4'; choose none, int8, int8-golf"),
+        (["--codec", "rar"], r"there is no codec 'rar'"),
+        (["--dtype", "fp8"], r"there is no number format 'fp8'"),
+        (["--which", "worst"], r"choose latest or best"),
+        (["--output", "nowhere/at/all"], r"there is no folder nowhere/at"),
+        (["--output", "."], r"is a folder; give the name of a file in it"),
+        (["--format", "huggingface", "--codec", "lzma"], r"has neither quantiser nor codec"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(call, run, words, match):
+    result = call("export", run, "--no-score", *words)
+    assert isinstance(result.exception, ConfigError)
+    with pytest.raises(ConfigError, match=match):
+        raise result.exception
+    assert not list((run / "artifact").glob("*"))
+
+
+def test_a_folder_that_is_no_run_is_named(call, tmp_path):
+    assert isinstance(call("export", tmp_path).exception, CheckpointError)
+
+
+def test_an_artifact_belongs_to_no_run_and_needs_an_output(call, run):
+    call("export", run, "--codec", "zlib", "--no-score")
+    result = call("export", run / "artifact" / "model.ingot", "--no-score")
+    assert "belongs to no run folder; say where the result goes with --output" in str(result.exception)
+
+
+def test_a_damaged_artifact_is_refused_by_every_verb(ingot, call, run):
+    call("export", run, "--codec", "lzma", "--no-score")
+    file = run / "artifact" / "model.ingot"
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 4
+    file.write_bytes(content)
+    said = ingot("eval", "--artifact", file, code=4).stderr
+    assert said == f"ingot: error: {file} cannot be read: its checksum does not match; it is damaged or cut short\n"
+    assert isinstance(call("export", file, "--output", run / "b").exception, CheckpointError)
+
+
+def test_a_model_goes_to_hugging_face_and_back(call, run, tmp_path):
+    assert call("export", run, "--format", "huggingface").exit_code == 0
+    folder = run / "artifact" / "huggingface"
+    assert load_file(folder / "model.safetensors")["transformer.h.0.attn.c_attn.weight"].shape == (64, 192)
+    told = json.loads(call("import", folder, "--output", tmp_path, "--json").stdout)
+    assert told["artifact"] == str(tmp_path / "model.safetensors")
+    assert (told["tokenizer"], told["model"]["layers"]) == ("byte", 2)
+    here, there = find_checkpoint(run).weights, read_artifact(tmp_path / "model.safetensors").tensors
+    assert all(bytes(there[name].data) == bytes(record.data) for name, record in here.items())
+    how = {"tokens": 20, "temperature": 0.0, "device": "cpu"}
+    assert api.generate(tmp_path / "model.safetensors", "a", **how) == api.generate(run, "a", **how)
+
+
+def test_a_folder_of_something_else_is_never_replaced(call, run, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    result = call("export", run, "--format", "huggingface", "--output", tmp_path / "precious", "--force")
+    assert isinstance(result.exception, ConfigError)
+    assert "is no folder with a model, so it is not replaced" in str(result.exception)
+    assert (tmp_path / "precious" / "file").exists()
+
+
+def test_an_import_does_not_replace_a_file_unless_forced(call, run, tmp_path):
+    call("export", run, "--format", "huggingface")
+    words = ("import", run / "artifact" / "huggingface", "--output", tmp_path / "a")
+    assert call(*words).exit_code == 0
+    assert "exists; --force replaces it" in str(call(*words).exception)
+    assert call(*words, "--force").exit_code == 0
+
+
+def test_an_imported_model_of_gpt2_s_ids_has_gpt2_s_tokenizer(call, tmp_path):
+    width, rows = 8, 50257
+    shapes = {"wte.weight": (rows, width), "wpe.weight": (16, width), "ln_f.weight": (width,), "ln_f.bias": (width,)}
+    block = {"ln_1": 1, "ln_2": 1, "attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 4}
+    for name, factor in block.items():
+        shapes[f"h.0.{name}.weight"] = (width,) if "ln" in name else (width, factor * width)
+        shapes[f"h.0.{name}.bias"] = (factor * width,)
+    shapes |= {"h.0.mlp.c_proj.weight": (4 * width, width), "h.0.mlp.c_proj.bias": (width,)}
+    (tmp_path / "hf").mkdir()
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()}, tmp_path / "hf" / "model.safetensors")
+    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": width, "n_ctx": 16, "vocab_size": rows}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    assert call("import", tmp_path / "hf", "--output", tmp_path / "a").exit_code == 0
+    facts = read_artifact(tmp_path / "a").facts
+    assert facts["tokenizer"] == {"kind": "gpt2"}
+    assert facts["config"]["data"]["tokenizer"] == "gpt2"
+    assert facts["config"]["model"]["context"] == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        ("openai-community/gpt2", DataError, r"nor is it in the hub's cache, and HF_HUB_OFFLINE is set; download it elsewhere"),
+        ("./nowhere", CheckpointError, r"there is no folder ./nowhere"),
+        ("a/b/c", CheckpointError, r"there is no folder a/b/c"),
+    ],
+)
+def test_a_model_that_is_not_found_is_one_sentence(ingot, tmp_path, name, error, match):
+    ingot.environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    program = ingot("import", "--output", tmp_path / "a", name, code=error.exit_code)
+    assert not (tmp_path / "a").exists()
+    assert re.search(match, program.stderr)
+    assert len(program.stderr.splitlines()) == 1
