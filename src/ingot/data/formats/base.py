@@ -1,0 +1,266 @@
+"""What token formats share: a stream over several files, documents cut out of it, and a stream written into files.
+
+A document is a list of arrays, one behind the other, without the marks that a format puts around it: views of mapped files, so
+that even a document larger than the memory passes through. Where a format has no index, the marks say where documents begin.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.shards import ShardWriter
+from ingot.data.tokenizers import Tokenizer
+from ingot.errors import DataError
+
+Ids = NDArray[np.uint16]
+Document = list[Ids]
+CHUNK_TOKENS = 1 << 22  # looked at at once
+OPEN_FILES = 8
+OUTSIDE = -1  # the token before a document: none
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The id in front of a document and the id behind it; formats use one of them."""
+
+    bos: int | None = None
+    eos: int | None = None
+
+
+class TokenSource(ABC):
+    """Token data in one format. `tokenizer` is what the data itself says, `about` what was found, in words."""
+
+    format: str
+    path: Path
+    about: str
+    tokenizer: Tokenizer | None = None
+    tokens: dict[str, int]  # of each split, as stored
+
+    @abstractmethod
+    def documents(self, split: str, marks: Marks) -> Iterator[Document]:
+        """The documents of a split in order."""
+
+
+class Stream:
+    """The tokens of several files as one; ids of 32 bits are checked and narrowed where they are read.
+
+    Few files are open at a time: a mapped file is an open one, and a large corpus has more of them than a process may open.
+    """
+
+    def __init__(self, paths: Sequence[Path], lengths: Sequence[int], open_file: Callable[[Path], NDArray[Any]]) -> None:
+        self._paths, self._open = paths, lru_cache(OPEN_FILES)(open_file)
+        self._ends = list(accumulate(lengths))
+        self.tokens = self._ends[-1] if self._ends else 0
+
+    def slice(self, start: int, stop: int) -> Document:
+        """Tokens start..stop, as views that follow one another."""
+        parts: Document = []
+        number = bisect_right(self._ends, start)
+        while start < stop:
+            begin = self._ends[number - 1] if number else 0
+            part = self._open(self._paths[number])[start - begin : min(stop - begin, start - begin + CHUNK_TOKENS)]
+            if len(part):
+                parts.append(_narrow(part, self._paths[number]))
+            start += len(part)
+            number += start == self._ends[number]
+        return parts
+
+    def token(self, place: int) -> int:
+        """The token at one place."""
+        return int(self.slice(place, place + 1)[0][0])
+
+    def places(self, token: int) -> Iterator[int]:
+        """Where a token stands."""
+        for path, end in zip(self._paths, self._ends, strict=True):
+            array = self._open(path)
+            for start in range(0, len(array), CHUNK_TOKENS):
+                found = np.flatnonzero(array[start : start + CHUNK_TOKENS] == token)
+                yield from (found + (end - len(array) + start)).tolist()
+
+
+def cut(stream: Stream, marks: Marks, ends_first: bool) -> Iterator[Document]:
+    """Documents out of a stream without an index, in which a mark stands in front of each or behind each.
+
+    Marks are behind documents if the last token is one and the first is none; where both are, `ends_first` decides. Without any
+    mark the stream is one document. Tokens in front of the first mark in front are a document too.
+    """
+    if not stream.tokens:
+        return
+    first, last = stream.token(0), stream.token(stream.tokens - 1)
+    behind = last == marks.eos and (ends_first or first != marks.bos)
+    mark = marks.eos if behind else marks.bos
+    start, begun = 0, behind
+    for place in stream.places(mark) if mark is not None else ():
+        if begun or place > start:
+            yield stream.slice(start, place)
+        start, begun = place + 1, True
+    if start < stream.tokens or (begun and not behind):
+        yield stream.slice(start, stream.tokens)
+
+
+def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
+    """The tokens of a file, mapped from the disk."""
+    if not count:
+        return np.empty(0, dtype)
+    try:
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot map {path}: {error}") from error
+
+
+def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
+    """The first bytes of a file, or all of them, and its size."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit), os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise DataError(f"missing file {path}; copy the folder whole") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+class ByteCounter:
+    """How many bytes of text tokens stand for, counted along a document."""
+
+    def __init__(self, tokenizer: Tokenizer, name: str) -> None:
+        self._tokenizer, self._name, self._previous = tokenizer, name, OUTSIDE
+
+    def begin(self) -> None:
+        """A document starts."""
+        self._previous = OUTSIDE
+
+    def count(self, ids: Ids) -> NDArray[np.int32]:
+        """The bytes of each of the next tokens."""
+        if (largest := int(ids.max(initial=0))) >= self._tokenizer.vocab_size:
+            vocabulary = f"the {self._tokenizer.kind} vocabulary of {self._tokenizer.vocab_size:,} ids"
+            raise DataError(f"{self._name} holds token {largest:,}, outside {vocabulary}; give the tokenizer it was made with")
+        wide = ids.astype(np.int32)
+        sizes = self._tokenizer.target_bytes(np.append(np.int32(self._previous), wide[:-1]), wide)
+        self._previous = int(wide[-1]) if len(wide) else self._previous
+        return sizes
+
+
+@dataclass
+class FileCounts:
+    """A file that was written; `documents` counts those that begin in it."""
+
+    path: Path
+    tokens: int = 0
+    documents: int = 0
+    bytes: int = 0
+    sha256: str = ""
+
+
+class PlainWriter:
+    """Tokens in a file without a header."""
+
+    def __init__(self, path: Path, files: ExitStack, dtype: str = "<u2") -> None:
+        self.path, self.tokens, self._dtype = path, 0, dtype
+        self._file: BinaryIO = files.enter_context(path.open("xb"))
+
+    def append(self, tokens: Ids) -> None:
+        """Adds tokens at the end."""
+        self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
+        self.tokens += len(tokens)
+
+    def close(self) -> str:
+        """Brings the file to the disk; it has no use for a sha256."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return ""
+
+
+class TokenWriter(ABC):
+    """One split of the output."""
+
+    documents = 0
+
+    def __init__(self, marks: Marks, counter: ByteCounter | None) -> None:
+        self.files: list[FileCounts] = []
+        self.marks, self.counter = marks, counter
+
+    @property
+    def tokens(self) -> int:
+        """The tokens written, marks and repetitions included."""
+        return sum(file.tokens for file in self.files)
+
+    @property
+    def bytes(self) -> int | None:
+        """The bytes of text they stand for, where a tokenizer tells."""
+        return sum(file.bytes for file in self.files) if self.counter else None
+
+    @abstractmethod
+    def add(self, document: Document) -> None:
+        """Adds a document."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Brings the last file to the disk."""
+
+
+class StreamWriter(TokenWriter):
+    """A stream in files of at most `limit` tokens; a document may run on from one file into the next."""
+
+    def __init__(
+        self, marks: Marks, counter: ByteCounter | None, limit: int, open_file: Callable[[int], ShardWriter | PlainWriter]
+    ) -> None:
+        super().__init__(marks, counter)
+        self._limit, self._open = limit, open_file
+        self._file: ShardWriter | PlainWriter | None = None
+
+    def add(self, document: Document) -> None:
+        before, behind = ([] if mark is None else [np.array([mark], np.uint16)] for mark in (self.marks.bos, self.marks.eos))
+        if self.counter:
+            self.counter.begin()
+        begins = 1
+        for part in _joined([*before, *document, *behind]):
+            sizes = self.counter.count(part) if self.counter else None
+            while len(part):
+                if self._file is None:
+                    self._file = self._open(len(self.files))
+                    self.files.append(FileCounts(self._file.path))
+                here = part[: self._limit - self._file.tokens]
+                self._file.append(here)
+                self._note(begins, len(here), sizes)
+                part, sizes, begins = part[len(here) :], sizes if sizes is None else sizes[len(here) :], 0
+                if self._file.tokens == self._limit:
+                    self.close()
+        self.documents += not begins
+
+    def close(self) -> None:
+        if self._file is not None:
+            self.files[-1].sha256 = self._file.close()
+            self._file = None
+
+    def _note(self, begins: int, tokens: int, sizes: NDArray[np.int32] | None) -> None:
+        file = self.files[-1]
+        file.documents += begins
+        file.tokens += tokens
+        file.bytes += 0 if sizes is None else int(sizes[:tokens].sum())
+
+
+def _joined(parts: Document) -> Document:
+    """Small parts as one, which is faster than one by one."""
+    return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts
+
+
+def _narrow(ids: NDArray[Any], path: Path) -> Ids:
+    if ids.dtype.itemsize > 2 and (largest := int(ids.max(initial=0))) > 0xFFFF:
+        raise DataError(
+            f"{path} holds token {largest:,}: ids above 65,535 do not fit the 16 bits that shards have; "
+            "tokenize the text again with a vocabulary of up to 65,536 ids"
+        )
+    return ids.astype(np.uint16, copy=False)

@@ -1,0 +1,379 @@
+import hashlib
+import json
+import pickle
+import resource
+import shutil
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, shared, toy_hf
+from typer.testing import CliRunner
+
+from ingot.data import convert as module
+from ingot.data.convert import Layout, convert, marks_of
+from ingot.data.dataset import Dataset
+from ingot.data.formats import open_source
+from ingot.data.formats.base import Marks
+from ingot.data.formats.gpt_simple import Pair
+from ingot.data.prepare import prepare, write_dataset
+from ingot.data.shards import open_shard, write_shard
+from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
+from ingot.doors.cli.data_convert import convert_command
+from ingot.errors import ConfigError, DataError
+
+TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20), min_size=1, max_size=4)
+GPT2, BYTE = GPT2Tokenizer(), ByteTokenizer()
+END = GPT2.bos
+
+
+def prepared(folder, tokenizer, train, val=("held out",), **settings):
+    pieces = [*(("train", text) for text in train), *(("val", text) for text in val)]
+    return write_dataset(pieces, folder, tokenizer, source=None, **settings)
+
+
+def nanogpt(folder, *tokens, val=(1,)):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, stream in (("train", tokens), ("val", val)):
+        (folder / f"{name}.bin").write_bytes(np.array(stream, "<u2").tobytes())
+    return open_source(folder)
+
+
+def texts(folder, split="train"):
+    dataset = Dataset.open(folder)
+    dataset.verify()
+    data = dataset.split(split)
+    starts = data.document_starts()
+    return [dataset.tokenizer.decode(data.read(int(start), int(stop))) for start, stop in pairwise(starts)]
+
+
+def refused(message, call, *given, error=DataError, **options):
+    with pytest.raises(error) as caught:
+        call(*given, **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# There and back
+
+
+@given(TEXTS, st.sampled_from(["nanogpt", "gpt-simple", "shards"]), st.sampled_from([BYTE, GPT2]), st.sampled_from([11, 1000]))
+@settings(max_examples=20)
+def test_data_that_goes_there_and_comes_back_is_the_same_data(tmp_path_factory, train, format, tokenizer, shard_tokens):
+    base = tmp_path_factory.mktemp("convert")
+    manifest = prepared(base / "ours", tokenizer, train, shard_tokens=shard_tokens)
+    layout = Layout(shard_tokens=shard_tokens, max_length=7, overlap=3)
+    there = convert(open_source(base / "ours"), base / "theirs", format, layout=layout)
+    back = convert(open_source(base / "theirs"), base / "back", "ingot", tokenizer=tokenizer.kind, layout=layout)
+    assert Dataset.open(base / "back").fingerprint == manifest.fingerprint
+    assert texts(base / "back") == train
+    assert texts(base / "back", "val") == ["held out"]
+    record = manifest.splits["train"]
+    assert (back.splits["train"].documents, back.splits["train"].tokens) == (record.documents, record.tokens)
+    assert there.splits["train"].bytes == back.splits["train"].bytes == record.bytes == sum(len(t.encode()) for t in train)
+    shutil.rmtree(base)
+
+
+def test_tiny_shakespeare_becomes_nanogpts_own_files_to_the_byte(tmp_path):
+    source = shared("tinyshakespeare/input.txt")
+    prepare([source], tmp_path / "ours", "char")
+    convert(open_source(tmp_path / "ours"), tmp_path / "nanogpt", "nanogpt")
+    found = {name: hashlib.sha256((tmp_path / "nanogpt" / name).read_bytes()).hexdigest() for name in ("train.bin", "val.bin")}
+    assert found["train.bin"] == "6ec305602a99ac2802745a134e1f5e33e2231b4855525b00b9aebb730ac2626f"
+    assert found["val.bin"] == "d37d30cc0c8327c270d493299c3dca54135f6d5f1c9ef60cda78076e311204b1"
+    chars = sorted(set(source.read_text()))
+    meta = pickle.loads((tmp_path / "nanogpt/meta.pkl").read_bytes())
+    assert meta == {"vocab_size": 65, "itos": dict(enumerate(chars)), "stoi": {c: i for i, c in enumerate(chars)}}
+    convert(open_source(tmp_path / "nanogpt"), tmp_path / "back", "ingot")
+    assert Dataset.open(tmp_path / "back").fingerprint == Dataset.open(tmp_path / "ours").fingerprint
+
+
+def test_characters_go_through_every_format(tmp_path):
+    manifest = prepared(tmp_path / "ours", CharTokenizer("held outabcé"), ["abcé" * 20], shard_tokens=50)
+    layout = Layout(shard_tokens=50, max_length=16, overlap=4)
+    convert(open_source(tmp_path / "ours"), tmp_path / "nanogpt", "nanogpt")
+    convert(open_source(tmp_path / "nanogpt"), tmp_path / "shards", "shards", layout=layout)
+    convert(open_source(tmp_path / "shards"), tmp_path / "simple", "gpt-simple", layout=layout)
+    convert(open_source(tmp_path / "simple"), tmp_path / "again", "nanogpt")
+    shutil.copy(tmp_path / "nanogpt/meta.pkl", tmp_path / "again")
+    convert(open_source(tmp_path / "again"), tmp_path / "back", "ingot", layout=layout)
+    assert Dataset.open(tmp_path / "back").fingerprint == manifest.fingerprint
+
+
+# Marks
+
+
+def test_marks_behind_documents_become_marks_in_front(tmp_path):
+    a, b = GPT2.encode("Hello there"), GPT2.encode(" again")
+    summary = convert(nanogpt(tmp_path / "owt", *a, END, *b, END, val=[*b, END]), tmp_path / "ours", "ingot", tokenizer="gpt2")
+    assert texts(tmp_path / "ours") == ["Hello there", " again"]
+    assert list(Dataset.open(tmp_path / "ours").split("train").read(0, len(a) + len(b) + 2)) == [END, *a, END, *b]
+    assert summary.splits["train"].tokens == len(a) + len(b) + 2
+    assert summary.splits["train"].bytes == len("Hello there again")
+
+
+def test_data_without_any_mark_is_one_document(tmp_path):
+    summary = convert(nanogpt(tmp_path / "in", *GPT2.encode("no mark")), tmp_path / "ours", "ingot", tokenizer="gpt2")
+    assert (texts(tmp_path / "ours"), summary.splits["train"].documents) == (["no mark"], 1)
+
+
+def test_a_sentencepiece_vocabulary_has_a_mark_for_each_side(tmp_path):
+    model = tmp_path / "toy.model"
+    model.write_bytes(sentencepiece_file())
+    tokenizer = SentencePieceTokenizer(model.read_bytes())
+    marks = marks_of(tokenizer)
+    assert marks.bos == tokenizer.bos != marks.eos
+    manifest = prepared(tmp_path / "ours", tokenizer, ["a b", "b"])
+    convert(open_source(tmp_path / "ours"), tmp_path / "simple", "gpt-simple")
+    (pair,) = (tmp_path / "simple/train").rglob("*.bin")
+    tokens = list(np.fromfile(pair, "<u2"))
+    assert tokens.count(marks.eos) == 2
+    assert tokens[-1] == marks.eos
+    assert marks.bos not in tokens
+    convert(open_source(tmp_path / "simple"), tmp_path / "back", "ingot", tokenizer=str(model))
+    records = [Dataset.open(tmp_path / name).manifest.splits["train"] for name in ("ours", "back")]
+    assert records[0].shards[0].sha256 == records[1].shards[0].sha256
+    assert records[1].bytes == records[1].piece_bytes == manifest.splits["train"].piece_bytes
+
+
+def test_a_mark_can_be_given_where_there_is_no_tokenizer(tmp_path):
+    source = nanogpt(tmp_path / "in", 5, 6, 9, 7, 9)
+    convert(source, tmp_path / "simple", "gpt-simple", mark=9)
+    assert [list(document[0]) for document in Pair(tmp_path / "simple/train/main/00000.bin").documents(9)] == [[5, 6], [7]]
+    convert(open_source(tmp_path / "simple"), tmp_path / "shards", "shards", mark=9, layout=Layout(name="mine"))
+    assert list(open_shard(tmp_path / "shards/mine_train_000000.bin")) == [9, 5, 6, 9, 7]
+
+
+def test_without_tokenizer_or_mark_a_stream_stays_as_it_is_and_says_so(tmp_path, caplog):
+    write_shard(tmp_path / "a.bin", np.arange(5, dtype=np.uint16))
+    summary = convert(open_source(tmp_path / "a.bin"), tmp_path / "out", "nanogpt")
+    assert list(np.fromfile(tmp_path / "out/train.bin", "<u2")) == [0, 1, 2, 3, 4]
+    assert summary.splits["train"].bytes is None
+    assert "nothing says where documents begin, so each split is one" in caplog.text
+    assert "has no validation data, which nanogpt needs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "marks"),
+    [
+        (GPT2, Marks(END, END)),
+        (BYTE, Marks(1, 2)),
+        (CharTokenizer("a"), Marks()),
+        (SentencePieceTokenizer(sentencepiece_file()), Marks(1, 2)),
+        (SentencePieceTokenizer(sentencepiece_file(start="<x>")), Marks(2, 2)),
+        (toy_hf(llama_config()), Marks(1, 2)),
+        (toy_hf(byte_level_config()), Marks(*[toy_hf(byte_level_config()).bos] * 2)),
+    ],
+)
+def test_a_tokenizer_says_what_stands_around_documents(tokenizer, marks):
+    assert marks_of(tokenizer) == marks
+
+
+# Mistakes
+
+
+def test_tokens_that_are_not_in_the_vocabulary_are_refused_and_nothing_is_left(tmp_path):
+    source = nanogpt(tmp_path / "in", 5, 300)
+    message = "holds token 300, outside the byte vocabulary of 260 ids; give the tokenizer it was made with"
+    refused(message, convert, source, tmp_path / "new/out", "ingot", tokenizer="byte")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
+    source = nanogpt(tmp_path / "in", 5)
+    refused(
+        "does not say what its tokens stand for; give --tokenizer", convert, source, tmp_path / "out", "ingot", error=ConfigError
+    )
+    prepared(tmp_path / "ours", BYTE, ["a"])
+    ours = open_source(tmp_path / "ours")
+    refused(
+        "says itself that its tokenizer is byte", convert, ours, tmp_path / "out", "shards", tokenizer="gpt2", error=ConfigError
+    )
+    refused("is a prepared folder already", convert, ours, tmp_path / "out", "ingot", error=ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"to": "gguf"}, "unknown format 'gguf'; known are ingot, nanogpt, gpt-simple, shards"),
+        ({"mark": 65536}, "--mark 65536 is no token id"),
+        ({"mark": -1}, "--mark -1 is no token id"),
+        ({"layout": Layout(shard_tokens=0)}, "--shard-tokens 0 is out of range"),
+        ({"layout": Layout(shard_tokens=2**31)}, "--shard-tokens 2,147,483,648 is out of range"),
+        ({"layout": Layout(name="../x")}, "--name '../x' is no name for files"),
+        ({"layout": Layout(name="")}, "--name '' is no name for files"),
+        ({"to": "gpt-simple", "layout": Layout(overlap=2000)}, "--overlap 2000 does not fit --max-length 3072"),
+        ({"tokenizer": "gpt3"}, "unknown tokenizer 'gpt3'"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(tmp_path, given, problem):
+    source = nanogpt(tmp_path / "in", 5)
+    refused(problem, convert, source, tmp_path / "out", **{"to": "shards", **given}, error=ConfigError)
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_without_training_documents_is_refused(tmp_path):
+    (tmp_path / "val.bin").write_bytes(b"\1\0")
+    refused("has nothing to train on", convert, open_source(tmp_path), tmp_path / "out", "shards", mark=9)
+
+
+# The output
+
+
+@pytest.mark.parametrize("format", ["ingot", "nanogpt", "gpt-simple", "shards"])
+def test_an_output_that_exists_is_replaced_only_when_asked_and_whatever_its_format(tmp_path, format):
+    source, output = nanogpt(tmp_path / "in", 5, 6), tmp_path / "out"
+    for first in ("nanogpt", "ingot", "gpt-simple", "shards"):
+        convert(source, output, first, tokenizer="byte", overwrite=True)
+        refused(f"output {output} exists; replace it with --force", convert, source, output, format, tokenizer="byte")
+        convert(source, output, format, tokenizer="byte", overwrite=True)
+    assert open_source(output).format == format
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path):
+    source, output = nanogpt(tmp_path / "in", 5), tmp_path / "out"
+    for name in ("notes.txt", "train/web/prepare.py", "train/web/deep/00000.bin", "model.bin"):
+        (output / name).parent.mkdir(parents=True)
+        (output / name).write_text("mine")
+        refused(
+            f"holds {name.rpartition('/')[0] if 'deep' in name else name}",
+            convert,
+            source,
+            output,
+            "shards",
+            mark=1,
+            overwrite=True,
+        )
+        assert (output / name).read_text() == "mine"
+        shutil.rmtree(output)
+    output.write_text("mine")
+    refused("is a file; give a folder that does not exist yet", convert, source, output, "shards", mark=1, overwrite=True)
+
+
+def test_the_source_is_never_the_output(tmp_path):
+    source = nanogpt(tmp_path / "in/data", 5)
+    for output in (tmp_path / "in/data", tmp_path / "in", tmp_path / "in/x/../data"):
+        refused("is where the source lies", convert, source, output, "shards", mark=1, overwrite=True, error=ConfigError)
+    assert source.tokens == open_source(tmp_path / "in/data").tokens
+
+
+def test_a_conversion_that_fails_leaves_the_old_output_and_nothing_else(tmp_path, monkeypatch):
+    source, output = nanogpt(tmp_path / "in", 5, 6), tmp_path / "out"
+    convert(source, output, "nanogpt", tokenizer="byte")
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_meta", fail)
+    refused("cannot write", convert, source, output, "nanogpt", tokenizer="byte", overwrite=True)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_what_a_killed_conversion_left_is_swept_away_by_the_next(tmp_path, python):
+    nanogpt(tmp_path / "in", 5, 6)
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from ingot.data import convert as module; from ingot.data.formats import open_source\n"
+        "module.write_meta = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "base = Path(sys.argv[1]); module.convert(open_source(base / 'in'), base / 'out', 'nanogpt', tokenizer='byte')"
+    )
+    assert python(program, tmp_path).wait(60) == -9
+    assert sorted(path.name[:13] for path in tmp_path.iterdir()) == [".out.partial-", "in"]
+    convert(open_source(tmp_path / "in"), tmp_path / "out", "nanogpt", tokenizer="byte")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_more_files_than_a_process_may_open_are_converted(tmp_path):
+    prepared(tmp_path / "ours", BYTE, ["0123456789"] * 30, shard_tokens=4)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 60), hard))
+    try:
+        for source, output, to in (("ours", "shards", "shards"), ("shards", "simple", "gpt-simple"), ("simple", "back", "ingot")):
+            tokenizer = None if source == "ours" else "byte"
+            convert(open_source(tmp_path / source), tmp_path / output, to, tokenizer=tokenizer, layout=Layout(shard_tokens=4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list((tmp_path / "shards").iterdir())) > 80
+    assert Dataset.open(tmp_path / "back").fingerprint == Dataset.open(tmp_path / "ours").fingerprint
+
+
+def test_progress_ends_at_the_bytes_of_the_source(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PROGRESS_TOKENS", 2)
+    seen = []
+    source = nanogpt(tmp_path / "in", 5, 9, 6, 9, 7, 9)
+    convert(source, tmp_path / "out", "shards", mark=9, progress=lambda *numbers: seen.append(numbers))
+    assert seen == [(4, 14), (8, 14), (14, 14)]
+
+
+# The command
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    app.command("convert")(convert_command)
+    return lambda *words: CliRunner().invoke(app, ["convert", *map(str, words)])
+
+
+def test_the_command_says_what_it_found_and_what_it_made(run, tmp_path):
+    nanogpt(tmp_path / "in", *GPT2.encode("Hello"), END, val=[END])
+    result = run(tmp_path / "in", "--to", "ingot", "--tokenizer", "gpt2", "--output", tmp_path / "out")
+    assert result.exit_code == 0
+    assert result.stderr == f"{tmp_path / 'in'}: nanogpt: nanoGPT's train.bin and val.bin\n"
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'out'}: ingot, gpt2 tokenizer, ")
+    assert [line.split() for line in lines[1:4]] == [
+        ["split", "documents", "tokens", "bytes"],
+        ["train", "1", "2", "5"],
+        ["val", "1", "1", "0"],
+    ]
+    assert lines[4] == f"train on it with: ingot train --recipe demo --data.path {tmp_path / 'out'}"
+
+
+def test_the_command_as_json_with_every_option(run, tmp_path):
+    nanogpt(tmp_path / "in", 5, 6, 9)
+    (tmp_path / "out").mkdir()
+    options = (
+        "--from",
+        "nanogpt",
+        "--mark",
+        9,
+        "--name",
+        "web",
+        "--max-length",
+        2,
+        "--overlap",
+        1,
+        "--shard-tokens",
+        2,
+        "--force",
+    )
+    result = run(tmp_path / "in", "--to", "gpt-simple", "--output", tmp_path / "out", *options, "--json")
+    facts = json.loads(result.stdout)
+    assert facts.pop("seconds") >= 0
+    assert facts == {
+        "source": str(tmp_path / "in"),
+        "found": "nanogpt",
+        "folder": str(tmp_path / "out"),
+        "format": "gpt-simple",
+        "tokenizer": None,
+        "splits": {
+            "train": {"documents": 1, "tokens": 4, "bytes": None},
+            "val": {"documents": 1, "tokens": 2, "bytes": None},
+        },
+    }
+    assert list(np.fromfile(tmp_path / "out/train/web/00000.bin", "<u2")) == [5, 6, 6, 9]
+
+
+def test_text_is_sent_to_the_command_that_takes_it(run, tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    result = run(tmp_path, "--to", "nanogpt", "--output", tmp_path / "out")
+    assert isinstance(result.exception, DataError)
+    assert "holds text (a.txt) and no tokens; prepare it with: ingot data prepare" in str(result.exception)
