@@ -1,6 +1,7 @@
 """`ingot export` and `ingot import`: the file, its size, its score, and what goes wrong with them."""
 
 import json
+import os
 import re
 import shutil
 
@@ -144,6 +145,21 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(call, run, words, match):
     with pytest.raises(ConfigError, match=match):
         raise result.exception
     assert not list((run / "artifact").glob("*"))
+
+
+def test_what_is_no_file_is_never_replaced(call, run, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    result = call("export", run, "--no-score", "--codec", "zlib", "--output", tmp_path / "pipe", "--force")
+    assert "is something else than a file, so it is not replaced" in str(result.exception)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_file_that_lacks_a_tensor_is_not_loaded(run, tmp_path):
+    checkpoint = find_checkpoint(run)
+    kept = [record for name, record in checkpoint.weights.items() if "ln_f" not in name]
+    write_artifact(tmp_path / "a", kept, checkpoint.progress, "int8", "zlib")
+    with pytest.raises(CheckpointError, match=r"has no tensor transformer\.ln_f\.weight; it belongs to another model"):
+        api.load(tmp_path / "a", device="cpu")
 
 
 def test_a_folder_that_is_no_run_is_named(call, tmp_path):

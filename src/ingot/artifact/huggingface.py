@@ -38,7 +38,8 @@ FIXED: dict[str, tuple[object, ...]] = {
 def read_gpt2(folder: Path) -> tuple[list[TensorRecord], dict[str, Any]]:
     """The weights of a folder in our names and layout, and the settings of the section `model` that they fit."""
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; give one with {CONFIG} and {WEIGHTS}")
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise CheckpointError(f"{what}; give a folder with {CONFIG} and {WEIGHTS}")
     settings = _settings(folder)
     found = {name.removeprefix(PREFIX): record for name, record in _weights(folder).items()}
     head, embedding = found.pop("lm_head.weight", None), found.get("wte.weight")

@@ -180,4 +180,4 @@ def _quantile(a: Float32) -> Float32:
     low, high = a[:, lower], a[:, upper]
     weight = np.float32(rank - lower)
     part, base = (weight, low) if weight < 0.5 else (weight - np.float32(1), high)
-    return (np.float64(part) * (high - low) + base).astype(np.float32)
+    return (np.float64(part) * (high - low).astype(np.float64) + base).astype(np.float32)

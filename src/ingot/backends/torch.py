@@ -33,7 +33,7 @@ from ingot.data.stream import IGNORED, Batch, mix
 from ingot.errors import ConfigError, DataError, RunError
 from ingot.generate.decode import Sampling, generate
 from ingot.model.registry import build
-from ingot.optim.groups import make_optimizers
+from ingot.optim.groups import facing_vocabulary, make_optimizers
 from ingot.optim.schedules import Rates
 from ingot.runtime.device import DTYPES, describe, peak_flops, pick_device, pick_precision
 from ingot.runtime.ranks import Ranks
@@ -87,12 +87,15 @@ class TorchBackend:
         self._compile = self.device.type == "cuda" if t.compile == "auto" else t.compile
         if t.gradient_checkpointing:
             checkpoint_blocks(self.model)
-        self._module = self._wrapped()
+        self._module = self._wrapped(nested=t.gradient_checkpointing or config.data.document_mask)
 
-    def _wrapped(self) -> nn.Module:
+    def _wrapped(self, nested: bool) -> nn.Module:
         """The module the step calls: compiled if asked, replicated if there are ranks to share with."""
         module: nn.Module = self.model
         if self._compile:
+            # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
+            # (masked attention, recomputed blocks) do not survive it.
+            torch._dynamo.config.optimize_ddp = not nested
             module = torch.compile(module)  # type: ignore[assignment]
         if self.ranks.world_size > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
@@ -117,7 +120,8 @@ class TorchBackend:
         if self.device.type == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
                 self._micro_batch = int(-self.group.maximum([-self._largest_micro_batch(batch)])[0])
-            self._attention = self.group.tell(self._fastest_attention(batch[: self._micro_batch]))
+            if batch.shape[1] == 2:  # document masks have a kernel of their own
+                self._attention = self.group.tell(self._fastest_attention(batch[: self._micro_batch]))
         if self.ranks.world_size > 1:
             # DDP reorders its buckets after the first step. Let it do so now: sums are then the same before and after a resume.
             self._accumulate(batch, int(np.count_nonzero(batch[:, 1] != IGNORED)))
@@ -331,7 +335,8 @@ class TorchBackend:
     def flops_per_token(self, seq_len: int) -> float:
         """Training FLOPs: six per weight that multiplies, twelve per layer, width and position of attention."""
         embeddings = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
-        idle = sum(m.weight.numel() for m in embeddings[1:])  # the position table; the first is the head too
+        tied = not facing_vocabulary(self.model)
+        idle = sum(m.weight.numel() for m in embeddings[tied:])  # looked up, not multiplied; the first is the head where tied
         width = embeddings[0].embedding_dim if embeddings else 0
         layers = len(getattr(self.model, "blocks", ()))
         return 6.0 * (self.parameters - idle) + 12.0 * layers * width * seq_len

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.doors.cli.data_convert import convert_command
+from ingot.doors.cli.data_download import download_command
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.output import print_json
 from ingot.doors.cli.progress import progress_bar
@@ -41,6 +43,8 @@ def register(app: typer.Typer) -> None:
     data.command("prepare")(prepare_command)
     data.command("verify")(verify_command)
     data.command("train-tokenizer")(train_tokenizer_command)
+    data.command("convert")(convert_command)
+    data.command("download")(download_command)
     app.add_typer(data, name="data", help="Prepare text for training, check prepared data, train a tokenizer.")
 
 

@@ -175,18 +175,25 @@ def _export_folder(source: Source, facts: dict[str, Any], dtype: str, output: Pa
 
 def _target(source: Source, output: Path | None, name: str, force: bool) -> Path:
     """Where the result goes, made sure of before anything is computed."""
-    if output is None and source.run is None:
-        raise ConfigError(f"{source.path} belongs to no run folder; say where the result goes with --output")
-    target = output if output is not None else source.run / "artifact" / name  # type: ignore[operator]
+    if output is None and source.run is not None:
+        output = source.run / "artifact" / name
+        output.parent.mkdir(exist_ok=True)
     if output is None:
-        target.parent.mkdir(exist_ok=True)
-    elif not target.parent.is_dir():
+        raise ConfigError(f"{source.path} belongs to no run folder; say where the result goes with --output")
+    check_target(output, name == "huggingface", force)
+    return output
+
+
+def check_target(target: Path, folder: bool, force: bool) -> None:
+    """Refuse a place where nothing can or should be written."""
+    if not target.parent.is_dir():
         raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}")
-    if name != "huggingface" and target.is_dir():
+    if target.is_dir() and not folder:
         raise ConfigError(f"{target} is a folder; give the name of a file in it")
     if target.exists() and not force:
         raise ConfigError(f"{target} exists; --force replaces it, --output writes elsewhere")
-    return target
+    if target.exists() and not (target.is_dir() if folder else target.is_file()):
+        raise ConfigError(f"{target} is something else than a {'folder' if folder else 'file'}, so it is not replaced")
 
 
 def _scores(source: Source, artifact: Path, data: str | None, device: str) -> dict[str, Any]:

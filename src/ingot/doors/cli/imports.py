@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ingot.doors.cli.export import Force
+from ingot.doors.cli.export import Force, check_target
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.output import print_columns, print_json
 from ingot.errors import CheckpointError, ConfigError, DataError
@@ -39,11 +40,8 @@ def import_command(
     from ingot.artifact.huggingface import read_gpt2
 
     target = output / artifact_name("none") if output.is_dir() else output
-    if target.exists() and not force:
-        raise ConfigError(f"{target} exists; --force replaces it")
-    if not target.parent.is_dir():
-        raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}")
-    folder = Path(name).expanduser()
+    check_target(target, False, force)
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if not folder.exists():
         folder = _fetched(name)
     records, settings = read_gpt2(folder)

@@ -1,0 +1,86 @@
+"""The number a run ends with is the number its checkpoint and its artifact have, read by programs that know nothing of the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from programs import Ingot, one_line, train_words
+
+EXACT = {"abs": 1e-6, "rel": 0}
+SHORT = {"training__max_steps": 8, "artifact__score": "true"}
+
+
+def said(program) -> dict:
+    return json.loads(program.stdout)
+
+
+@pytest.fixture
+def folding(ingot: Ingot, tmp_path: Path) -> Path:
+    """A data set whose tokenizer folds white space, so that text and pieces have different bytes."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i}  over   the hills and far away, {'so ' * (i % 7)}\n\n" for i in range(1500)))
+    ingot(
+        "data",
+        "train-tokenizer",
+        "--input",
+        text,
+        "--kind",
+        "sentencepiece",
+        "--vocab-size",
+        "300",
+        "--output",
+        tmp_path / "t.model",
+    )
+    ingot("data", "prepare", "--input", text, "--tokenizer", tmp_path / "t.model", "--output", tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("rule", ["text", "pieces"])
+def test_training_evaluation_and_an_unquantised_artifact_agree(ingot: Ingot, folding, tmp_path, rule):
+    run = tmp_path / "run"
+    trained = said(ingot(*train_words(folding, run, **SHORT, evaluation__bytes=rule), "--json"))
+    judged = said(ingot("eval", run, "--json"))
+    read = said(ingot("eval", "--artifact", run / "artifact" / "model.safetensors", "--json"))
+    assert trained["val_bpb"] == pytest.approx(trained["artifact_bpb"], **EXACT) == pytest.approx(judged["val_bpb"], **EXACT)
+    assert read["val_bpb"] == pytest.approx(judged["val_bpb"], **EXACT)
+    other = "val_bpb_pieces" if rule == "text" else "val_bpb_text"
+    assert trained["val_other"][other] == pytest.approx(judged[other], **EXACT)
+    assert (judged["val_bpb"] < judged[other]) == (rule == "text")  # the text has more bytes than its pieces
+
+
+def test_a_run_ends_with_the_score_of_its_quantised_artifact(ingot: Ingot, data, tmp_path):
+    run = tmp_path / "run"
+    words = {**SHORT, "artifact__quantiser": "int8", "artifact__codec": "lzma", "model__family": "golf", "model__kv_heads": 2}
+    trained = said(ingot(*train_words(data, run, **words), "--json"))
+    artifact = run / "artifact" / "model.ingot"
+    read = said(ingot("eval", "--artifact", artifact, "--json"))
+    assert (trained["artifact_path"], trained["artifact_bytes"]) == (str(artifact), artifact.stat().st_size)
+    assert read["artifact_bytes"] == trained["artifact_bytes"]
+    assert read["val_bpb"] == trained["artifact_bpb"] != trained["val_bpb"]
+    assert trained["artifact_bpb"] == pytest.approx(trained["val_bpb"], abs=0.01)
+
+
+def test_two_ranks_leave_one_artifact_with_one_score(ingot: Ingot, data, tmp_path):
+    run = tmp_path / "run"
+    trained = said(ingot(*train_words(data, run, **SHORT), "--nproc-per-node=2", "--json"))
+    assert trained["artifact_bpb"] == pytest.approx(trained["val_bpb"], abs=1e-5)
+
+
+def test_an_artifact_without_its_tokenizer_takes_it_from_the_data(ingot: Ingot, folding, data, tmp_path):
+    run = tmp_path / "run"
+    trained = said(ingot(*train_words(folding, run, **SHORT, artifact__tokenizer="false"), "--json"))
+    assert trained["artifact_bpb"] == pytest.approx(trained["val_bpb"], **EXACT)
+    artifact = run / "artifact" / "model.safetensors"
+    words = ["generate", artifact, "--tokens", "5", "--greedy"]
+    whole = ingot("generate", run, "--tokens", "5", "--greedy").stdout
+    assert ingot(*words, "--tokenizer", tmp_path / "t.model").stdout == whole
+    refused = ingot(*words, "--tokenizer", "byte", code=4)
+    assert "was exported without its tokenizer, and byte has another" in one_line(refused)
+
+
+def test_eval_wants_a_model_or_an_artifact(ingot: Ingot, reference):
+    for words in ([], [reference, "--artifact", reference / "artifact" / "model.safetensors"]):
+        assert "one of them" in one_line(ingot("eval", *words, code=2))
+    assert "there is no file" in one_line(ingot("eval", "--artifact", reference / "nowhere", code=4))
