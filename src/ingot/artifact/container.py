@@ -100,8 +100,10 @@ def read_artifact(path: Path) -> Weights:
         raise CheckpointError(f"there is no file {path}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error or 'it asks for more memory than there is'}") from None
+    except MemoryError:
+        raise CheckpointError(f"{path} cannot be read: it needs more memory than there is") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
@@ -193,7 +195,9 @@ def _opened(payload: memoryview) -> Weights:
     digest.update(payload[CHECKSUM.stop :])
     if bytes(payload[CHECKSUM]) != digest.hexdigest().encode():
         raise ValueError("its checksum does not match; it is damaged or another program wrote it anew")
-    facts = json.loads(metadata["ingot"])
+    facts = None
+    with suppress(ValueError, RecursionError):
+        facts = json.loads(metadata["ingot"])
     if not isinstance(facts, dict) or not isinstance(facts.get("dtypes"), dict) or not isinstance(facts.get("version"), int):
         raise ValueError("it does not say how to build the model")
     _check_version(facts["version"])

@@ -128,10 +128,10 @@ class TrainingSection(Section):
     gradient_checkpointing: bool = Field(
         False, description="Keep only block inputs and recompute the rest in the backward pass: less memory, a third more time."
     )
-    priming_steps: Count = Field(
-        0,
+    priming_steps: Count | Literal["auto"] = Field(
+        "auto",
         description="Steps taken and undone before the clock starts, so that compilation and cold caches are not paid from "
-        "the budget.",
+        "the budget. auto: 2 where the model is compiled, else none.",
     )
     output_dir: str | None = Field(
         None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run found there is continued."

@@ -31,6 +31,7 @@ Status = Literal["completed", "stopped"]
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
 LAST_STEPS = 20  # whose longest tells whether another one fits into the budget
+PRIMING_STEPS = 2  # of a compiled model: the second finds what the first left to compile
 OVERFLOWS_IN_A_ROW = 100  # fp16 gives up after this many steps without an update
 
 
@@ -92,13 +93,15 @@ class Trainer:
         buffer = self.backend.lend((len(share), self.rows.planes, self.rows.seq_len))
         first = read_portion(self.rows, self.progress.sample, self.config.rows_per_step, share, buffer)
         self.backend.prepare(first.batch, choices)
-        if not self.config.training.priming_steps:
+        asked = self.config.training.priming_steps
+        steps = (PRIMING_STEPS if self.backend.choices().get("compile") else 0) if asked == "auto" else asked
+        if not steps:
             return
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
-        for step in range(self.config.training.priming_steps):
+        for step in range(steps):
             self.backend.step(first.batch, first.targets, step, Rates(1.0, self.config.optimizer.muon_momentum)).result()
         self.backend.load(before)
-        self.reporter.message(f"primed with {self.config.training.priming_steps} steps")
+        self.reporter.message(f"primed with {steps} steps")
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
