@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -134,7 +135,7 @@ def load(
     try:
         settings, spec = facts["config"], facts["tokenizer"]
         if settings["model"]["family"] == "file":
-            settings["model"]["file"] = str(_model_file(source, settings["model"]["file"]))
+            settings["model"]["file"] = str(_model_file(source, facts))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{source} does not say how to build its model") from None
     config = load_config(python=settings, environment={}).config
@@ -156,10 +157,18 @@ def _tokenizer(source: Path, config: Config, facts: Mapping[str, Any], name: str
     return found
 
 
-def _model_file(source: Path, told: str) -> Path:
-    """The copy of a model of one's own that its run folder keeps, or the original."""
+def _model_file(source: Path, facts: Mapping[str, Any]) -> Path:
+    """The Python file of a model of one's own: the copy in its run folder or beside an artifact, unchanged.
+
+    A file may come from anybody, so an artifact never says which code on this machine is run.
+    """
     kept = [folder / MODEL_COPY for folder in list(source.resolve().parents)[:2]]
-    return next((file for file in kept if file.is_file()), Path(told))
+    file = next((file for file in kept if file.is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{source} holds a model of its own; put its Python file beside it as {MODEL_COPY}")
+    if hashlib.sha256(file.read_bytes()).hexdigest() != facts.get("model_file_sha256"):
+        raise CheckpointError(f"{file} is not the file that {source} was trained with; put that one there")
+    return file
 
 
 def generate(path: str | Path, prompt: str = "", *, which: str = "latest", device: str = "auto", **options: Any) -> str:

@@ -1,4 +1,4 @@
-"""The number a run ends with is the number its checkpoint and its artifact have, read by programs that know nothing of the run."""
+"""The score a run ends with is that of its checkpoint and of its artifact, read by programs that know nothing of the run."""
 
 from __future__ import annotations
 

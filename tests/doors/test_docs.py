@@ -31,7 +31,7 @@ from ingot.train.session import FIXED, MODEL_COPY
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?ingot\s|torchrun .*-m ingot\s")
-FILES = ("py", "safetensors")  # `model.py` is a file and no setting
+FILES = ("py", "safetensors", "ingot")  # `model.py` is a file and no setting
 
 
 def fences(page: Path) -> list[tuple[str, str]]:
@@ -113,7 +113,7 @@ def test_every_command_in_a_document_parses(page: Path, desk: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["ingot trian", "ingot recipes shw", "ingot train --recipe dmo", "ingot train --recipe demo --model.wdth 3", "ingot eval"],
+    ["ingot trian", "ingot recipes shw", "ingot train --recipe dmo", "ingot train --recipe demo --model.wdth 3", "ingot generate"],
 )
 def test_a_wrong_command_would_be_noticed(command: str, desk: Path) -> None:
     with pytest.raises((IngotError, main.UsageError)):

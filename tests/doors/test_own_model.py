@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
-from programs import Ingot, checkpoints, losses, outcome, progress, state, train_words
+from programs import Ingot, checkpoints, losses, one_line, outcome, progress, state, train_words
 
 import ingot as package
 
@@ -66,3 +66,20 @@ def test_a_model_of_ones_own_trains_resumes_is_judged_and_writes_from_its_run_fo
     judged = json.loads(ingot("eval", checkpoints(run)[12], "--json").stdout)
     assert abs(judged["val_bpb"] - progress(run)["val_bpb"]) < 1e-6
     assert state(run)["status"] == "completed"
+
+
+def test_an_artifact_never_says_which_code_is_run(ingot: Ingot, data, tmp_path):
+    """The Python file of a model lies beside its artifact, unchanged; a path inside the artifact is not followed."""
+    run = tmp_path / "run"
+    (tmp_path / "mine.py").write_text(MODEL)
+    ingot(*train_words(data, run, training__max_steps=2, model__file=tmp_path / "mine.py"))
+    moved = tmp_path / "elsewhere" / "deep" / "model.safetensors"
+    moved.parent.mkdir(parents=True)
+    moved.write_bytes((run / "artifact" / "model.safetensors").read_bytes())
+    words = ["generate", moved, "--tokens", "2"]
+    assert "put its Python file beside it as model.py" in one_line(ingot(*words, code=4))
+    (moved.parent / "model.py").write_text(MODEL + "\nopen('ran', 'w')\n")
+    assert "is not the file that" in one_line(ingot(*words, code=4))
+    assert not list(tmp_path.rglob("ran"))
+    (moved.parent / "model.py").write_text(MODEL)
+    assert ingot(*words).stdout == ingot("generate", run, "--tokens", "2").stdout

@@ -68,7 +68,7 @@ def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress
 
 def decompress(codec: str, data: memoryview, size: int) -> bytes:
     """Exactly `size` bytes; ValueError where the data unfolds into less, more or nothing."""
-    damage: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, EOFError, MemoryError)
+    damage: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, EOFError)
     if codec in MODULES:
         damage += (getattr(_module(codec), "ZstdError" if codec == "zstd" else "error"),)
     try:

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.codecs import check_codec
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
 from ingot.artifact.scoring import score_in_fresh_process
 from ingot.backends.base import Backend
@@ -22,7 +23,7 @@ from ingot.data.dataset import Dataset
 from ingot.data.samples import open_dataset
 from ingot.data.sampling import make_rows
 from ingot.data.stream import Rows
-from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost
+from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runs.report import Chorus, LineReporter, Reporter
@@ -97,7 +98,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
         status = trainer.run(shutdown)
         if backend.maximum([shutdown.requested])[0]:
             status = "stopped"  # asked for after the last step: what is left can be done by the next session
-        result = _finish(trainer, status)
+        result = _finish(trainer, status, shutdown)
         reporter.end(result)
         backend.close()  # not after a failure: the other ranks would be gone before this one has said why
     return result
@@ -111,6 +112,8 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
             "use fewer ranks or raise training.tokens_per_step"
         )
     dataset = open_dataset(config.data.path, config.data.tokenizer)
+    if config.artifact.write:
+        check_codec(config.artifact.codec)  # now, not after hours of training
     if config.evaluation.sample_tokens:
         prompt_ids(dataset.tokenizer, config.evaluation.sample_prompt)
     if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
@@ -225,7 +228,7 @@ def _begin_facts(config: Config, dataset: Dataset, backend: Backend, desk: Desk 
     return {**facts, "resumed_at": f"step {progress.step}"} if progress.step else facts
 
 
-def _finish(trainer: Trainer, status: Status) -> TrainingResult:
+def _finish(trainer: Trainer, status: Status, shutdown: Shutdown) -> TrainingResult:
     """Judge and export a completed run, and say how it went."""
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
     artifact, artifact_bpb = None, None
@@ -237,7 +240,7 @@ def _finish(trainer: Trainer, status: Status) -> TrainingResult:
         if desk is not None and config.artifact.write:
             artifact = _export(trainer, desk.folder)
             if has_text and config.artifact.score:
-                artifact_bpb = _score(trainer, artifact.path)
+                artifact_bpb = _score(trainer, artifact.path, shutdown)
     steps = saved_steps(desk.folder.checkpoints) if desk is not None else {}
     if desk is not None:
         desk.heartbeat.update(status=status)
@@ -276,8 +279,14 @@ def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     return report
 
 
-def _score(trainer: Trainer, path: Path) -> float:
+def _score(trainer: Trainer, path: Path, shutdown: Shutdown) -> float | None:
     """The bits per byte of the file that was written, by a process that knows nothing but the file."""
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
-    return float(score_in_fresh_process(path, None, trainer.config.training.device)["val_bpb"])
+    try:
+        return float(score_in_fresh_process(path, None, trainer.config.training.device)["val_bpb"])
+    except RunError:
+        if not shutdown.requested:
+            raise
+    trainer.reporter.message(f"{path} was not scored: interrupted; score it with: ingot eval --artifact {path}")
+    return None
