@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class EvaluationReport:
     bytes: int
     seconds: float
     best: bool
-    other: dict[str, float]  # val_bpb by the other count of bytes, where there are two
+    other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
 
 
 class Reporter:
