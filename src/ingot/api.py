@@ -52,6 +52,7 @@ class LoadedModel:
     config: Config
     device: torch.device
     source: Path
+    names_data: bool = True  # whether it knows a text that it was trained on
 
     def stream(
         self,
@@ -64,7 +65,7 @@ class LoadedModel:
         seed: int = 1337,
         use_cache: bool = True,
     ) -> Iterator[str]:
-        """Yield the continuation of a prompt piece by piece."""
+        """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
         import torch
 
         from ingot.generate.decode import Sampling, generate
@@ -73,11 +74,15 @@ class LoadedModel:
         if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
             raise ConfigError("tokens, temperature and top_k must be 0 or more, and top_p above 0 and at most 1")
         start = torch.tensor([prompt_ids(self.tokenizer, prompt)], device=self.device)
-        decoder = StreamDecoder(self.tokenizer, at_start=not prompt)
         sampling = Sampling(temperature, top_k, top_p, seed)
-        for token in islice(generate(self.model, start, sampling, self.tokenizer.vocab_size, use_cache), tokens):
-            yield decoder.push(token.tolist())
-        yield decoder.finish()
+
+        def pieces() -> Iterator[str]:
+            decoder = StreamDecoder(self.tokenizer, at_start=not prompt)
+            for token in islice(generate(self.model, start, sampling, self.tokenizer.vocab_size, use_cache), tokens):
+                yield decoder.push(token.tolist())
+            yield decoder.finish()
+
+        return pieces()
 
     def generate(self, prompt: str = "", **options: Any) -> str:
         """The prompt and its continuation; options as in `stream`."""
@@ -93,6 +98,8 @@ class LoadedModel:
         from ingot.runtime.device import DTYPES, pick_precision
 
         section = self.config.data
+        if data is None and not self.names_data:
+            raise ConfigError(f"{self.source} was not trained here and names no text; say what to score it on with --data DIR")
         dataset = open_dataset(data or section.path, None if data else section.tokenizer)
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise DataError(f"{data or section.path} was prepared with another tokenizer than {self.source} was trained with")
@@ -121,8 +128,10 @@ def load(
 
     An artifact that was exported without its tokenizer takes it from `tokenizer`, a name or file, or from the folder `data`.
     """
+    import torch
+
     from ingot.backends.torch import build_model
-    from ingot.backends.torch_state import load_model
+    from ingot.backends.torch_state import check_fits, load_model
     from ingot.runtime.device import pick_device
 
     path = Path(path)
@@ -134,35 +143,48 @@ def load(
         tensors, facts, source = checkpoint.weights, checkpoint.progress, checkpoint.path
     try:
         settings, spec = facts["config"], facts["tokenizer"]
+        if not isinstance(spec, dict | None):
+            raise TypeError
         if settings["model"]["family"] == "file":
-            settings["model"]["file"] = str(_model_file(source, facts))
+            settings["model"]["file"] = str(model_file(source, facts))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{source} does not say how to build its model") from None
     config = load_config(python=settings, environment={}).config
-    ids = from_spec(spec) if spec is not None else _tokenizer(source, config, facts, tokenizer, data)
+    ids = _tokenizer(source, config, facts, tokenizer, data)
     chosen = pick_device(device)
+    if config.model.family != "file":
+        # Before memory is taken: settings that a stranger wrote may ask for any size.
+        if config.model.layers > len(tensors):
+            raise CheckpointError(f"{source} has fewer tensors than model.layers={config.model.layers:,} needs; it is damaged")
+        with torch.device("meta"):
+            check_fits(build_model(config, ids.vocab_size), tensors, str(source))
     model = build_model(config, ids.vocab_size).to(chosen)
     load_model(model, tensors, str(source))
-    return LoadedModel(model.eval(), ids, config, chosen, source)
+    return LoadedModel(model.eval(), ids, config, chosen, source, facts.get("data_fingerprint") is not None)
 
 
 def _tokenizer(source: Path, config: Config, facts: Mapping[str, Any], name: str | None, data: str | None) -> Tokenizer:
-    """The tokenizer of a model that came without it: the one that is named, or that of the data."""
+    """The tokenizer that came with a model; of one that came without, the one that is named or that of the data."""
+    own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
+    if own is not None and name is None:
+        return own
     try:
         found = open_tokenizer(name) if name else open_dataset(data or config.data.path, config.data.tokenizer).tokenizer
     except DataError as error:
         raise CheckpointError(f"{source} was exported without its tokenizer, and it is not found: {error}") from None
-    if found.fingerprint() != facts.get("tokenizer_fingerprint"):
-        raise CheckpointError(f"{source} was exported without its tokenizer, and {name or data or config.data.path} has another")
+    if found.fingerprint() != (own.fingerprint() if own is not None else facts.get("tokenizer_fingerprint")):
+        was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
+        raise CheckpointError(f"{source} {was}, and {name or data or config.data.path} is or has another")
     return found
 
 
-def _model_file(source: Path, facts: Mapping[str, Any]) -> Path:
+def model_file(source: Path, facts: Mapping[str, Any]) -> Path:
     """The Python file of a model of one's own: the copy in its run folder or beside an artifact, unchanged.
 
     A file may come from anybody, so an artifact never says which code on this machine is run.
     """
-    kept = [folder / MODEL_COPY for folder in list(source.resolve().parents)[:2]]
+    folder = source.resolve().parent
+    kept = [folder / MODEL_COPY, *([folder.parent / MODEL_COPY] if folder.name in ("artifact", "checkpoints") else [])]
     file = next((file for file in kept if file.is_file()), None)
     if file is None:
         raise CheckpointError(f"{source} holds a model of its own; put its Python file beside it as {MODEL_COPY}")

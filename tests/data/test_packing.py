@@ -28,8 +28,12 @@ class Documents:
 
 def read(rows, first, count):
     batch = np.full((count, rows.planes, rows.seq_len), -7, np.int32)
-    rows.fill(range(first, first + count), batch)
+    rows.read(range(first, first + count), range(count), batch)
     return batch
+
+
+def count_targets(rows, first, count):
+    return rows.read(range(first, first + count), range(0), np.empty((0, rows.planes, rows.seq_len), np.int32))
 
 
 def epoch_length(rows, epoch=0):
@@ -65,7 +69,7 @@ def test_labels_where_documents_end_with_a_mark():
     assert tokens == [1, 2, 9, 3, 4, 9, 0]
     assert targets == [2, 9, IGNORED, 4, 9, IGNORED, IGNORED]
     assert documents == [0, 0, 0, 1, 1, 1, 2]
-    assert rows.targets(range(1)) == 4
+    assert count_targets(rows, 0, 1) == 4
 
 
 def test_labels_where_documents_begin_with_a_mark():
@@ -101,7 +105,7 @@ def test_every_token_is_read_once_per_epoch_with_its_own_successor(lengths, seq_
         batch = read(rows, first, count)
         used = batch[:, 0] != 0
         assert sorted(zip(batch[:, 0][used].tolist(), batch[:, 1][used].tolist(), strict=True)) == expected
-        assert rows.targets(range(first, first + count)) == np.count_nonzero(batch[:, 1] != IGNORED)
+        assert count_targets(rows, first, count) == np.count_nonzero(batch[:, 1] != IGNORED)
 
 
 def test_a_row_does_not_depend_on_what_was_asked_before():
@@ -110,6 +114,18 @@ def test_a_row_does_not_depend_on_what_was_asked_before():
     other = PackedRows(documents, 16, 3, BOS)
     for first in (2000, 0, 1999, 700, 2499):
         assert np.array_equal(read(other, first, 1), straight[first : first + 1])
+
+
+def test_a_step_of_many_blocks_is_planned_once(monkeypatch):
+    documents = Documents([[BOS, 10]] * 40_000)  # 256 rows of 8 documents: two blocks for a step
+    planned = []
+    monkeypatch.setattr("ingot.data.packing.best_fit", lambda *given: planned.append(1) or best_fit(*given))
+    rows = PackedRows(documents, 16, 3, BOS)
+    for step in range(9):
+        read(rows, step * 512, 512)
+        rows.epoch((step + 1) * 512)
+    assert len(planned) <= 9 * 4 + 1
+    assert len(rows._kept) <= 6
 
 
 def test_rows_are_not_sorted_by_length():

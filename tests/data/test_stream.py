@@ -180,7 +180,7 @@ class Given:
 
 def rows_at(split, seq_len, *starts):
     batch = np.empty((len(starts), 2, seq_len), np.int32)
-    Windows(split, Given(*starts), seq_len).fill(range(len(starts)), batch)
+    Windows(split, Given(*starts), seq_len).read(range(len(starts)), range(len(starts)), batch)
     return batch
 
 
@@ -199,7 +199,8 @@ def test_a_window_that_reaches_the_end_goes_on_at_the_start(split):
 
 
 def test_windows_have_a_target_for_every_token(split):
-    assert Windows(split, Shuffle(1000, 20, 0), 20).targets(range(7, 12)) == 100
+    rows = Windows(split, Shuffle(1000, 20, 0), 20)
+    assert rows.read(range(7, 12), range(1, 3), np.empty((2, 2, 20), np.int32)) == 100
 
 
 # -- golf's stream -------------------------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def test_the_stream_begins_again_behind_its_end():
 def test_rows_of_the_stream_wrap_into_its_start(split):
     rows = Windows(split, Stream(1000, 20, rows=5, spans=1), 20)
     batch = np.empty((5, 2, 20), np.int32)
-    rows.fill(range(45, 50), batch)  # the tenth step: 9 * 101 = 909
+    rows.read(range(45, 50), range(5), batch)  # the tenth step: 9 * 101 = 909
     assert batch[:, 0].ravel().tolist() == [*range(909, 1000), *range(9)]
     assert batch[-1, 1].tolist()[-1] == 9
 

@@ -12,6 +12,8 @@ import torch
 from programs import DEMO, Ingot, checkpoints, losses, progress
 
 import ingot as package
+from ingot.artifact.container import read_artifact, write_artifact
+from ingot.errors import CheckpointError, DataError
 
 PYTHON = """
 import dataclasses, json, sys
@@ -104,3 +106,52 @@ def test_a_damaged_artifact_is_refused(reference, tmp_path):
     damaged.write_bytes((reference / "artifact" / "model.safetensors").read_bytes()[:-8])
     with pytest.raises(package.CheckpointError, match=str(damaged)):
         package.load(damaged)
+
+
+HOSTILE = [
+    ({"vocab_size": 2**40}, "has shape"),
+    ({"width": 2**20}, "has shape"),
+    ({"layers": 10**9}, "has fewer tensors than model.layers=1,000,000,000 needs"),
+    ({"context": 2**38}, "has shape"),
+]
+
+
+@pytest.mark.parametrize(("lie", "said"), HOSTILE, ids=["vocabulary", "width", "layers", "context"])
+def test_an_artifact_that_asks_for_the_moon_is_refused_before_memory_is_taken(reference, tmp_path, lie, said):
+    good = read_artifact(reference / "artifact" / "model.safetensors")
+    model = {**good.facts["config"]["model"], **lie}
+    facts = {**good.facts, "config": {**good.facts["config"], "model": model}}
+    write_artifact(tmp_path / "hostile", good.tensors.values(), facts, "none", "none")
+    with pytest.raises(CheckpointError, match=said):
+        package.load(tmp_path / "hostile")
+
+
+@pytest.mark.parametrize("spec", ["byte", ["byte"], 3])
+def test_an_artifact_whose_tokenizer_is_none_is_refused(reference, tmp_path, spec):
+    good = read_artifact(reference / "artifact" / "model.safetensors")
+    write_artifact(tmp_path / "hostile", good.tensors.values(), {**good.facts, "tokenizer": spec}, "none", "none")
+    with pytest.raises(CheckpointError, match="does not say how to build its model"):
+        package.load(tmp_path / "hostile")
+
+
+def test_numbers_of_another_kind_are_refused(reference, tmp_path):
+    good = read_artifact(reference / "artifact" / "model.safetensors")
+    tensors = [dataclasses.replace(r, dtype="I32") if r.name.endswith("ln_f.weight") else r for r in good.tensors.values()]
+    write_artifact(tmp_path / "hostile", tensors, good.facts, "none", "none")
+    with pytest.raises(CheckpointError, match="holds I32 numbers and the model F32"):
+        package.load(tmp_path / "hostile")
+
+
+def test_another_tokenizer_than_the_models_own_is_refused(reference):
+    with pytest.raises(CheckpointError, match="has its tokenizer, and gpt2 is or has another"):
+        package.load(reference, tokenizer="gpt2")
+
+
+def test_the_coldest_temperature_is_greedy(reference):
+    model = package.load(reference)
+    assert model.generate("abc", tokens=20, temperature=1e-40) == model.generate("abc", tokens=20, temperature=0.0)
+
+
+def test_a_prompt_that_cannot_be_encoded_is_told_before_anything_is_written(reference):
+    with pytest.raises(DataError):
+        package.load(reference).stream("\udcff")

@@ -60,11 +60,21 @@ def test_a_file_over_the_limit_is_kept_scored_and_told_with_what_would_fit(ingot
 def test_the_way_that_is_said_to_fit_does(call, run):
     first = call("export", run, "--quantiser", "none", "--codec", "none", "--limit", 150_000, "--no-score", "--json")
     way = json.loads(first.stdout)["would_fit"]
-    words = ("--quantiser", way["quantiser"], "--codec", way["codec"], "--limit", 150_000, "--no-score", "--json")
+    words = (*way["options"].split(), "--limit", 150_000, "--no-score", "--json")
     second = json.loads(call("export", run, *words, "--force").stdout)
     assert isinstance(first.exception, RunError)
     assert second["bytes"] == way["bytes"] <= 150_000
     assert second["fits"]
+
+
+def test_what_fits_is_the_least_lossy_way_whatever_was_asked(call, run):
+    for quantiser in ("none", "int8-golf"):
+        words = ("--quantiser", quantiser, "--codec", "none", "--limit", 150_000, "--no-score", "--json", "--force")
+        way = json.loads(call("export", run, *words).stdout)["would_fit"]["options"]
+        assert way.startswith("--quantiser int8 ")
+    wide = ("--quantiser", "int8-golf", "--codec", "none", "--limit", 230_000, "--no-score", "--json", "--force")
+    found = json.loads(call("export", run, *wide).stdout)
+    assert found.get("fits") or found["would_fit"]["options"].startswith("--quantiser none --dtype")
 
 
 def test_a_limit_that_nothing_meets_names_the_smallest(call, run):
@@ -136,7 +146,7 @@ def test_one_checkpoint_and_another_artifact_can_be_exported(call, run, tmp_path
         (["--which", "worst"], r"choose latest or best"),
         (["--output", "nowhere/at/all"], r"there is no folder nowhere/at"),
         (["--output", "."], r"is a folder; give the name of a file in it"),
-        (["--format", "huggingface", "--codec", "lzma"], r"has neither quantiser nor codec"),
+        (["--format", "huggingface", "--codec", "lzma"], r"has no quantiser and no codec"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(call, run, words, match):

@@ -24,10 +24,12 @@ class WeightAverage:
         self._kept: list[Tensor] = []  # the weights themselves, while the average is in their place
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Move towards the weights as they are after this step, counted from 0."""
+    def update(self, step: int, skip: Tensor) -> None:
+        """Move towards the weights as they are after this step, counted from 0, unless it was skipped."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._average, [p.detach().float() for p in self._weights], 1 - decay)
+        way = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
+        torch._foreach_mul_(way, (1 - decay) * (1 - skip.float()))
+        torch._foreach_add_(self._average, way)
 
     @torch.no_grad()
     def show(self) -> None:

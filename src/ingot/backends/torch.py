@@ -71,6 +71,9 @@ class TorchBackend:
         self._asked_micro_batch = t.micro_batch
         self._vocab_size = vocab_size
         self._own_model = config.model.family == "file"
+        dropout = bool(config.model.model_dump().get("dropout")) and not self._own_model
+        if self.device.type == "cuda" and config.data.document_mask and dropout:
+            raise ConfigError("data.document_mask knows no dropout on a GPU; set model.dropout=0")
         self.group = Collectives(ranks, self.device)
         self.maximum, self.total, self.tell, self.close = self.group.maximum, self.group.total, self.group.tell, self.group.close
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
@@ -249,7 +252,7 @@ class TorchBackend:
                 optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
             optimizer.step()
         if self._average is not None:
-            self._average.update(step)
+            self._average.update(step, skip)
 
     def _show(self, average: bool) -> None:
         """Let the model hold the average of the weights, or the weights themselves."""

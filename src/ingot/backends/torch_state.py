@@ -47,7 +47,14 @@ def model_records(model: nn.Module) -> list[TensorRecord]:
 @torch.no_grad()
 def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> None:
     """Copy records into a model; every tensor must be there, with its shape."""
+    for value, source in check_fits(model, records, where):
+        value.copy_(tensor(source))
+
+
+def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> list[tuple[Tensor, TensorRecord]]:
+    """Every tensor of a model with its record; CheckpointError names what is missing, unknown or of another shape or kind."""
     seen: dict[int, str] = {}
+    pairs = []
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) in seen:
             continue
@@ -57,9 +64,12 @@ def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str
             raise CheckpointError(f"{where} has no tensor {name}; it belongs to another model")
         if source.shape != tuple(value.shape):
             raise CheckpointError(f"{where}: {name} has shape {list(source.shape)} and the model {list(value.shape)}")
-        value.copy_(tensor(source))
+        if DTYPES[source.dtype].is_floating_point != value.dtype.is_floating_point:
+            raise CheckpointError(f"{where}: {name} holds {source.dtype} numbers and the model {NAMES[value.dtype]}")
+        pairs.append((value, source))
     if unknown := sorted(set(records) - set(seen.values())):
         raise CheckpointError(f"{where} has a tensor {unknown[0]} that the model does not; it belongs to another model")
+    return pairs
 
 
 def optimizer_records(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]) -> list[TensorRecord]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -108,9 +109,8 @@ def _refuse_other_formats(path: Path) -> None:
     if not path.is_dir():
         Dataset.open(path)  # which says what the file is, or that there is none
     if (found := detect(path)) != "shards":
-        raise DataError(
-            f"{path} holds tokens in the format {found}; make it a prepared folder with: ingot data convert {path} --to ingot"
-        )
+        command = f"ingot data convert {shlex.quote(str(path))} --to ingot --output DIR"
+        raise DataError(f"{path} holds tokens in the format {found}; make it a prepared folder with: {command}")
 
 
 def _prepared(path: Path, name: str | None) -> Folder:
@@ -119,8 +119,10 @@ def _prepared(path: Path, name: str | None) -> Folder:
         record = json.loads(file.read_bytes())
         manifest = Manifest.model_validate(record, strict=True)
     except (ValueError, RecursionError) as error:
-        what = error.errors()[0] if isinstance(error, ValidationError) else {}
-        reason = f"{'.'.join(map(str, what['loc']))}: {what['msg']}" if what else str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         finding = Finding("dataset-json", str(file), f"cannot be understood: {reason}", AGAIN)
         shards = [shard for split in SPLITS for shard in sorted(path.glob(f"{split}_*.bin"))]
         return _bare(path, shards, name, [finding])
@@ -182,13 +184,10 @@ def _bare(path: Path, shards: list[Path], name: str | None, findings: list[Findi
     folder = Folder(path, None, findings=findings or [])
     if name is None and known is None and not findings:
         raise ConfigError(f"{path} does not say what its tokens stand for; give --tokenizer (gpt2, a .model, tokenizer.json)")
-    if name or known:
-        try:
-            folder.tokenizer = open_tokenizer(name or str(known))
-        except DataError as error:
-            folder.findings.append(_tokenizer_finding(name or str(known), error))
-    if name and known and known.exists() and Path(name).exists() and Path(name).read_bytes() != known.read_bytes():
-        problem = f"was made with {known.name} by {path.resolve().parent.parent / PUBLISHED}, and {name} is another tokenizer"
+    opened = {one: _open_tokenizer(folder, one) for one in (name, known) if one}
+    folder.tokenizer = opened.get(name or known or "")
+    if name and known and (mine := opened[name]) and (told := opened[known]) and mine.fingerprint() != told.fingerprint():
+        problem = f"was made with {known} by its {PUBLISHED}, and {name} is another tokenizer"
         folder.findings.append(Finding("tokenizer-mismatch", str(path), problem, f"give --tokenizer {known}"))
     for split in SPLITS:
         paths = [shard for shard in shards if bool(VALIDATION.search(shard.stem.lower())) == (split == "val")]
@@ -199,8 +198,16 @@ def _bare(path: Path, shards: list[Path], name: str | None, findings: list[Findi
     return folder
 
 
-def _published(path: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The tokenizer and the counts that the manifest.json of published data gives for a folder of it; nothing if it gives none."""
+def _open_tokenizer(folder: Folder, name: str) -> Tokenizer | None:
+    try:
+        return open_tokenizer(name)
+    except DataError as error:
+        folder.findings.append(_tokenizer_finding(name, error))
+        return None
+
+
+def _published(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """The tokenizer and the counts that the manifest.json of published data gives for a folder of it, if it does."""
     folder = Path(os.path.abspath(path))  # noqa: PTH100 (a data folder may be a link to another disk)
     root = folder.parent.parent
     try:
@@ -208,11 +215,12 @@ def _published(path: Path) -> tuple[Path | None, dict[str, Any]]:
         entry = next(entry for entry in manifest["datasets"] if entry["name"] == folder.name)
         paired = next(one for one in manifest["tokenizers"] if one["name"] == entry["tokenizer_name"])
         file = root / str(paired.get("model_path") or paired["path"])
-        stats = entry.get("stats")
+        stats = entry["stats"] if isinstance(entry.get("stats"), dict) else {}
+        if "byte" in str(paired.get("kind")):
+            return "byte", stats
+        return str(file) if file.is_file() and file.resolve().is_relative_to(root.resolve()) else None, stats
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
         return None, {}
-    inside = file.resolve().is_relative_to(root.resolve())
-    return file if inside and file.suffix == ".model" else None, stats if isinstance(stats, dict) else {}
 
 
 def _split(

@@ -8,7 +8,7 @@ Everything is numpy over blocks of tokens, because decoding billions of tokens o
 from __future__ import annotations
 
 import unicodedata
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ APART = 0xE3  # first UTF-8 byte of U+3000 and above
 QUOTES = 0xE2  # with 0x80 or 0x81 behind it: U+2000 to U+207F, which are spaces, dashes and quotes
 LONGEST = 64  # bytes of a word; a longer run of letters is several
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
+ASCII = bytes(ord(chr(b).lower()) if chr(b).isalnum() else BETWEEN for b in range(0x80)) + bytes(range(0x80, 0x100))
 MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
 
@@ -61,6 +62,12 @@ class Speller:
         return letters, ends
 
 
+@lru_cache(maxsize=2)
+def speller_of(tokenizer: Tokenizer) -> Speller:
+    """The speller of a tokenizer; it is asked for again and again, and a large vocabulary takes half a second."""
+    return Speller(tokenizer)
+
+
 def shingles(words: Hashes, firsts: Places, count: int) -> tuple[Hashes, Places]:
     """The hash of each run of `count` words inside one document, and its first word; `firsts` are those of the documents."""
     hashes = _runs(words, count)
@@ -83,12 +90,10 @@ def _runs(words: Hashes, count: int) -> Hashes:
 
 def _spelled(piece: bytes) -> bytes:
     """A piece with zeros for what is not in a word, and in front of characters that are words of their own."""
-    ascii_folded = bytes(_lower(byte) for byte in piece) or bytes([BETWEEN])
-    return b"".join(bytes([BETWEEN, byte] if byte >= APART else [byte]) for byte in ascii_folded)
-
-
-def _lower(byte: int) -> int:
-    return byte if byte >= 0x80 else ord(chr(byte).lower()) if chr(byte).isalnum() else BETWEEN
+    piece = piece.translate(ASCII) or bytes([BETWEEN])
+    if max(piece) < APART:
+        return piece
+    return b"".join(bytes([BETWEEN, byte] if byte >= APART else [byte]) for byte in piece)
 
 
 @cache

@@ -22,7 +22,6 @@ from ingot.data.stream import IGNORED, Batch, mix, permuted
 from ingot.errors import DataError
 
 BLOCK = 1024  # documents that are fitted together: 98 to 99% of the places are then filled
-KEPT_BLOCKS = 4
 
 
 class Piece(NamedTuple):
@@ -58,28 +57,32 @@ class PackedRows:
         self._lock = threading.Lock()  # the loop and the thread that reads ahead both ask
 
     def epoch(self, sample: int) -> int:
-        return self._block(sample).epoch
+        with self._lock:
+            return self._block(sample).epoch
 
-    def targets(self, samples: range) -> int:
-        return sum(self._targets(piece) for sample in samples for piece in self._row(sample))
+    def read(self, samples: range, share: range, batch: Batch) -> int:
+        with self._lock:
+            self._forget(samples.start)
+            rows = [self._row(sample) for sample in samples]
+        for line, pieces in zip(batch, rows[share.start : share.stop], strict=True):
+            self._fill(line, pieces)
+        return sum(self._targets(piece) for pieces in rows for piece in pieces)
 
-    def fill(self, samples: range, batch: Batch) -> None:
-        for line, sample in zip(batch, samples, strict=True):
-            line[0], line[1], at = 0, IGNORED, 0
-            pieces = self._row(sample)
+    def _fill(self, line: Batch, pieces: list[Piece]) -> None:
+        line[0], line[1], at = 0, IGNORED, 0
+        if self.planes == 3:
+            line[2] = len(pieces)  # padding sees itself alone
+        for number, piece in enumerate(pieces):
+            here = slice(at, at + piece.length)
+            # One token more than the piece, unless its document ends: the target of the last.
+            tokens = self._split.read(piece.start, piece.start + piece.length + (not piece.ends))
+            line[0, here] = tokens[: piece.length]
+            line[1, at : at + len(tokens) - 1] = tokens[1:]
+            if piece.ends and self._bos is not None:
+                line[1, here.stop - 1] = self._bos
             if self.planes == 3:
-                line[2] = len(pieces)  # padding sees itself alone
-            for number, piece in enumerate(pieces):
-                here = slice(at, at + piece.length)
-                # One token more than the piece, unless its document ends: the target of the last.
-                tokens = self._split.read(piece.start, piece.start + piece.length + (not piece.ends))
-                line[0, here] = tokens[: piece.length]
-                line[1, at : at + len(tokens) - 1] = tokens[1:]
-                if piece.ends and self._bos is not None:
-                    line[1, here.stop - 1] = self._bos
-                if self.planes == 3:
-                    line[2, here] = number
-                at = here.stop
+                line[2, here] = number
+            at = here.stop
 
     def _targets(self, piece: Piece) -> int:
         return piece.length - (piece.ends and self._bos is None)
@@ -89,13 +92,17 @@ class PackedRows:
         return block.rows[sample - block.first]
 
     def _block(self, sample: int) -> Block:
-        """The block of a sample; a sample far ahead is reached by planning all before it, a million documents in seconds."""
-        with self._lock:
-            if self._kept and sample < self._kept[0].first:
-                self._blocks, self._kept = self._plan(), []
-            while not self._kept or sample >= self._kept[-1].first + len(self._kept[-1].rows):
-                self._kept = [*self._kept[1 - KEPT_BLOCKS :], next(self._blocks)]
-            return next(block for block in reversed(self._kept) if sample >= block.first)
+        """The block of a sample; one far ahead is reached by planning all before it, a million documents in seconds."""
+        while not self._kept or sample >= self._kept[-1].first + len(self._kept[-1].rows):
+            self._kept.append(next(self._blocks))
+        return next(block for block in reversed(self._kept) if sample >= block.first)
+
+    def _forget(self, sample: int) -> None:
+        """Drop the blocks before a sample, but not the last: it says where the plan stands, which goes back by beginning anew."""
+        if self._kept and sample < self._kept[0].first:
+            self._blocks, self._kept = self._plan(), []
+        while len(self._kept) > 1 and sample >= self._kept[1].first:
+            del self._kept[0]
 
     def _plan(self) -> Iterator[Block]:
         """The blocks of epoch after epoch."""

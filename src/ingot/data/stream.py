@@ -33,11 +33,8 @@ class Rows(Protocol):
     @property
     def seq_len(self) -> int: ...
 
-    def fill(self, samples: range, batch: Batch) -> None:
-        """Write the rows of these sample numbers."""
-
-    def targets(self, samples: range) -> int:
-        """How many targets they have, without reading them."""
+    def read(self, samples: range, share: range, batch: Batch) -> int:
+        """Write those of the samples whose places are in `share`, and say how many targets all of them have."""
 
     def epoch(self, sample: int) -> int:
         """How many times the data had been read completely before this sample."""
@@ -133,17 +130,16 @@ class Windows:
     def epoch(self, sample: int) -> int:
         return self.order.epoch(sample)
 
-    def targets(self, samples: range) -> int:
-        return len(samples) * self.seq_len
-
-    def fill(self, samples: range, batch: Batch) -> None:
-        starts = self.order.starts(np.arange(samples.start, samples.stop, dtype=np.uint64))
+    def read(self, samples: range, share: range, batch: Batch) -> int:
+        mine = samples[share.start : share.stop]
+        starts = self.order.starts(np.arange(mine.start, mine.stop, dtype=np.uint64))
         window = np.empty(self.seq_len + 1, np.int32)
         for row, start in zip(batch, starts.tolist(), strict=True):
             self._read(start, window)
             row[0], row[1] = window[:-1], window[1:]
             if self.documents:
                 row[2] = document_numbers(self.split, start, self.seq_len)
+        return len(samples) * self.seq_len
 
     def _read(self, start: int, out: NDArray[np.int32]) -> None:
         stop = min(start + len(out), self.split.tokens)
@@ -263,5 +259,5 @@ class RowReader:
 
 def read_portion(source: Rows, sample: int, rows: int, share: range, buffer: Batch) -> Portion:
     """Read a rank's share of the step that begins at `sample`."""
-    source.fill(range(sample + share.start, sample + share.stop), buffer)
-    return Portion(buffer, source.targets(range(sample, sample + rows)), source.epoch(sample + rows))
+    targets = source.read(range(sample, sample + rows), share, buffer)
+    return Portion(buffer, targets, source.epoch(sample + rows))

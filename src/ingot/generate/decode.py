@@ -53,7 +53,7 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tens
     """One token per row of (B, V) logits, as (B, 1)."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = logits / sampling.temperature
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # none overflows, however cold
     if 0 < sampling.top_k < logits.size(-1):
         kth = logits.topk(sampling.top_k).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -math.inf)

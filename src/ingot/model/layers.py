@@ -47,16 +47,19 @@ class RMSNorm(nn.Module):
 
 
 class LayerCache:
-    """The keys and values one attention layer has seen: two buffers, filled from the left."""
+    """The keys and values one attention layer has seen: two buffers, filled from the left, twice as long when they are full."""
 
     def __init__(self, batch: int, heads: int, capacity: int, head_size: int, device: torch.device, dtype: torch.dtype):
-        self.keys = torch.empty(batch, heads, capacity, head_size, device=device, dtype=dtype)
+        self.capacity, self.length = capacity, 0
+        self.keys = torch.empty(batch, heads, min(capacity, 128), head_size, device=device, dtype=dtype)
         self.values = torch.empty_like(self.keys)
-        self.length = 0
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, H, T, D) keys and values and return all that are held so far."""
         end = self.length + k.size(2)
+        if end > self.keys.size(2):
+            more = min(max(end, 2 * self.keys.size(2)), self.capacity) - self.keys.size(2)
+            self.keys, self.values = (F.pad(kept, (0, 0, 0, more)) for kept in (self.keys, self.values))
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v
         self.length = end

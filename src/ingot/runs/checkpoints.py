@@ -158,7 +158,7 @@ def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
     steps = saved_steps(folder)
     if not steps:
         raise CheckpointError(
-            f"there is no checkpoint in {path}; give a run folder, a checkpoint or an exported model.safetensors"
+            f"there is no checkpoint in {path}; give a run folder, a checkpoint or an artifact"
         )
     newest = load_checkpoint(steps[max(steps)])
     if which == "latest":

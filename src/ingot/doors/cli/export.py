@@ -14,6 +14,7 @@ from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.output import print_columns, print_json
 from ingot.doors.cli.progress import progress_bar
 from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
+from ingot.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from ingot.artifact.sources import Source
@@ -93,13 +94,17 @@ def export(
     if not (a.tokenizer if tokenizer is None else tokenizer):
         facts["tokenizer"] = None
     if layout is Layout.huggingface:
-        if quantiser or codec:
-            raise ConfigError("--format huggingface has neither quantiser nor codec; leave these out, --dtype makes it smaller")
+        if quantiser or codec or data:
+            raise ConfigError(
+                "--format huggingface has no quantiser and no codec and is not scored; leave these out, --dtype makes it smaller"
+            )
         found = _export_folder(source, facts, dtype or a.dtype, output, force) | {"limit": limit}
     else:
         wish = Wish(quantiser or a.quantiser, codec or a.codec, dtype or a.dtype, limit or source.config.budget.artifact_bytes)
+        if score and data is None and not facts["data_fingerprint"]:
+            raise ConfigError(f"{path} names no text it could be scored on; give --data DIR or --no-score")
         found = _export_file(source, facts, wish, output, force)
-        if score:
+        if score and (data is not None or _has_text(source)):
             try:
                 found |= _scores(source, Path(found["artifact"]), data, device)
             except IngotError:
@@ -114,6 +119,7 @@ def _export_file(source: Source, facts: dict[str, Any], wish: Wish, output: Path
 
     check_codec(wish.codec)
     target = _target(source, output, artifact_name(wish.codec), force)
+    _bring_code(source, target)
     records = source.tensors.values()
     with progress_bar("compressing", in_bytes=True) as progress:
         try:
@@ -130,28 +136,56 @@ def _export_file(source: Source, facts: dict[str, Any], wish: Wish, output: Path
         "codec": wish.codec,
         "limit": wish.limit,
     }
-    return found if wish.limit is None or report.bytes <= wish.limit else found | _alternatives(source, facts, wish, wish.limit)
+    return found if wish.limit is None or report.bytes <= wish.limit else found | _alternatives(source, facts, wish.limit)
 
 
-def _alternatives(source: Source, facts: dict[str, Any], wish: Wish, limit: int) -> dict[str, Any]:
-    """The least lossy way to store the model that fits, tried out, and the smallest that was seen."""
+def _bring_code(source: Source, target: Path) -> None:
+    """The Python file of a model of one's own goes where its artifact goes."""
+    if source.config.model.family != "file":
+        return
+    from ingot.api import model_file
+
+    file = model_file(source.path, source.facts)
+    beside = target.parent / file.name
+    if target.parent.name == "artifact" and file.parent == target.resolve().parent.parent:
+        return  # it lies in its run folder
+    if beside.exists() and beside.read_bytes() != file.read_bytes():
+        raise ConfigError(f"{beside} is another file than the model's, which goes beside its artifact; give another --output")
+    write_atomically(beside, file.read_bytes())
+
+
+def _has_text(source: Source) -> bool:
+    """Whether the run has validation text; data that cannot be opened is for the score to complain about."""
+    from ingot.data.samples import open_dataset
+
+    try:
+        return open_dataset(source.config.data.path, source.config.data.tokenizer).split("val").tokens > 1
+    except IngotError:
+        return True
+
+
+# From the least lossy to the most: how weights may be stored.
+WAYS = (("none", "fp32"), ("none", "fp16"), ("none", "bf16"), ("int8", "fp32"), ("int8-golf", "fp32"))
+
+
+def _alternatives(source: Source, facts: dict[str, Any], limit: int) -> dict[str, Any]:
+    """The least lossy way to store the model that fits, tried out; where none does, the smallest."""
     from ingot.artifact.codecs import available_codecs
     from ingot.artifact.container import artifact_sizes
-    from ingot.artifact.quantise import QUANTISERS
 
-    tried: list[tuple[int, str, str]] = []
+    tried: list[tuple[int, str]] = []
     codecs = [codec for codec in available_codecs() if codec != "none"]
-    for quantiser in QUANTISERS[QUANTISERS.index(wish.quantiser) :]:
-        with progress_bar(f"trying {quantiser}", in_bytes=True) as progress:
-            for codec, size in artifact_sizes(source.tensors.values(), facts, quantiser, codecs, wish.dtype, progress):
-                tried.append((size, quantiser, codec))
-                if size <= limit:
-                    return {"would_fit": _way(tried[-1]), "smallest": _way(min(tried))}
-    return {"would_fit": None, "smallest": _way(min(tried))}
-
-
-def _way(tried: tuple[int, str, str]) -> dict[str, Any]:
-    return {"quantiser": tried[1], "codec": tried[2], "bytes": tried[0]}
+    for quantiser, dtype in WAYS:
+        words = f"--quantiser {quantiser}" + (f" --dtype {dtype}" if quantiser == "none" else "")
+        with progress_bar(f"trying {quantiser} {dtype}", in_bytes=True) as progress:
+            try:
+                for codec, size in artifact_sizes(source.tensors.values(), facts, quantiser, codecs, dtype, progress):
+                    tried.append((size, f"{words} --codec {codec}"))
+                    if size <= limit:
+                        return {"would_fit": {"options": tried[-1][1], "bytes": size}}
+            except CheckpointError:  # fp16 cannot hold every weight
+                continue
+    return {"would_fit": None, "smallest": {"options": min(tried)[1], "bytes": min(tried)[0]}}
 
 
 def _export_folder(source: Source, facts: dict[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
@@ -233,10 +267,9 @@ def _report(found: dict[str, Any], as_json: bool) -> None:
 
 
 def _advice(found: dict[str, Any]) -> str:
-    if "smallest" not in found:
+    if "would_fit" not in found:
         return "--format ingot is smaller"
-    best = found["would_fit"] or found["smallest"]
-    way = f"--quantiser {best['quantiser']} --codec {best['codec']}"
-    if found["would_fit"]:
-        return f"{way} fits with {best['bytes']:,} bytes"
-    return f"nothing fits: the smallest is {way} with {best['bytes']:,} bytes; train a smaller model"
+    if fits := found["would_fit"]:
+        return f"{fits['options']} fits with {fits['bytes']:,} bytes"
+    smallest = found["smallest"]
+    return f"nothing fits: the smallest is {smallest['options']} with {smallest['bytes']:,} bytes; train a smaller model"

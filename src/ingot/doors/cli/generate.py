@@ -51,10 +51,7 @@ def generate(
     model = load(path, which=which, device=device, tokenizer=tokenizer)
     texts = []
     for number in range(samples):
-        pieces = [prompt]
-        if not as_json:
-            print(prompt, end="", flush=True)
-        for piece in model.stream(
+        stream = model.stream(
             prompt,
             tokens=tokens,
             temperature=0.0 if greedy else temperature,
@@ -62,7 +59,11 @@ def generate(
             top_p=top_p,
             seed=seed + number,
             use_cache=cache,
-        ):
+        )
+        pieces = [prompt]
+        if not as_json:
+            print(prompt, end="", flush=True)
+        for piece in stream:
             pieces.append(piece)
             if not as_json:
                 print(piece, end="", flush=sys.stdout.isatty())
