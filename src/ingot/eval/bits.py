@@ -79,9 +79,7 @@ class Judge:
     def of(cls, config: Config, split: Split, tokenizer: Tokenizer) -> Judge:
         """The judge that a config describes."""
         data, evaluation = config.data, config.evaluation
-        return cls(
-            split, tokenizer, data.seq_len, config.stride, evaluation.micro_batch, data.document_mask, evaluation.bytes
-        )
+        return cls(split, tokenizer, data.seq_len, config.stride, evaluation.micro_batch, data.document_mask, evaluation.bytes)
 
     def rows(self, limit: int | None = None) -> NDArray[np.int64]:
         """The numbers of all rows, or of `limit` rows spread evenly over the split."""

@@ -157,9 +157,7 @@ def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     steps = saved_steps(folder)
     if not steps:
-        raise CheckpointError(
-            f"there is no checkpoint in {path}; give a run folder, a checkpoint or an artifact"
-        )
+        raise CheckpointError(f"there is no checkpoint in {path}; give a run folder, a checkpoint or an artifact")
     newest = load_checkpoint(steps[max(steps)])
     if which == "latest":
         return newest
