@@ -83,3 +83,15 @@ def test_an_artifact_never_says_which_code_is_run(ingot: Ingot, data, tmp_path):
     assert not list(tmp_path.rglob("ran"))
     (moved.parent / "model.py").write_text(MODEL)
     assert ingot(*words).stdout == ingot("generate", run, "--tokens", "2").stdout
+
+
+def test_an_export_brings_the_code_of_the_model_along(ingot: Ingot, data, tmp_path):
+    run, place = tmp_path / "run", tmp_path / "elsewhere"
+    (tmp_path / "mine.py").write_text(MODEL)
+    place.mkdir()
+    ingot(*train_words(data, run, training__max_steps=2, model__file=tmp_path / "mine.py"))
+    ingot("export", run, "--output", place / "model.ingot", "--codec", "zlib")  # scored by a process that finds only the folder
+    assert (place / "model.py").read_text() == MODEL
+    (place / "model.py").write_text("another model")
+    refused = ingot("export", run, "--output", place / "again.ingot", "--codec", "zlib", code=2)
+    assert "is another file than the model's" in one_line(refused) and not (place / "again.ingot").exists()
