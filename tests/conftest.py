@@ -12,9 +12,11 @@ from contextlib import suppress
 import hypothesis
 import pytest
 
-# A shell starts background jobs with SIGINT ignored, and programs inherit that; tests that send one need it as it usually is.
+# A shell starts background jobs with SIGINT ignored, nohup with SIGHUP, and programs inherit that; tests that send them need
+# them as they usually are.
 with suppress(ValueError):  # only the main thread may
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Timings of a busy machine are no failures.
 hypothesis.settings.register_profile("patient", deadline=None)

@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import shlex
 import subprocess
 import sys
@@ -89,7 +90,9 @@ def test_a_malformed_command_exits_with_2(ingot, text, tmp_path, words):
 @pytest.fixture
 def english(tmp_path):
     path = tmp_path / "english.txt"
-    path.write_text("The cats sat on the mat,\n and 12 more came to see what the noise was about.\n" * 20)
+    words, draw = ("The", "cats", "sat", "on", "the", "mat", "and", "12", "more", "came", "to", "see", "noise"), random.Random(0)
+    lines = [" ".join(draw.choices(words, k=9)) for _ in range(40)]
+    path.write_text("".join(f"{line},\n and {line[::-1]}.\n" for line in lines))
     return path
 
 
@@ -106,7 +109,7 @@ def test_a_tokenizer_is_trained_and_used_as_the_output_says(ingot, english, tmp_
     assert lines[0].startswith(f"{tmp_path / name}: {shown} tokenizer, 290 ids, ")
     command = shlex.split(lines[1].removeprefix("use it with: ingot ").replace("DIR", str(tmp_path / "out")))
     assert ingot(*command).exit_code == 0
-    assert ingot("data", "verify", tmp_path / "out").exit_code == 0
+    assert ingot("data", "verify", tmp_path / "out", "--byte-gap", "0.2").exit_code == 0  # it folds much of this text
 
 
 def test_a_trained_tokenizer_as_json(ingot, english, tmp_path):
@@ -129,7 +132,7 @@ def test_both_counts_of_bytes_are_shown_where_they_differ(ingot, english, tmp_pa
         assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token", "piece", "bytes"]
         train = lines[2].split()
         assert int(train[5].replace(",", "")) < int(train[3].replace(",", ""))
-        assert lines[4].startswith("bytes are those of the text, piece bytes those its tokens stand for")
+    assert "bytes are those of the text, piece bytes those its tokens stand for" in prepared
 
 
 def test_an_unknown_tokenizer_is_refused_with_those_there_are(ingot, text, tmp_path):
@@ -154,13 +157,13 @@ def test_verify_as_json(ingot, text, tmp_path):
     assert result["fingerprint"] == made["fingerprint"]
 
 
-def test_verify_raises_on_a_damaged_shard(ingot, text, tmp_path):
+def test_verify_finds_a_damaged_shard(ingot, text, tmp_path):
     prepare(ingot, text, tmp_path / "out")
     shard = tmp_path / "out/train_000000.bin"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
     result = ingot("data", "verify", tmp_path / "out")
-    assert isinstance(result.exception, DataError)
-    assert "is damaged: sha256" in str(result.exception)
+    assert result.exit_code == 3
+    assert "shard-sha256" in result.stdout
 
 
 @pytest.mark.parametrize(

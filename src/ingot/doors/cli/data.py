@@ -12,6 +12,8 @@ import typer
 
 from ingot.doors.cli.data_convert import convert_command
 from ingot.doors.cli.data_download import download_command
+from ingot.doors.cli.data_inspect import inspect_command
+from ingot.doors.cli.data_verify import verify_command
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.output import print_json
 from ingot.doors.cli.progress import progress_bar
@@ -42,6 +44,7 @@ def register(app: typer.Typer) -> None:
     data = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     data.command("prepare")(prepare_command)
     data.command("verify")(verify_command)
+    data.command("inspect")(inspect_command)
     data.command("train-tokenizer")(train_tokenizer_command)
     data.command("convert")(convert_command)
     data.command("download")(download_command)
@@ -97,34 +100,6 @@ def prepare_command(
     if summary.empty_documents:
         print(f"{summary.empty_documents:,} empty documents were left out")
     print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(str(output))}")
-
-
-def verify_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `ingot data prepare` made.")],
-    as_json: AsJson = False,
-) -> None:
-    """Read every byte of a prepared folder and say whether it is whole."""
-    from dataclasses import asdict
-
-    from ingot.data.dataset import Dataset
-    from ingot.data.prepare import summarise
-
-    dataset = Dataset.open(folder)
-    with progress_bar("verifying", in_bytes=True) as progress:
-        dataset.verify(progress)
-    splits = summarise(dataset.manifest)
-    if as_json:
-        result = {
-            "folder": str(folder),
-            "ok": True,
-            "tokenizer": dataset.tokenizer.kind,
-            "vocab_size": dataset.tokenizer.vocab_size,
-        }
-        counts = {name: asdict(split) for name, split in splits.items()}
-        print_json({**result, "splits": counts, "fingerprint": dataset.fingerprint})
-        return
-    print(f"{folder}: whole; {dataset.tokenizer.kind} tokenizer, {dataset.tokenizer.vocab_size:,} ids")
-    _print_splits(splits)
 
 
 def train_tokenizer_command(
