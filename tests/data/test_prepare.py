@@ -6,16 +6,19 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stopping import stop_behind, take_small_steps
 from toy_tokenizers import llama_config, sentencepiece_file
 
+import ingot.data.prepare as prepare_module
 from ingot.data.dataset import Dataset
-from ingot.data.prepare import hold_out_ends, hold_out_spread, prepare
+from ingot.data.prepare import hold_out_ends, prepare, spread_documents
 from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import ConfigError, DataError
 
@@ -76,7 +79,8 @@ def test_twenty_documents_are_few_and_empty_ones_do_not_count(tmp_path, count, w
 
 @given(st.integers(21, 300), st.sampled_from([0.01, 0.05, 0.1, 0.25, 1 / 3, 0.5, 0.9]))
 def test_held_out_documents_are_evenly_spread_and_as_many_as_asked(count, fraction):
-    held = [number for number, (split, _) in enumerate(hold_out_spread(map(str, range(count)), fraction)) if split == "val"]
+    rule = spread_documents(fraction)
+    held = [number for number in range(count) if rule(number) == "val"]
     assert count * fraction <= len(held) + 1e-9 < count * fraction + 1
     assert len({b - a for a, b in itertools.pairwise(held)}) <= 2
 
@@ -399,3 +403,222 @@ write_dataset(pieces(), Path(sys.argv[1]), ByteTokenizer(), source=None)
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+# Workers
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    """Blocks and points to go on from that fit tests."""
+    take_small_steps(monkeypatch.setattr)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Files of several sorts, with empty documents among them."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    texts = [f"Document {number}: the cat's {'fur ' * (number * 7 % 23)}is soft, é!" * (number % 5) for number in range(120)]
+    jsonl(folder / "a.jsonl", texts[:60])
+    (folder / "b.txt").write_text("one text\n" * 30)
+    (folder / "c.csv").write_text("text\n" + "".join(f"row {number}\n" for number in range(40)))
+    jsonl(folder / "d.ndjson", texts[60:])
+    return folder
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "gpt2", "toy.model"])
+def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path, corpus, files, small_steps, tokenizer, monkeypatch):
+    monkeypatch.chdir(files)
+    for workers in (1, 2) if tokenizer != "byte" else (1, 2, 7):
+        summary = prepare([corpus], tmp_path / f"out{workers}", tokenizer, shard_tokens=1000, workers=workers)
+        assert summary.empty_documents == 24
+        assert contents(tmp_path / f"out{workers}") == contents(tmp_path / "out1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"workers": 0}, "--workers 0"),
+        ({"engine": "spark"}, "unknown engine 'spark'"),
+        ({"ray_address": "auto"}, "--ray-address is for --engine ray"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(tmp_path, text, settings, match):
+    refused(tmp_path, ConfigError, match, text, **settings)
+
+
+# Killed work goes on
+
+
+def killed(tmp_path, points=1, workers=1):
+    """Begins to prepare the corpus and is killed behind this many points to go on from; gives the folder that is left."""
+    path = os.pathsep.join([str(Path(prepare_module.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    program = [sys.executable, str(Path(__file__).with_name("stopping.py")), str(tmp_path), str(points), str(workers)]
+    assert subprocess.run(program, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    (partial,) = tmp_path.glob(".out.partial-*")
+    return partial
+
+
+def prepare_corpus(tmp_path, name="out", **settings):
+    return prepare([tmp_path / "corpus"], tmp_path / name, "byte", **{"shard_tokens": 1000, **settings})
+
+
+@pytest.fixture
+def whole(tmp_path, corpus, small_steps):
+    """What a run that nobody kills makes of the corpus."""
+    prepare_corpus(tmp_path, "whole")
+    return contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("points", "workers"), [(1, 1), (9, 2), (20, 1)])
+def test_killed_work_goes_on_and_gives_the_same_bytes(tmp_path, whole, points, workers):
+    killed(tmp_path, points, workers)
+    summary = prepare_corpus(tmp_path, workers=workers)
+    assert summary.continued_documents > 0
+    assert contents(tmp_path / "out") == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
+
+
+def test_work_that_is_killed_again_and_again_comes_to_its_end(tmp_path, whole):
+    documents = 0
+    for _ in range(4):
+        partial = killed(tmp_path, 3)
+        point = json.loads((partial / "journal.jsonl").read_text().splitlines()[-1])
+        assert point["documents"] > documents
+        documents = point["documents"]
+    assert prepare_corpus(tmp_path).continued_documents == documents
+    assert contents(tmp_path / "out") == whole
+
+
+def test_what_was_encoded_before_is_not_encoded_again(tmp_path, whole, monkeypatch):
+    partial = killed(tmp_path, 15)
+    point = json.loads((partial / "journal.jsonl").read_text().splitlines()[-1])
+    encoded = []
+    encode = prepare_module.local_engine
+
+    @contextmanager
+    def counting(tokenizer, workers):
+        with encode(tokenizer, workers) as engine:
+            yield lambda blocks: (encoded.append(found) or found for found in engine(blocks))
+
+    monkeypatch.setattr(prepare_module, "local_engine", counting)
+    summary = prepare_corpus(tmp_path)
+    total = sum(split.documents for split in summary.splits.values())
+    assert sum(len(found.tokens) for found in encoded) == total - point["documents"] < total
+    assert summary.empty_documents == 24
+
+
+def test_work_without_a_point_to_go_on_from_begins_anew(tmp_path, whole):
+    killed(tmp_path, 0)
+    assert prepare_corpus(tmp_path).continued_documents == 0
+    assert contents(tmp_path / "out") == whole
+
+
+def touch_input(tmp_path, partial):
+    (tmp_path / "corpus/c.csv").write_text("text\nother\n")
+
+
+def cut_the_journal(tmp_path, partial):
+    lines = (partial / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (partial / "journal.jsonl").write_bytes(lines[0] + lines[1][:-9])
+
+
+def spoil_the_journal(tmp_path, partial):
+    lines = (partial / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (partial / "journal.jsonl").write_bytes(lines[0] + b'{"blocks": -1}\n')
+
+
+def cut_a_shard(tmp_path, partial):
+    os.truncate(partial / "train_000000.bin", 1500)
+
+
+def remove_the_index(tmp_path, partial):
+    (partial / "val.index").unlink()
+
+
+@pytest.mark.parametrize("change", [touch_input, cut_the_journal, spoil_the_journal, cut_a_shard, remove_the_index])
+def test_work_that_cannot_be_trusted_begins_anew(tmp_path, whole, change):
+    change(tmp_path, killed(tmp_path, 15))
+    assert prepare_corpus(tmp_path).continued_documents == 0
+    prepare_corpus(tmp_path, "again")
+    assert contents(tmp_path / "out") == contents(tmp_path / "again")
+    assert not list(tmp_path.glob(".out.partial-*"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"shard_tokens": 500}, {"val_fraction": 0.2}, {"val_documents": 3}, {"text_field": "text "}]
+)
+def test_other_work_does_not_go_on_where_this_was(tmp_path, whole, settings):
+    killed(tmp_path, 15)
+    if "text_field" in settings:
+        for path in (tmp_path / "corpus").iterdir():
+            path.write_text(path.read_text().replace('"text"', '"text "').replace("text\n", "text \n", 1))
+    assert prepare_corpus(tmp_path, **settings).continued_documents == 0
+    prepare_corpus(tmp_path, "again", **settings)
+    assert contents(tmp_path / "out") == contents(tmp_path / "again")
+
+
+def test_what_was_written_behind_the_last_point_does_not_matter(tmp_path, whole):
+    partial = killed(tmp_path, 15)
+    for name in ("train.index", "val.index", max(path.name for path in partial.glob("train_*.bin"))):
+        with (partial / name).open("ab") as file:
+            file.write(b"x" * 1001)
+    (partial / "train_000099.bin").write_text("x")
+    (partial / "dataset.json").write_text("{}")
+    with (partial / "journal.jsonl").open("a") as file:
+        file.write('{"blocks": 3, "docu')
+    assert prepare_corpus(tmp_path).continued_documents > 0
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_full_disk_is_one_line_and_what_was_written_is_kept(tmp_path, whole):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, limits[1]))
+    try:
+        with pytest.raises(
+            DataError, match=r"cannot write .*out: File too large; .*what was written stays, and the same"
+        ) as told:
+            prepare_corpus(tmp_path, shard_tokens=100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(told.value)
+    assert prepare_corpus(tmp_path, shard_tokens=100_000).continued_documents > 0
+    prepare_corpus(tmp_path, "again", shard_tokens=100_000)
+    assert contents(tmp_path / "out") == contents(tmp_path / "again")
+
+
+def test_an_interrupt_keeps_what_was_written_and_says_so(tmp_path, whole, caplog):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_behind(5, interrupt, patch.setattr)
+        prepare_corpus(tmp_path)
+    assert "the same command continues it" in caplog.text
+    assert prepare_corpus(tmp_path).continued_documents > 0
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_mistake_in_the_text_keeps_nothing(tmp_path, corpus, small_steps):
+    (corpus / "e.jsonl").write_text("{")
+    with pytest.raises(DataError, match=r"e\.jsonl:1: not JSON"):
+        prepare_corpus(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
+
+
+def test_two_processes_at_the_same_work_do_not_disturb_each_other(tmp_path, whole):
+    summaries = []
+
+    def meanwhile():
+        if not summaries:
+            summaries.append(None)
+            summaries[0] = prepare_corpus(tmp_path)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match=r"out exists; replace it with --force"):
+        stop_behind(5, meanwhile, patch.setattr)
+        prepare_corpus(tmp_path)
+    assert summaries[0].continued_documents == 0
+    assert contents(tmp_path / "out") == whole
+    assert not list(tmp_path.glob(".out.partial-*"))

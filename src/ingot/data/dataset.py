@@ -7,11 +7,9 @@ the splits and leaves out where they came from: the same text prepared on anothe
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ingot.data.shards import TOKEN_BYTES, ShardWriter, file_sha256, open_shard, token_count
+from ingot.data.shards import TOKEN_BYTES, file_sha256, open_shard, token_count
 from ingot.data.sources import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
 from ingot.data.tokenizers.base import PACKED
@@ -102,83 +100,6 @@ def identity(record: dict[str, Any]) -> str:
         for name, split in record["splits"].items()
     }
     return digest({key: record.get(key) for key in IDENTITY} | {"tokenizer": tokenizer, "splits": splits})
-
-
-class SplitWriter:
-    """Cuts a stream of documents into shards; a document may run on from one shard into the next.
-
-    Documents wait until there is a batch of them, because libraries encode many at once faster than one by one.
-    """
-
-    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, shard_tokens: int, files: ExitStack) -> None:
-        self.documents = self.tokens = self.bytes = self.piece_bytes = 0
-        self._folder, self._name, self._files = folder, name, files
-        self._tokenizer, self._shard_tokens = tokenizer, shard_tokens
-        self._waiting: list[str] = []
-        self._waiting_characters = 0
-        self._shards: list[ShardRecord] = []
-        self._shard: ShardWriter | None = None
-        self._shard_documents = self._shard_bytes = 0
-        self._index = files.enter_context((folder / f"{name}.index").open("xb"))
-
-    def add(self, text: str) -> None:
-        """Adds a document; one that the tokenizer leaves nothing of is left out."""
-        self._waiting.append(text)
-        self._waiting_characters += len(text)
-        if self._waiting_characters >= BATCH_CHARACTERS:
-            self._write_waiting()
-
-    def close(self) -> SplitRecord:
-        """Brings the last files to the disk and says what was written."""
-        self._write_waiting()
-        if self._shard is not None:
-            self._finish_shard(self._shard)
-        self._index.write(self.tokens.to_bytes(8, "little"))
-        self._index.flush()
-        os.fsync(self._index.fileno())
-        return SplitRecord(
-            documents=self.documents,
-            tokens=self.tokens,
-            bytes=self.bytes,
-            piece_bytes=self.piece_bytes,
-            shards=self._shards,
-            document_index=f"{self._name}.index",
-        )
-
-    def _write_waiting(self) -> None:
-        for text, ids in zip(self._waiting, self._tokenizer.encode_documents(self._waiting), strict=True):
-            if len(ids):
-                self._write(ids, len(text.encode()))
-        self._waiting, self._waiting_characters = [], 0
-
-    def _write(self, ids: NDArray[np.uint16], left: int) -> None:
-        sizes = self._tokenizer.target_bytes(np.append(OUTSIDE, ids[:-1].astype(np.int32)), ids)
-        self._index.write(self.tokens.to_bytes(8, "little"))
-        self.documents += 1
-        self.tokens += len(ids)
-        self.bytes += left
-        self.piece_bytes += int(sizes.sum())
-        begins_here = 1
-        while len(ids):
-            if self._shard is None:
-                self._shard = ShardWriter(self._folder / f"{self._name}_{len(self._shards):06d}.bin", self._files)
-            part = ids[: self._shard_tokens - self._shard.tokens]
-            ids = ids[len(part) :]
-            # The last part takes what is left, so that shards add up to the document however a tokenizer counts its pieces.
-            size = min(left, int(sizes[: len(part)].sum())) if len(ids) else left
-            left, sizes = left - size, sizes[len(part) :]
-            self._shard.append(part)
-            self._shard_documents += begins_here
-            self._shard_bytes += size
-            begins_here = 0
-            if self._shard.tokens == self._shard_tokens:
-                self._finish_shard(self._shard)
-
-    def _finish_shard(self, shard: ShardWriter) -> None:
-        sha256 = shard.close()
-        counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
-        self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
-        self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
 
 
 class Split:

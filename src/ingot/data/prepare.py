@@ -1,42 +1,50 @@
-"""Documents to a prepared folder: who is held out, how shards are filled, and how the folder appears all at once.
+"""Documents to a prepared folder: who is held out, who encodes, and how killed work goes on.
 
-Documents pass in small batches, so memory is bounded by the longest. Everything is written in a hidden folder beside the target,
-which takes the target's name when it is complete; whatever goes wrong, there is the whole dataset or none.
+Text passes in blocks, so memory is bounded by the longest document. The folder appears whole or not at all (staging.py). Every so
+often what was written is brought to the disk and noted; the same command goes on from there, and reads the text before it again
+without encoding it.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import importlib.metadata
 import json
 import logging
-import math
 import os
-import re
-import secrets
-import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ingot.data.dataset import MANIFEST, SPLITS, Manifest, SplitWriter, TokenizerRecord, identity
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from ingot.data import dataset
+from ingot.data.dataset import MANIFEST, SPLITS, Count, Manifest, TokenizerRecord, identity
+from ingot.data.encoding import BLOCK_BYTES, Block, Engine, cpu_count, local_engine, read_blocks, text_blocks
 from ingot.data.shards import MAX_TOKENS
 from ingot.data.sources import count_documents, file_bytes, find_files, read_documents
+from ingot.data.staging import JOURNAL, Stage, check_output, staged
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
+from ingot.data.writer import SavedSplit, SplitWriter
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import fsync_dir
 
 log = logging.getLogger(__name__)
 
 FEW_DOCUMENTS = 20  # up to here validation is the end of every document, above it is whole documents
 SHARD_TOKENS = 100_000_000
+SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
+SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Piece = tuple[str, str]  # the split and the text of a document
+Rule = Callable[[int], str]  # the split of the document with this number, from 0
+RuledBlocks = Iterator[tuple[Rule, Block]]
+EngineName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ class Summary:
     splits: dict[str, SplitSummary]
     empty_documents: int
     ignored_files: int
+    continued_documents: int
     fingerprint: str
     seconds: float
 
@@ -90,15 +99,20 @@ def prepare(
     text_field: str = "text",
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
+    workers: int | None = None,
+    engine: EngineName = "local",
+    ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Turns .txt and .jsonl files, and folders of them, into a folder that training reads.
+    """Turns text files, and folders of them, into a folder that training reads.
 
-    `tokenizer` is char or whatever `open_tokenizer` takes, `bos` with it.
+    `tokenizer` is char or whatever `open_tokenizer` takes, `bos` with it. `workers` is how many processes encode, by default one
+    for each processor, and with ray as many as the cluster has; what is written does not depend on it.
     """
     started = time.monotonic()
     _check_settings(val_fraction, val_inputs, val_documents, shard_tokens)
-    _check_output(output, overwrite)
+    _check_engine(workers, engine, ray_address)
+    check_output(output, overwrite)
     files, ignored = find_files(inputs)
     val_files, val_ignored = find_files(val_inputs or [])
     _refuse_doubles(files + val_files)
@@ -109,58 +123,74 @@ def prepare(
             raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give .txt or .jsonl files with text")
 
     opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)
-    passes = 1 if opened else 2
-    reader = _Reader(text_field, passes * sum(map(file_bytes, files + val_files)), progress)
-    built = opened or CharTokenizer(reader.alphabet(files + val_files))
-    texts = reader.texts(files)
+    total = sum(map(file_bytes, files + val_files))
+    advance = _advance(total if opened else 2 * total, progress)
+    built = opened or CharTokenizer(_alphabet(read_documents(files + val_files, text_field, advance)))
+    blocks: RuledBlocks
     if val_inputs:
-        rule, pieces = f"the documents of {', '.join(map(str, val_inputs))}", hold_out_given(texts, reader.texts(val_files))
+        rule = f"the documents of {', '.join(map(str, val_inputs))}"
+        train, val = (read_blocks(group, text_field, advance) for group in (files, val_files))
+        blocks = chain(_ruled(always("train"), train), _ruled(always("val"), val))
     elif val_documents is not None:
-        rule, pieces = f"the first {val_documents} documents", hold_out_first(texts, val_documents)
+        rule = f"the first {val_documents} documents"
+        blocks = _ruled(first_documents(val_documents), read_blocks(files, text_field, advance))
     elif count_documents(files, text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
-        rule, pieces = f"{val_fraction} of the documents, evenly spread", hold_out_spread(texts, val_fraction)
+        rule = f"{val_fraction} of the documents, evenly spread"
+        blocks = _ruled(spread_documents(val_fraction), read_blocks(files, text_field, advance))
     else:
-        rule, pieces = f"the last {val_fraction} of the characters of every document", hold_out_ends(texts, val_fraction)
+        rule = f"the last {val_fraction} of the characters of every document"
+        blocks = _piece_blocks(hold_out_ends(read_documents(files, text_field, advance), val_fraction))
     source = {"inputs": [str(path) for path in inputs], "validation": rule}
-    manifest = write_dataset(pieces, output, built, source=source, shard_tokens=shard_tokens, overwrite=overwrite)
+    work = {
+        "made": {"by": _made_by(), "of": source, "field": text_field, "blocks": BLOCK_BYTES, "shards": shard_tokens},
+        "tokenizer": built.fingerprint(),
+        "files": [_file_identity(path) for path in files + val_files],
+    }
+    manifest, last, continued = _write(
+        blocks,
+        output,
+        built,
+        lambda: _open_engine(built, engine, workers, ray_address, total),
+        source=source,
+        shard_tokens=shard_tokens,
+        overwrite=overwrite,
+        work=work,
+    )
     return Summary(
         folder=output,
         tokenizer=built.kind,
         vocab_size=built.vocab_size,
         splits=summarise(manifest),
-        empty_documents=reader.empty,
+        empty_documents=last.empty,
         ignored_files=len(ignored),
+        continued_documents=continued,
         fingerprint=manifest.fingerprint,
         seconds=time.monotonic() - started,
     )
 
 
-def hold_out_given(train: Iterable[str], val: Iterable[str]) -> Iterator[Piece]:
-    """The validation documents come from files of their own."""
-    for text in train:
-        yield "train", text
-    for text in val:
-        yield "val", text
+def always(split: str) -> Rule:
+    """All documents are of one split."""
+    return lambda number: split
 
 
-def hold_out_first(texts: Iterable[str], count: int) -> Iterator[Piece]:
+def first_documents(count: int) -> Rule:
     """The first `count` documents are validation."""
-    for number, text in enumerate(texts):
-        yield "val" if number < count else "train", text
+    return lambda number: "val" if number < count else "train"
 
 
-def hold_out_spread(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
-    """Document i, from 0, is validation where ceil(i * fraction) goes up: evenly spread, the first always among them."""
+def spread_documents(fraction: float) -> Rule:
+    """Document i is validation where ceil(i * fraction) goes up: evenly spread, the first always among them."""
     part = Fraction(str(fraction))  # exact, so that 0.1 is every tenth document however many there are
-    for number, text in enumerate(texts):
-        yield "val" if math.ceil((number + 1) * part) > math.ceil(number * part) else "train", text
+    above, below = part.numerator, part.denominator
+    return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
 
 
 def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
     """The last `fraction` of the characters of every document is validation, rounded as nanoGPT does."""
     for text in texts:
         cut = int(len(text) * (1 - fraction))
-        if cut:
+        if cut or not text:
             yield "train", text[:cut]
         if cut < len(text):
             yield "val", text[cut:]
@@ -176,10 +206,51 @@ def write_dataset(
     overwrite: bool = False,
 ) -> Manifest:
     """Writes the folder `output` from documents that know their split; it appears complete or not at all."""
-    with _new_folder(output, overwrite) as folder, ExitStack() as files:
-        writers = {name: SplitWriter(folder, name, tokenizer, shard_tokens, files) for name in SPLITS}
-        for split, text in pieces:
-            writers[split].add(text)
+    engine = lambda: local_engine(tokenizer, 1)  # noqa: E731
+    sizes = {"source": source, "shard_tokens": shard_tokens, "overwrite": overwrite}
+    return _write(_piece_blocks(pieces), output, tokenizer, engine, work=None, **sizes)[0]
+
+
+class _Point(BaseModel):
+    """How far work has come: blocks done, documents in them, texts that were empty, and what is written."""
+
+    blocks: Count = 0
+    documents: Count = 0
+    empty: Count = 0
+    splits: dict[str, SavedSplit] = {}
+
+    def files(self) -> dict[str, int]:
+        """The least size of every file."""
+        return {file: size for name, split in self.splits.items() for file, size in split.files(name).items()}
+
+
+def _write(
+    blocks: RuledBlocks,
+    output: Path,
+    tokenizer: Tokenizer,
+    engine: Callable[[], AbstractContextManager[Engine]],
+    *,
+    source: Any,
+    shard_tokens: int,
+    overwrite: bool,
+    work: Any,
+) -> tuple[Manifest, _Point, int]:
+    """The manifest of what was written, where it ended, and how many documents were there before."""
+    with staged(output, overwrite, work, _is_sound) as stage, ExitStack() as files:
+        begin = _Point.model_validate(stage.saved or {})
+        for path in stage.folder.iterdir():
+            if path.name not in {JOURNAL, *begin.files()}:
+                path.unlink()
+        writers = {
+            name: SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name)) for name in SPLITS
+        }
+        for _ in islice(blocks, begin.blocks):
+            pass
+        with engine() as encode:
+            last = _write_blocks(blocks, encode, writers, begin, stage if work else None)
+        splits = {name: writer.close() for name, writer in writers.items()}
+        if not splits["train"].documents:
+            raise DataError("nothing is left to train on: all text went to validation; hold out less of it or give more text")
         record = TokenizerRecord(
             kind=tokenizer.kind,
             vocab_size=tokenizer.vocab_size,
@@ -187,43 +258,103 @@ def write_dataset(
             fingerprint=tokenizer.fingerprint(),
             spec=tokenizer.spec(),
         )
-        splits = {name: writer.close() for name, writer in writers.items()}
-        if not splits["train"].documents:
-            raise DataError("nothing is left to train on: all text went to validation; hold out less of it or give more text")
-        manifest = Manifest(tokenizer=record, splits=splits, created_by=f"ingot {_version()}", source=source)
+        manifest = Manifest(tokenizer=record, splits=splits, created_by=_made_by(), source=source)
         manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
-        with (folder / MANIFEST).open("x", encoding="utf-8") as file:
+        with (stage.folder / MANIFEST).open("x", encoding="utf-8") as file:
             file.write(json.dumps(manifest.model_dump(), indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())
-    return manifest
+    return manifest, last, begin.documents
 
 
-class _Reader:
-    """Documents that are not empty, with progress over all passes and a count of the empty ones."""
+def _write_blocks(
+    blocks: RuledBlocks, encode: Engine, writers: dict[str, SplitWriter], begin: _Point, stage: Stage | None
+) -> _Point:
+    rules: deque[Rule] = deque()
 
-    def __init__(self, text_field: str, total_bytes: int, progress: Progress | None) -> None:
-        self.empty = 0
-        self._text_field, self._progress = text_field, progress
-        self._done, self._total = 0, total_bytes
+    def noted() -> Iterator[Block]:
+        for rule, block in blocks:
+            rules.append(rule)
+            yield block
 
-    def texts(self, files: Sequence[Path]) -> Iterator[str]:
-        for text in read_documents(files, self._text_field, self._advance):
-            if text:
-                yield text
-            else:
-                self.empty += 1
+    done, documents, empty = begin.blocks, begin.documents, begin.empty
+    saved = sum(writer.tokens for writer in writers.values())
+    for encoded in encode(noted()):
+        rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
+        splits = np.array([rule(number) for number in numbers])
+        for name, writer in writers.items():
+            writer.add(encoded.select(splits == name))
+        done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
+        written = sum(writer.tokens for writer in writers.values())
+        if stage and written - saved >= SAVE_TOKENS:
+            point = _Point(blocks=done, documents=documents, empty=empty, splits={n: w.save() for n, w in writers.items()})
+            stage.save(point.model_dump())
+            saved = written
+    return _Point(blocks=done, documents=documents, empty=empty)
 
-    def alphabet(self, files: Sequence[Path]) -> set[str]:
-        characters: set[str] = set()
-        for text in read_documents(files, self._text_field, self._advance):
-            characters.update(text)
-        return characters
 
-    def _advance(self, count: int) -> None:
-        self._done += count
-        if self._progress:
-            self._progress(self._done, self._total)
+def _is_sound(folder: Path, saved: Any) -> bool:
+    """Whether the files of a folder have at least what a point says."""
+    try:
+        files = _Point.model_validate(saved, strict=True).files()
+        return all((folder / file).stat().st_size >= size for file, size in files.items())
+    except (ValidationError, OSError):
+        return False
+
+
+def _ruled(rule: Rule, blocks: Iterable[Block]) -> RuledBlocks:
+    return ((rule, block) for block in blocks)
+
+
+def _piece_blocks(pieces: Iterable[Piece]) -> RuledBlocks:
+    for split, group in groupby(pieces, lambda piece: piece[0]):
+        yield from _ruled(always(split), text_blocks((text for _, text in group), dataset.BATCH_CHARACTERS))
+
+
+def _open_engine(
+    tokenizer: Tokenizer, engine: EngineName, workers: int | None, ray_address: str | None, total: int
+) -> AbstractContextManager[Engine]:
+    if engine == "ray":
+        from ingot.data.ray_engine import ray_engine
+
+        return ray_engine(tokenizer, ray_address, workers)
+    return local_engine(tokenizer, workers or (cpu_count() if total > SMALL_BYTES else 1))
+
+
+def _alphabet(texts: Iterable[str]) -> set[str]:
+    characters: set[str] = set()
+    for text in texts:
+        characters.update(text)
+    return characters
+
+
+def _advance(total: int, progress: Progress | None) -> Callable[[int], None]:
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    return advance
+
+
+def _file_identity(path: Path) -> list[Any]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+
+
+def _check_engine(workers: int | None, engine: EngineName, ray_address: str | None) -> None:
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers} cannot encode anything; give 1 or more, or leave it out for all processors")
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"unknown engine {engine!r}; there are local and ray")
+    if ray_address is not None and engine != "ray":
+        raise ConfigError("--ray-address is for --engine ray; give both or neither")
 
 
 def _check_settings(val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None, shard_tokens: int) -> None:
@@ -245,111 +376,8 @@ def _refuse_doubles(files: Sequence[Path]) -> None:
             raise DataError(f"{path} is given twice; text must not be in the data twice, nor in both training and validation")
 
 
-OURS = re.compile(rf"{re.escape(MANIFEST)}|({'|'.join(SPLITS)})(_\d{{6}}\.bin|\.index)")
-
-
-def _check_output(output: Path, overwrite: bool) -> None:
+def _made_by() -> str:
     try:
-        if not os.path.lexists(output):
-            return
-        if not output.is_dir():
-            raise DataError(f"output {output} is a file; give a folder that does not exist yet")
-        names = sorted(path.name for path in output.iterdir())
-    except OSError as error:
-        raise DataError(f"cannot read {output}: {error.strerror}") from error
-    foreign = [name for name in names if not OURS.fullmatch(name)]
-    if names and (MANIFEST not in names or foreign):
-        reason = f"holds {foreign[0]}" if foreign else f"has no {MANIFEST}"
-        raise DataError(
-            f"output {output} exists and {reason}, so it is not only a dataset and is never replaced; give another folder"
-        )
-    if names and not overwrite:
-        raise DataError(f"output {output} exists; replace it with --force or give another folder")
-
-
-@contextmanager
-def _new_folder(output: Path, overwrite: bool) -> Iterator[Path]:
-    """A locked folder beside `output` that takes its name when the block succeeds and vanishes when it fails."""
-    target = output.resolve()
-    try:
-        parents = [parent for parent in target.parents if not parent.exists()]
-        with ExitStack() as undo:
-            for parent in reversed(parents):
-                parent.mkdir(exist_ok=True)
-                undo.callback(_remove_if_empty, parent)
-            prefix = f".{target.name}.partial-"
-            _remove_leftovers(target.parent, prefix)
-            folder, lock = _locked_folder(target.parent, prefix)
-            undo.callback(os.close, lock)
-            undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            yield folder
-            fsync_dir(folder)
-            _publish(folder, target, output, overwrite)
-            undo.pop_all()
-            os.close(lock)
-            fsync_dir(target.parent)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {output}: {error.strerror or error}; free space, or give a folder you can write to"
-        ) from error
-
-
-def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
-    while True:
-        folder = parent / f"{prefix}{secrets.token_hex(4)}"
-        folder.mkdir()
-        with suppress(FileNotFoundError):  # another process took the folder for a leftover before it was locked
-            lock = os.open(folder, os.O_RDONLY)
-            if _lock(lock) is not False and folder.exists():
-                return folder, lock
-            os.close(lock)
-
-
-def _remove_leftovers(parent: Path, prefix: str) -> None:
-    """Removes what killed processes left; a folder that is being written is locked by its writer."""
-    for folder in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-        with suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY)
-            if _lock(lock):
-                shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-
-
-def _lock(folder: int) -> bool | None:
-    """True: locked until closed. False: another process has it. None: this file system has no locks."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
-    old = folder.with_name(f"{folder.name}-old")
-    while True:
-        try:
-            folder.rename(target)  # succeeds where there is nothing or an empty folder
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            _check_output(output, overwrite)
-            shutil.rmtree(old, ignore_errors=True)
-            with suppress(FileNotFoundError):
-                target.rename(old)
-        else:
-            shutil.rmtree(old, ignore_errors=True)
-            return
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("ingot")
+        return f"ingot {importlib.metadata.version('ingot')}"
     except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+        return "ingot (not installed)"

@@ -61,15 +61,25 @@ class Tokenizer(ABC):
 
     def target_bytes(self, previous: Ids, targets: Ids) -> NDArray[np.int32]:
         """How many bytes each target stands for behind the token before it; an id outside the vocabulary, -1 too, for none."""
-        return self._sizes[self._rows(targets)]
+        return self._sizes.take(self._rows(targets))
 
     def encode_document(self, text: str) -> NDArray[np.uint16]:
         """The ids of a whole document, behind the start mark where the kind has one."""
         return self._marked(self.encode(text))
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
-        """`encode_document` of each text; kinds whose library has threads use them."""
-        return [self._marked(ids) for ids in self._encode_all(texts)]
+        """`encode_document` of each text, many times faster."""
+        ids, counts, _ = self.encode_batch(texts)
+        ends = np.cumsum(counts).tolist()
+        return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64]]:
+        """The ids of whole documents one behind the other, and for each how many it has and how many bytes its text has."""
+        data = [utf8(text) for text in texts]
+        found = list(self._encode_all(texts, data))
+        counts, sizes = (np.fromiter(map(len, items), np.int64, len(texts)) for items in (found, data))
+        mark = np.array([] if self.bos is None else [self.bos], np.uint16)
+        return np.concatenate([mark[:0], *(part for ids in found for part in (mark, ids))]), counts + len(mark), sizes
 
     def decode(self, ids: Ids) -> str:
         """The text of `ids`, taken as a whole document or several; bytes that are not UTF-8 become U+FFFD."""
@@ -83,7 +93,8 @@ class Tokenizer(ABC):
         """Equal for tokenizers that give every text the same ids."""
         return digest(self.spec())
 
-    def _encode_all(self, texts: Sequence[str]) -> Iterable[NDArray[np.uint16]]:
+    def _encode_all(self, texts: Sequence[str], data: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+        """`encode` of each text, which `data` has in UTF-8."""
         return map(self.encode, texts)
 
     def _marked(self, ids: NDArray[np.uint16]) -> NDArray[np.uint16]:
@@ -93,9 +104,10 @@ class Tokenizer(ABC):
     def _sizes(self) -> NDArray[np.int32]:
         return np.append(self.token_bytes(), np.int32(0))  # the last row is for ids outside the vocabulary
 
-    def _rows(self, ids: Ids) -> NDArray[np.int64]:
-        array = np.asarray(ids, np.int64)
-        return np.where((array >= 0) & (array < self.vocab_size), array, self.vocab_size)
+    def _rows(self, ids: Ids) -> NDArray[Any]:
+        array = ids if isinstance(ids, np.ndarray) and ids.dtype in (np.uint16, np.int32) else np.asarray(ids, np.int64)
+        unsigned = array.view(f"u{array.itemsize}")  # a negative id becomes a large one
+        return unsigned if self.vocab_size > np.iinfo(unsigned.dtype).max else np.minimum(unsigned, self.vocab_size)
 
     def _checked(self, ids: Ids) -> NDArray[np.int64]:
         array = np.asarray(ids, dtype=np.int64).reshape(-1)

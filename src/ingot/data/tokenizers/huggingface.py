@@ -11,13 +11,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.tokenizers.base import PACKED, Ids, check_size, unpack, utf8
+from ingot.data.tokenizers.gpt2 import MARKS, SPACES
 from ingot.data.tokenizers.pieces import SPACE, FileTokenizer, byte_alphabet
+from ingot.data.tokenizers.words import Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
 # What starts a document, where the file itself puts nothing in front of a text: the first of these that is a special token.
@@ -60,12 +63,27 @@ class HFTokenizer(FileTokenizer):
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind, "bos": self.bos, PACKED: self.packed}
 
-    def _encode_all(self, texts: Sequence[str]) -> Iterable[NDArray[np.uint16]]:
-        for text in texts:
-            utf8(text)
+    def _encode_all(self, texts: Sequence[str], data: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+        if self._table:
+            return self._table.encode_all(texts, data, self.encode)
+        return (np.array(ids, np.uint16) for ids in self._encode_batch(list(texts)))
+
+    def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         with _explained("the tokenizer cannot encode this text"):
-            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return (np.array(encoding.ids, np.uint16) for encoding in found)
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    @cached_property
+    def _table(self) -> WordTable | None:
+        """Byte-level vocabularies that split text into words by GPT-2's rule have GPT-2's words."""
+        config = json.loads(self.contents)
+        splits, added = config.get("pre_tokenizer") or {}, config.get("added_tokens") or ()
+        by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
+        if not by_rule or config.get("normalizer") or not all(token.get("special") for token in added):
+            return None
+        return trusted(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True), self.encode)
+
+    def _encode_words(self, words: list[bytes], role: int) -> Flat:
+        return flat(self._encode_batch([word.decode() for word in words]))
 
 
 def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:

@@ -35,8 +35,11 @@ class PieceTokenizer(Tokenizer):
 
     def target_bytes(self, previous: Ids, targets: Ids) -> NDArray[np.int32]:
         rows = self._rows(targets)
-        sizes = self._sizes[rows]
-        return sizes if self._counts_first_space else sizes - (self._spaced[rows] & self._special[self._rows(previous)])
+        sizes = self._sizes.take(rows)
+        if not self._counts_first_space:
+            first = self._special.take(self._rows(previous))
+            sizes[first] -= self._spaced.take(rows[first])
+        return sizes
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         parts = []

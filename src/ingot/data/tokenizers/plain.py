@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,13 @@ class ByteTokenizer(Tokenizer):
     bos = 1
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        return np.frombuffer(utf8(text), np.uint8).astype(np.uint16) + np.uint16(self.specials)
+        return self._ids(utf8(text))
+
+    def _encode_all(self, texts: Sequence[str], data: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+        return map(self._ids, data)
+
+    def _ids(self, data: bytes) -> NDArray[np.uint16]:
+        return np.add(np.frombuffer(data, np.uint8), self.specials, dtype=np.uint16)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         array = self._checked(ids)

@@ -9,6 +9,7 @@ is that of the normalised text and not of the original.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from ingot.data.tokenizers.base import PACKED, check_size, utf8
 from ingot.data.tokenizers.pieces import SPACE, FileTokenizer
+from ingot.data.tokenizers.word_proof import word_starts
+from ingot.data.tokenizers.words import FIRST, Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
 
@@ -59,10 +62,21 @@ class SentencePieceTokenizer(FileTokenizer):
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind, PACKED: self.packed}
 
-    def _encode_all(self, texts: Sequence[str]) -> Iterable[NDArray[np.uint16]]:
-        for text in texts:
-            utf8(text)
-        return (np.array(ids, np.uint16) for ids in self._model.encode(list(texts), num_threads=-1))
+    def _encode_all(self, texts: Sequence[str], data: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+        return self._table.encode_all(texts, data, self.encode) if self._table else map(self.encode, texts)
+
+    @cached_property
+    def _table(self) -> WordTable | None:
+        if (starts := word_starts(self.contents, self._model)) is None:
+            return None
+        # A U+2581 of the text itself is no space for the normaliser and one for the pieces.
+        return trusted(WordTable(self._encode_words, *starts, foreign=SPACE.encode()), self.encode)
+
+    def _encode_words(self, words: list[bytes], role: int) -> Flat:
+        if role == FIRST:
+            return flat(self._model.encode(words, num_threads=1))
+        letter = len(self._model.encode("a"))
+        return flat([ids[letter:] for ids in self._model.encode([b"a" + word for word in words], num_threads=1)])
 
 
 def _entry(model: Any, token: int) -> tuple[bytes | None, bool, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -56,12 +56,8 @@ def train_tokenizer(
         if progress:
             progress(done, total)
 
-    texts = _Texts(islice(read_documents(files, text_field, advance), documents))
-    try:
-        contents = _train_sentencepiece(texts, vocab_size) if kind == "sentencepiece" else _train_bpe(texts, vocab_size)
-    except RuntimeError as error:
-        raise texts.error or _explained(error, vocab_size) from None
-    if not texts.count:
+    contents = learn(kind, islice(read_documents(files, text_field, advance), documents), vocab_size)
+    if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give .txt or .jsonl files with text")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
@@ -74,6 +70,17 @@ def train_tokenizer(
     except OSError as error:
         raise DataError(f"cannot write {output}: {error.strerror or error}") from error
     return tokenizer
+
+
+def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: Mapping[str, Any] | None = None) -> bytes | None:
+    """The file of a vocabulary of at most this size, None if no document has text; `settings` are the trainer's, over ours."""
+    texts = _Texts(documents)
+    train = _train_sentencepiece if kind == "sentencepiece" else _train_bpe
+    try:
+        contents = train(texts, vocab_size, settings or {})
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        raise texts.error or _explained(error, vocab_size) from None
+    return contents if texts.count else None
 
 
 class _Texts:
@@ -103,13 +110,12 @@ def _portions(text: str) -> Iterator[str]:
         yield text
 
 
-def _train_sentencepiece(texts: Iterable[str], vocab_size: int) -> bytes:
+def _train_sentencepiece(texts: Iterable[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
     import sentencepiece  # type: ignore[import-untyped]
 
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=_sentences(texts), model_writer=model, vocab_size=vocab_size, **SETTINGS
-    )
+    settings = {"vocab_size": vocab_size, **SETTINGS, **settings}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=_sentences(texts), model_writer=model, **settings)
     return model.getvalue()
 
 
@@ -125,17 +131,17 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
         yield f"{some or 'a'} {some or 'a'}"
 
 
-def _train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
+def _train_bpe(texts: Iterable[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
+    if unknown := [name for name in settings if not hasattr(trainers.BpeTrainer, name)]:
+        raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would pass over it
     library: Any = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
+    ours = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
+    trainer = trainers.BpeTrainer(**{**ours, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), **settings})
     library.train_from_iterator(iter(texts), trainer)
     return str(library.to_str()).encode()
 
@@ -155,11 +161,11 @@ def _check(output: Path, kind: str, vocab_size: int, documents: int | None, over
         raise DataError(f"cannot write {output}: there is no folder {output.parent}")
 
 
-def _explained(error: RuntimeError, vocab_size: int) -> DataError:
+def _explained(error: Exception, vocab_size: int) -> DataError:
     if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
         return DataError(
             f"--vocab-size {vocab_size:,} is too small for this text: its characters, all bytes and the special ids alone are "
             f"{small[1]}; give more"
         )
     reason = " ".join(str(error).split())
-    return DataError(f"SentencePiece cannot learn from this text: {reason[:200]}")
+    return DataError(f"the trainer cannot learn from this text: {reason[:200]}")

@@ -1,0 +1,174 @@
+"""A split while it is written: documents one behind the other, cut into shards.
+
+`save` brings what was written so far to the disk and says what that is. Another process can go on from there: it cuts the files
+back to what was saved, so that it never matters what was written behind it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from io import BufferedWriter
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from ingot.data.dataset import Count, ShardRecord, SplitRecord
+from ingot.data.encoding import OUTSIDE, Encoded
+from ingot.data.shards import HEADER_BYTES, TOKEN_BYTES, ShardWriter
+from ingot.data.tokenizers import Tokenizer
+
+INDEX_BYTES = 8  # of a document's start
+
+
+class SavedSplit(BaseModel):
+    """What of a split is on the disk: the sums, the finished shards, and of the unfinished one what it holds."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    documents: Count = 0
+    tokens: Count = 0
+    bytes: Count = 0
+    piece_bytes: Count = 0
+    shards: list[ShardRecord] = []
+    shard_tokens: Count = 0
+    shard_documents: Count = 0
+    shard_bytes: Count = 0
+
+    def files(self, name: str) -> dict[str, int]:
+        """The least size of each file of the split called `name`."""
+        sizes = {shard.file: HEADER_BYTES + TOKEN_BYTES * shard.tokens for shard in self.shards}
+        if self.shard_tokens:
+            sizes[_shard_name(name, len(self.shards))] = HEADER_BYTES + TOKEN_BYTES * self.shard_tokens
+        return sizes | {_index_name(name): INDEX_BYTES * self.documents}
+
+
+class SplitWriter:
+    """Cuts a stream of documents into shards; a document may run on from one shard into the next."""
+
+    def __init__(
+        self, folder: Path, name: str, tokenizer: Tokenizer, shard_tokens: int, files: ExitStack, saved: SavedSplit | None = None
+    ) -> None:
+        self._folder, self._name, self._files = folder, name, files
+        self._tokenizer, self._shard_tokens = tokenizer, shard_tokens
+        index = folder / _index_name(name)
+        self._index = files.enter_context(index.open("r+b" if saved else "xb"))
+        saved = saved or SavedSplit()
+        self.documents, self.tokens, self.bytes = saved.documents, saved.tokens, saved.bytes
+        self.piece_bytes = saved.piece_bytes
+        self._shards = list(saved.shards)
+        self._shard_documents, self._shard_bytes = saved.shard_documents, saved.shard_bytes
+        self._shard = self._open_shard(saved.shard_tokens) if saved.shard_tokens else None
+        self._index.truncate(INDEX_BYTES * self.documents)
+        self._index.seek(0, os.SEEK_END)
+
+    def add(self, documents: Encoded) -> None:
+        """Adds documents; those that the tokenizer leaves nothing of are left out."""
+        documents = documents.select(documents.tokens > 0)
+        ends = np.cumsum(documents.tokens)
+        self._index.write((self.tokens + ends - documents.tokens).astype("<u8").tobytes())
+        self.documents += len(ends)
+        self.tokens += len(documents.ids)
+        self.bytes += int(documents.bytes.sum())
+        self.piece_bytes += int(documents.piece_bytes.sum())
+        number = begin = 0
+        while number < len(ends):
+            room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
+            whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first that does not end in this shard
+            if whole > number:
+                self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
+            else:
+                self._cut(documents.ids[begin : ends[number]], int(documents.bytes[number]))
+                whole += 1
+            number, begin = whole, int(ends[whole - 1])
+
+    def save(self) -> SavedSplit:
+        """Brings everything to the disk and says what it is."""
+        if self._shard:
+            self._shard.sync()
+        self._index.flush()
+        os.fsync(self._index.fileno())
+        return SavedSplit(
+            documents=self.documents,
+            tokens=self.tokens,
+            bytes=self.bytes,
+            piece_bytes=self.piece_bytes,
+            shards=self._shards,
+            shard_tokens=self._shard.tokens if self._shard else 0,
+            shard_documents=self._shard_documents,
+            shard_bytes=self._shard_bytes,
+        )
+
+    def close(self) -> SplitRecord:
+        """Completes the last files and says what was written."""
+        if self._shard:
+            self._finish_shard(self._shard)
+        self._index.write(self.tokens.to_bytes(INDEX_BYTES, "little"))
+        self._index.flush()
+        os.fsync(self._index.fileno())
+        return SplitRecord(
+            documents=self.documents,
+            tokens=self.tokens,
+            bytes=self.bytes,
+            piece_bytes=self.piece_bytes,
+            shards=self._shards,
+            document_index=_index_name(self._name),
+        )
+
+    def _cut(self, ids: NDArray[np.uint16], left: int) -> None:
+        """Adds a document that does not end in the shard where it begins."""
+        sizes = self._tokenizer.target_bytes(np.append(OUTSIDE, ids[:-1].astype(np.int32)), ids)
+        begins_here = 1
+        while len(ids):
+            part = ids[: self._shard_tokens - (self._shard.tokens if self._shard else 0)]
+            ids = ids[len(part) :]
+            # The last part takes what is left, so that shards add up to the document however a tokenizer counts its pieces.
+            size = min(left, int(sizes[: len(part)].sum())) if len(ids) else left
+            left, sizes = left - size, sizes[len(part) :]
+            self._append(part, begins_here, size)
+            begins_here = 0
+
+    def _append(self, ids: NDArray[np.uint16], documents: int, size: int) -> None:
+        self._shard = self._shard or self._open_shard()
+        self._shard.append(ids)
+        self._shard_documents += documents
+        self._shard_bytes += size
+        if self._shard.tokens == self._shard_tokens:
+            self._finish_shard(self._shard)
+
+    def _open_shard(self, tokens: int = 0) -> _Shard:
+        return _Shard(self._folder / _shard_name(self._name, len(self._shards)), self._files, tokens)
+
+    def _finish_shard(self, shard: _Shard) -> None:
+        sha256 = shard.close()
+        counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
+        self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
+        self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
+
+
+class _Shard(ShardWriter):
+    """A shard that may have been begun by another process, which wrote at least `tokens` of it."""
+
+    def __init__(self, path: Path, files: ExitStack, tokens: int = 0) -> None:
+        if not tokens:
+            super().__init__(path, files)
+            return
+        self.path, self.tokens = path, tokens
+        self._file = files.enter_context(cast(BufferedWriter, path.open("r+b")))
+        self._file.truncate(HEADER_BYTES + TOKEN_BYTES * tokens)
+        self._file.seek(0, os.SEEK_END)
+
+    def sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _shard_name(split: str, number: int) -> str:
+    return f"{split}_{number:06d}.bin"
+
+
+def _index_name(split: str) -> str:
+    return f"{split}.index"

@@ -1,0 +1,50 @@
+"""Preparation in small steps, stopped behind a chosen one. As a program it prepares FOLDER/corpus and is killed there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ingot.data import encoding, prepare
+from ingot.data.staging import Stage
+from ingot.data.writer import SplitWriter
+
+Patch = Callable[[Any, str, Any], None]
+
+
+def take_small_steps(patch: Patch = setattr) -> None:
+    """Blocks of a few hundred bytes, and a point to go on from every few hundred tokens."""
+    patch(encoding, "BLOCK_BYTES", 300)
+    patch(prepare, "BLOCK_BYTES", 300)
+    patch(prepare, "SAVE_TOKENS", 400)
+
+
+def stop_behind(points: int, act: Callable[[], None], patch: Patch = setattr) -> None:
+    """Act when this many points have been saved and more has been written."""
+    saved = 0
+    save, add = Stage.save, SplitWriter.add
+
+    def counted_save(self: Stage, point: Any) -> None:
+        nonlocal saved
+        save(self, point)
+        saved += 1
+
+    def watched_add(self: SplitWriter, documents: encoding.Encoded) -> None:
+        add(self, documents)
+        if saved >= points:
+            self._index.flush()
+            act()
+
+    patch(Stage, "save", counted_save)
+    patch(SplitWriter, "add", watched_add)
+
+
+if __name__ == "__main__":
+    folder, at, workers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    take_small_steps()
+    stop_behind(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    prepare.prepare([folder / "corpus"], folder / "out", "byte", shard_tokens=1000, workers=workers)
