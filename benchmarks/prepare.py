@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from datetime import date
 from importlib.resources import files
-from itertools import cycle
+from itertools import cycle, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,7 @@ def write_gpt2_json(target: Path) -> None:
     for token, rank in ranks.items():
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
-            pairs = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:], strict=False)]
+            pairs = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
             at = pairs.index(min(pairs))
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         if len(parts) == 2:
