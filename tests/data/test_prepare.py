@@ -18,7 +18,8 @@ from toy_tokenizers import llama_config, sentencepiece_file
 
 import ingot.data.prepare as prepare_module
 from ingot.data.dataset import Dataset
-from ingot.data.prepare import hold_out_ends, prepare, spread_documents
+from ingot.data.holdout import hold_out_ends, spread_documents
+from ingot.data.prepare import prepare
 from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import ConfigError, DataError
 
@@ -489,6 +490,17 @@ def test_work_that_is_killed_again_and_again_comes_to_its_end(tmp_path, whole):
         assert point["documents"] > documents
         documents = point["documents"]
     assert prepare_corpus(tmp_path).continued_documents == documents
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_point_that_was_half_noted_does_no_harm_to_those_that_follow(tmp_path, whole):
+    with (killed(tmp_path, 3) / "journal.jsonl").open("a") as file:
+        file.write('{"blocks": 3, "docu')
+    partial = killed(tmp_path, 3)
+    points = [json.loads(line)["documents"] for line in (partial / "journal.jsonl").read_text().splitlines()[1:]]
+    assert len(points) == 6
+    assert points == sorted(points)
+    assert prepare_corpus(tmp_path).continued_documents == points[-1]
     assert contents(tmp_path / "out") == whole
 
 

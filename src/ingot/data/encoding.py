@@ -32,7 +32,7 @@ from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import DataError, IngotError, RunError
 
 BLOCK_BYTES = 1 << 20  # of text that one worker encodes at once
-BLOCKS_AHEAD = 4  # for each worker, read and not yet written
+BLOCKS_AHEAD = 8  # for each worker, read and not yet written
 ATTEMPTS = 3  # at a block whose worker was killed
 OUTSIDE = -1  # the token before a document: none
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingot.data.encoding import serve; serve()"

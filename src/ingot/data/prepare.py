@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
-from fractions import Fraction
+from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 from ingot.data import dataset
 from ingot.data.dataset import MANIFEST, SPLITS, Count, Manifest, TokenizerRecord, identity
 from ingot.data.encoding import BLOCK_BYTES, Block, Engine, cpu_count, local_engine, read_blocks, text_blocks
+from ingot.data.holdout import Piece, Rule, always, first_documents, hold_out_ends, spread_documents
 from ingot.data.shards import MAX_TOKENS
 from ingot.data.sources import count_documents, file_bytes, find_files, read_documents
 from ingot.data.staging import JOURNAL, Stage, check_output, staged
@@ -41,8 +42,6 @@ SHARD_TOKENS = 100_000_000
 SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
 SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-Piece = tuple[str, str]  # the split and the text of a document
-Rule = Callable[[int], str]  # the split of the document with this number, from 0
 RuledBlocks = Iterator[tuple[Rule, Block]]
 EngineName = Literal["local", "ray"]
 
@@ -126,35 +125,20 @@ def prepare(
     total = sum(map(file_bytes, files + val_files))
     advance = _advance(total if opened else 2 * total, progress)
     built = opened or CharTokenizer(_alphabet(read_documents(files + val_files, text_field, advance)))
-    blocks: RuledBlocks
-    if val_inputs:
-        rule = f"the documents of {', '.join(map(str, val_inputs))}"
-        train, val = (read_blocks(group, text_field, advance) for group in (files, val_files))
-        blocks = chain(_ruled(always("train"), train), _ruled(always("val"), val))
-    elif val_documents is not None:
-        rule = f"the first {val_documents} documents"
-        blocks = _ruled(first_documents(val_documents), read_blocks(files, text_field, advance))
-    elif count_documents(files, text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
-        rule = f"{val_fraction} of the documents, evenly spread"
-        blocks = _ruled(spread_documents(val_fraction), read_blocks(files, text_field, advance))
-    else:
-        rule = f"the last {val_fraction} of the characters of every document"
-        blocks = _piece_blocks(hold_out_ends(read_documents(files, text_field, advance), val_fraction))
+    texts = _Texts(files, val_files, text_field, advance)
+    rule, blocks = _held_out(texts, val_fraction, val_inputs, val_documents)
     source = {"inputs": [str(path) for path in inputs], "validation": rule}
-    work = {
-        "made": {"by": _made_by(), "of": source, "field": text_field, "blocks": BLOCK_BYTES, "shards": shard_tokens},
-        "tokenizer": built.fingerprint(),
-        "files": [_file_identity(path) for path in files + val_files],
-    }
+    sizes = {"block": BLOCK_BYTES, "batch": dataset.BATCH_CHARACTERS, "shard": shard_tokens}
+    work = {"by": _made_by(), "of": source, "field": text_field, "tokenizer": built.fingerprint(), "sizes": sizes}
     manifest, last, continued = _write(
         blocks,
         output,
         built,
-        lambda: _open_engine(built, engine, workers, ray_address, total),
+        partial(_open_engine, built, engine, workers, ray_address, total),
         source=source,
         shard_tokens=shard_tokens,
         overwrite=overwrite,
-        work=work,
+        work={**work, "files": [_file_identity(path) for path in files + val_files]},
     )
     return Summary(
         folder=output,
@@ -169,31 +153,33 @@ def prepare(
     )
 
 
-def always(split: str) -> Rule:
-    """All documents are of one split."""
-    return lambda number: split
+class _Texts(NamedTuple):
+    """Where documents come from; `advance` is told the bytes that are read."""
+
+    files: Sequence[Path]
+    val_files: Sequence[Path]
+    text_field: str
+    advance: Callable[[int], None]
+
+    def blocks(self, files: Sequence[Path]) -> Iterator[Block]:
+        return read_blocks(files, self.text_field, self.advance)
 
 
-def first_documents(count: int) -> Rule:
-    """The first `count` documents are validation."""
-    return lambda number: "val" if number < count else "train"
-
-
-def spread_documents(fraction: float) -> Rule:
-    """Document i is validation where ceil(i * fraction) goes up: evenly spread, the first always among them."""
-    part = Fraction(str(fraction))  # exact, so that 0.1 is every tenth document however many there are
-    above, below = part.numerator, part.denominator
-    return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
-
-
-def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
-    """The last `fraction` of the characters of every document is validation, rounded as nanoGPT does."""
-    for text in texts:
-        cut = int(len(text) * (1 - fraction))
-        if cut or not text:
-            yield "train", text[:cut]
-        if cut < len(text):
-            yield "val", text[cut:]
+def _held_out(
+    texts: _Texts, val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None
+) -> tuple[str, RuledBlocks]:
+    """What is validation, in words, and blocks with the rule that says it."""
+    if val_inputs:
+        train, val = _ruled(always("train"), texts.blocks(texts.files)), _ruled(always("val"), texts.blocks(texts.val_files))
+        return f"the documents of {', '.join(map(str, val_inputs))}", chain(train, val)
+    if val_documents is not None:
+        rule = first_documents(val_documents)
+        return f"the first {val_documents} documents", _ruled(rule, texts.blocks(texts.files))
+    if count_documents(texts.files, texts.text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
+        rule = spread_documents(val_fraction)
+        return f"{val_fraction} of the documents, evenly spread", _ruled(rule, texts.blocks(texts.files))
+    pieces = hold_out_ends(read_documents(texts.files, texts.text_field, texts.advance), val_fraction)
+    return f"the last {val_fraction} of the characters of every document", _piece_blocks(pieces)
 
 
 def write_dataset(
@@ -206,9 +192,17 @@ def write_dataset(
     overwrite: bool = False,
 ) -> Manifest:
     """Writes the folder `output` from documents that know their split; it appears complete or not at all."""
-    engine = lambda: local_engine(tokenizer, 1)  # noqa: E731
-    sizes = {"source": source, "shard_tokens": shard_tokens, "overwrite": overwrite}
-    return _write(_piece_blocks(pieces), output, tokenizer, engine, work=None, **sizes)[0]
+    manifest, _, _ = _write(
+        _piece_blocks(pieces),
+        output,
+        tokenizer,
+        partial(local_engine, tokenizer, 1),
+        source=source,
+        shard_tokens=shard_tokens,
+        overwrite=overwrite,
+        work=None,
+    )
+    return manifest
 
 
 class _Point(BaseModel):

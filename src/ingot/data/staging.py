@@ -134,9 +134,12 @@ def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
 
 
 def _last_point(folder: Path, work: Any) -> Any:
-    """The last point in a journal of this work; a line that was cut short counts for nothing."""
+    """The last point in a journal of this work; a line that was cut short is removed from it."""
+    journal = folder / JOURNAL
     try:
-        lines = (folder / JOURNAL).read_bytes().split(b"\n")[:-1]
+        text = journal.read_bytes()
+        os.truncate(journal, text.rfind(b"\n") + 1)
+        lines = text.split(b"\n")[:-1]
         if len(lines) < 2 or json.loads(lines[0]) != json.loads(json.dumps(work)):
             return None
         return json.loads(lines[-1])
