@@ -188,7 +188,8 @@ def write_gpt2_json(target: Path) -> None:
     """GPT-2's vocabulary as a tokenizer.json: the two parts of each token are what its bytes become one merge before it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    ranks = {GPT2Tokenizer()._pieces[i]: i for i in range(50256)}
+    pieces = GPT2Tokenizer()._pieces
+    ranks = {piece: rank for rank, piece in enumerate(pieces) if piece is not None}
     spelled = {byte: character for character, byte in byte_alphabet().items()}
 
     def spell(token: bytes) -> str:
@@ -230,6 +231,9 @@ def run_tool(kind: str, tool: str, argument: str, source: Path, output: Path) ->
     """The program of one turn."""
     tokens = TOOLS[kind][tool](argument)(source, output)
     peak, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    if sys.platform == "linux":  # where the peak of whoever started a program counts as its own
+        status = Path("/proc/self/status").read_text()
+        peak = int(status.split("VmHWM:")[1].split()[0])
     processes = cpu_count() if child else 0
     print(json.dumps({"tokens": tokens, "peak_mb": (peak + processes * child) / (1024 if sys.platform == "linux" else 1 << 20)}))
 

@@ -34,6 +34,7 @@ from ingot.errors import DataError, IngotError, RunError
 BLOCK_BYTES = 1 << 20  # of text that one worker encodes at once
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
 ATTEMPTS = 3  # at a block whose worker was killed
+NEWLINE = ord("\n")
 OUTSIDE = -1  # the token before a document: none
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingot.data.encoding import serve; serve()"
 
@@ -262,7 +263,7 @@ def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) ->
             while data := stream.read(BLOCK_BYTES):
                 data += b"" if data.endswith(b"\n") else stream.readline()
                 yield Lines(path, text_field, data, lines, size)
-                lines, size = lines + data.count(b"\n"), size + len(data)
+                lines, size = lines + int(np.count_nonzero(np.frombuffer(data, np.uint8) == NEWLINE)), size + len(data)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 

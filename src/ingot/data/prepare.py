@@ -29,7 +29,7 @@ from ingot.data.dataset import MANIFEST, SPLITS, Count, Manifest, TokenizerRecor
 from ingot.data.encoding import BLOCK_BYTES, Block, Engine, cpu_count, local_engine, read_blocks, text_blocks
 from ingot.data.holdout import Piece, Rule, always, first_documents, hold_out_ends, spread_documents
 from ingot.data.shards import MAX_TOKENS
-from ingot.data.sources import count_documents, file_bytes, find_files, read_documents
+from ingot.data.sources import WHAT, count_documents, file_bytes, find_files, read_documents
 from ingot.data.staging import JOURNAL, Stage, check_output, staged
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.data.writer import SavedSplit, SplitWriter
@@ -119,7 +119,7 @@ def prepare(
         log.warning("files passed over, being neither .txt nor .jsonl: %d (%s for one)", len(ignored), ignored[0])
     for group, given in ((files, inputs), (val_files, val_inputs)):
         if given is not None and not count_documents(group, text_field, 1):
-            raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give .txt or .jsonl files with text")
+            raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give files with text: {WHAT}")
 
     opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)
     total = sum(map(file_bytes, files + val_files))

@@ -21,13 +21,14 @@ class ByteTokenizer(Tokenizer):
     bos = 1
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        return self._ids(utf8(text))
+        return np.frombuffer(utf8(text), np.uint8) + np.uint16(self.specials)
 
-    def _encode_all(self, texts: Sequence[str], data: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
-        return map(self._ids, data)
-
-    def _ids(self, data: bytes) -> NDArray[np.uint16]:
-        return np.add(np.frombuffer(data, np.uint8), self.specials, dtype=np.uint16)
+    def encode_batch(self, texts: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64]]:
+        data = [utf8(text) for text in texts]
+        sizes = np.fromiter(map(len, data), np.int64, len(data))
+        ids = np.frombuffer(b"\0".join([b"", *data]), np.uint8) + np.uint16(self.specials)
+        ids[np.cumsum(sizes + 1) - sizes - 1] = self.bos
+        return ids, sizes + 1, sizes
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         array = self._checked(ids)

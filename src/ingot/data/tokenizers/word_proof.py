@@ -80,10 +80,14 @@ class _Keys:
         return self._units[nodes] & 0x800000FF
 
     def _children(self, nodes: Nodes) -> Nodes:
-        units, labels = self._units[nodes], np.arange(1, 256)
-        children = (nodes ^ ((units >> 10) << ((units & 512) >> 6)))[:, None] ^ labels
-        inside = children < len(self._units)
-        return children[inside & (self._labels(np.where(inside, children, 0)) == labels)]
+        units = self._units[nodes]
+        bases = nodes ^ ((units >> 10) << ((units & 512) >> 6))
+        found = [nodes[:0]]
+        for byte in range(1, 256):  # one at a time, or it takes hundreds of megabytes
+            children = bases ^ byte
+            children = children[children < len(self._units)]
+            found.append(children[self._labels(children) == byte])
+        return np.concatenate(found)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:

@@ -27,7 +27,7 @@ Flat = tuple[Tokens, Numbers]  # ids one behind the other, and how many belong t
 EncodeWords = Callable[[list[bytes], int], Flat]  # of words in one of the roles below
 
 FIRST, INNER, LAST = range(3)  # words that start documents, other words, and those of them that end with a space
-PORTION = 1 << 18  # bytes of text that are looked up at once
+PORTION = 1 << 20  # bytes of text that are looked up at once
 WORD_BYTES = 23  # longer words are rare and go to the library every time
 ROW_BITS = 20
 MAX_WORDS = 3 << 18  # in 2^20 rows

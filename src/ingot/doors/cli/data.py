@@ -27,9 +27,22 @@ TOKENIZER = (
     "a folder with one, or a name on the Hugging Face hub."
 )
 Inputs = Annotated[
-    list[Path], typer.Option("--input", metavar="PATH", help="A .txt or .jsonl file or a folder of them; may be given again.")
+    list[Path],
+    typer.Option(
+        "--input",
+        metavar="PATH",
+        help="A file (.txt, .jsonl, .json, .csv, .tsv, also packed with .gz, .xz or .zst; .parquet), a folder of them, or "
+        "hf:ORG/NAME; may be given again.",
+    ),
 ]
-TextField = Annotated[str, typer.Option(metavar="NAME", help="The field of a .jsonl line that holds the text.")]
+TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
+
+
+class EngineName(StrEnum):
+    """Who encodes."""
+
+    local = "local"
+    ray = "ray"
 
 
 class TrainableKind(StrEnum):
@@ -72,10 +85,17 @@ def prepare_command(
     ] = None,
     text_field: TextField = "text",
     shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in one file.")] = 100_000_000,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that encode, by default one for each processor; no output differs.")
+    ] = None,
+    engine: Annotated[EngineName, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = EngineName.local,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="The cluster; auto: the one that runs here; not given: a new one, here.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn text into a folder of tokens that training reads."""
+    """Turn text into a folder of tokens that training reads. If it is killed, the same command continues."""
     from ingot.data.prepare import prepare
 
     with progress_bar("preparing", in_bytes=True) as progress:
@@ -90,6 +110,9 @@ def prepare_command(
             text_field=text_field,
             shard_tokens=shard_tokens,
             overwrite=force,
+            workers=workers,
+            engine=engine.value,
+            ray_address=ray_address,
             progress=progress,
         )
     if as_json:
@@ -97,6 +120,8 @@ def prepare_command(
         return
     print(f"{output}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     _print_splits(summary.splits)
+    if summary.continued_documents:
+        print(f"{summary.continued_documents:,} documents were there already, from a run that had been stopped")
     if summary.empty_documents:
         print(f"{summary.empty_documents:,} empty documents were left out")
     print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(str(output))}")
