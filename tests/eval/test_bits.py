@@ -198,3 +198,15 @@ def test_the_text_of_a_part_is_estimated_by_the_ratio_over_the_whole():
 def test_a_tokenizer_that_loses_nothing_has_one_count():
     _, found = score_of(ByteTokenizer(), ["all the world's a stage"])
     assert found.other == {} and found.bytes == found.piece_bytes
+
+
+@settings(deadline=None)
+@given(st.integers(2, 300), st.integers(1, 64))
+def test_whole_rows_leave_out_what_does_not_fill_one(tokens, seq_len):
+    judge = Judge(Tokens(np.zeros(tokens)), ByteTokenizer(), seq_len, seq_len, 4, whole_rows=True)
+    whole = (tokens - 1) // seq_len
+    if whole:
+        assert judge.score(judge.rows(), uniform(2)).tokens == whole * seq_len
+    else:
+        with pytest.raises(DataError, match="does not fill a row"):
+            judge.rows()

@@ -24,7 +24,7 @@ def test_plain_lines_tell_every_event_once():
     reporter.begin({"run": "r", "ranks": 2})
     reporter.step(STEP, log=False)
     reporter.step(STEP, log=True)
-    reporter.evaluation(EvaluationReport(10, 2.0, 2.5, 100, 90, 0.25, best=True))
+    reporter.evaluation(EvaluationReport(10, 2.0, 2.5, 100, 90, 0.25, 3.0, best=True))
     reporter.sample(10, "text")
     reporter.saved(Path("checkpoints/step-00000010"))
     reporter.message("note")

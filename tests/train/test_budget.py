@@ -78,3 +78,8 @@ def test_a_step_fits_when_it_would_end_inside_the_budget():
     assert fits(8.0, 2.0, 10.0)
     assert not fits(8.5, 2.0, 10.0)
     assert fits(1e9, 1e9, None)
+
+
+def test_a_step_that_may_overshoot_fits_when_it_begins_inside_the_budget():
+    assert fits(9.9, 2.0, 10.0, overshoot=True)
+    assert not fits(10.0, 0.0, 10.0, overshoot=True)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_runs import Train, records, state_of, train_tiny
+from tiny_runs import TINY, Train, records, state_of, train_tiny
 
 from ingot.artifact.tensors import read_tensors
+from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.runs.checkpoints import load_checkpoint, saved_steps
 from ingot.runs.report import Reporter, StepReport
+from ingot.train.session import Exported, run
 
 
 class StopAt(Reporter):
@@ -388,6 +390,53 @@ def test_the_artifact_holds_the_weights_of_the_last_checkpoint(train: Train, tmp
 def test_a_run_without_an_artifact_writes_none(train: Train, tmp_path):
     result = train(tmp_path / "run", training__max_steps=2, artifact__write=False)
     assert (result.artifact_path, list((tmp_path / "run" / "artifact").iterdir())) == (None, [])
+
+
+def test_a_door_can_bring_an_exporter_of_its_own(data, tmp_path):
+    seen = []
+
+    def exporter(trainer, shutdown):
+        seen.append(trainer.progress.step)
+        return Exported(tmp_path / "mine", 7, 1.5)
+
+    values = {**TINY, "data.path": str(data), "training.output_dir": str(tmp_path / "run"), "training.max_steps": 3}
+    result = run(load_config(python=values, environment={}), exporter=exporter)
+    assert (seen, result.artifact_path, result.artifact_bytes, result.artifact_bpb) == ([3], tmp_path / "mine", 7, 1.5)
+
+
+def test_a_run_can_begin_with_the_weights_of_another(train: Train, tmp_path):
+    first = train(tmp_path / "first", training__max_steps=4, evaluation__at_start=True)
+    other = train(
+        tmp_path / "other",
+        training__max_steps=1,
+        training__weights=str(first.run_dir),
+        evaluation__at_start=True,
+        training__seed=5,
+    )
+    assert records(other.run_dir, "evaluation")[0]["val_loss"] == first.val_loss
+    assert records(first.run_dir, "evaluation")[0]["val_loss"] != first.val_loss
+
+
+def test_weights_of_another_shape_are_refused_with_the_tensor_that_does_not_fit(train: Train, tmp_path):
+    first = train(tmp_path / "first", training__max_steps=1)
+    with pytest.raises(CheckpointError, match="has shape"):
+        train(tmp_path / "other", training__weights=str(first.run_dir), model__width=32)
+
+
+def test_the_training_split_is_scored_beside_the_validation_split_where_asked(train: Train, tmp_path):
+    train(tmp_path / "run", training__max_steps=2, evaluation__train_rows=3)
+    train(tmp_path / "plain", training__max_steps=2)
+    asked, plain = (records(tmp_path / name, "evaluation")[-1] for name in ("run", "plain"))
+    assert plain["train_loss"] is None
+    assert asked["train_loss"] == pytest.approx(plain["val_loss"], abs=0.2)
+    assert asked["train_loss"] != asked["val_loss"]
+    assert asked["val_loss"] == plain["val_loss"]
+
+
+def test_without_an_evaluation_at_the_end_only_those_in_between_are_made(train: Train, tmp_path):
+    result = train(tmp_path / "run", training__max_steps=5, evaluation__every=2, evaluation__at_end=False)
+    assert [record["step"] for record in records(tmp_path / "run", "evaluation")] == [2, 4]
+    assert result.status == "completed"
 
 
 def test_a_mistake_in_the_model_is_told_before_a_folder_is_made(train: Train, tmp_path):

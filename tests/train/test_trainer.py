@@ -133,6 +133,12 @@ def test_a_budget_is_used_up_to_its_last_whole_step(data):
     assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (3, 9.0)
 
 
+def test_a_budget_that_may_be_overshot_takes_the_step_in_which_it_ends(data):
+    trainer = make(data, Device(Time(), [3.0]), budget__seconds=10.0, budget__overshoot=True)
+    assert trainer.run(Shutdown()) == "completed"
+    assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (4, 12.0)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seconds=st.lists(st.floats(0.8, 1.2), min_size=2, max_size=5), budget=st.floats(20, 60))
 def test_a_budget_is_not_overrun_where_steps_are_uneven(data, seconds, budget):

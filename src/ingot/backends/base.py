@@ -61,6 +61,12 @@ class Backend(Protocol):
     def weights(self) -> list[TensorRecord]:
         """What the model is judged by and others get: the average of the weights where one is kept, else the weights."""
 
+    def put(self, weights: Mapping[str, TensorRecord], where: str) -> None:
+        """Take other weights, to begin with or to be judged; `where` they come from is said if they do not fit."""
+
+    def peak_memory(self) -> tuple[int, int]:
+        """The most bytes that were used and that were held, on this rank's device."""
+
     def release(self) -> None:
         """Give memory that is only kept for later back to the device."""
 

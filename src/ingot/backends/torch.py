@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import resource
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -316,6 +318,20 @@ class TorchBackend:
         """Copies of the weights that evaluation uses."""
         self._show(average=True)
         return model_records(self.model)
+
+    def put(self, weights: Mapping[str, TensorRecord], where: str) -> None:
+        """Copy weights into the model, and let an average begin with them."""
+        self._show(average=False)
+        load_model(self.model, weights, where)
+        if self._average is not None:
+            self._average.load({})
+
+    def peak_memory(self) -> tuple[int, int]:
+        """On a GPU what the allocator gave and what it took, elsewhere the peak of this process."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak, peak
 
     def release(self) -> None:
         """Empty the cache of the allocator, so that another process finds room on the GPU."""

@@ -133,6 +133,11 @@ class TrainingSection(Section):
         description="Steps taken and undone before the clock starts, so that compilation and cold caches are not paid from "
         "the budget. auto: 2 where the model is compiled, else none.",
     )
+    weights: str | None = Field(
+        None,
+        description="Start from the weights of this run folder, checkpoint or artifact. null: from random ones. A run that is "
+        "continued has its own.",
+    )
     output_dir: str | None = Field(
         None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run found there is continued."
     )
@@ -152,6 +157,9 @@ class BudgetSection(Section):
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="Training seconds over all resumes; evaluation, saving and set-up are not counted. null: no limit."
     )
+    overshoot: bool = Field(
+        False, description="Take the step in which the seconds run out. false: no step begins that would not end in time."
+    )
     artifact_bytes: Positive | None = Field(None, description="Largest size of the exported model in bytes. null: no limit.")
 
 
@@ -160,10 +168,17 @@ class EvaluationSection(Section):
 
     every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
     at_start: bool = Field(False, description="Evaluate before the first step too.")
+    at_end: bool = Field(True, description="Evaluate when the run is complete.")
     rows: Positive | None = Field(
         None,
         description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation always "
         "reads all.",
+    )
+    train_rows: Positive | None = Field(
+        None, description="Rows of the training split that are scored beside the validation split. null: none."
+    )
+    whole_rows: bool = Field(
+        False, description="Leave out the last row where the text does not fill it. false: score every token."
     )
     stride: Positive | None = Field(
         None,

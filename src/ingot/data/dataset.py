@@ -35,6 +35,7 @@ VERIFY_TOKENS = 1 << 22  # of tokens whose bytes are counted at once
 OUTSIDE = -1  # the token before a document: none
 
 Count = Annotated[int, Field(ge=0)]
+OpenTokens = Callable[[Path], NDArray[np.uint16]]
 FileName = Annotated[str, Field(pattern=r"^\w+\.(bin|index)$")]  # never a path: files lie beside dataset.json
 
 
@@ -105,20 +106,21 @@ def identity(record: dict[str, Any]) -> str:
 class Split:
     """The tokens of one split as one stream, wherever its shards end."""
 
-    def __init__(self, folder: Path, record: SplitRecord) -> None:
+    def __init__(self, folder: Path, record: SplitRecord, open_tokens: OpenTokens = open_shard) -> None:
         self.tokens, self.documents = record.tokens, record.documents
         self.bytes, self.piece_bytes = record.bytes, record.piece_bytes
         self._paths = [folder / shard.file for shard in record.shards]
         self._sizes = [shard.tokens for shard in record.shards]
         self._ends = list(accumulate(self._sizes))
         self._arrays: list[NDArray[np.uint16] | None] = [None] * len(self._paths)
-        self._index = folder / record.document_index
+        self._index = folder / record.document_index if record.document_index else None
+        self._open = open_tokens
 
     def shard(self, number: int) -> NDArray[np.uint16]:
         """The tokens of one shard, mapped at the first call."""
         array = self._arrays[number]
         if array is None:
-            array = open_shard(self._paths[number])
+            array = self._open(self._paths[number])
             if len(array) != self._sizes[number]:
                 raise DataError(f"{self._paths[number]} was replaced while it was in use; start again with the new data")
             self._arrays[number] = array
@@ -131,6 +133,9 @@ class Split:
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Where each document begins in the stream, and behind them the end of the last."""
+        if self._index is None:
+            where = self._paths[0].parent
+            raise DataError(f"nothing says where documents begin in {where}; make a folder that does: ingot data convert {where}")
         try:
             return np.memmap(self._index, dtype="<u8", mode="r", shape=(self.documents + 1,))
         except (OSError, ValueError) as error:
@@ -156,8 +161,8 @@ class Split:
 class Dataset:
     """A prepared folder that passed the cheap checks; `Dataset.open` makes it."""
 
-    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Tokenizer) -> None:
-        self.folder, self.manifest, self.tokenizer = folder, manifest, tokenizer
+    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Tokenizer, open_tokens: OpenTokens = open_shard) -> None:
+        self.folder, self.manifest, self.tokenizer, self._open_tokens = folder, manifest, tokenizer, open_tokens
 
     @classmethod
     def open(cls, path: Path | str) -> Dataset:
@@ -176,7 +181,7 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> dict[str, Split]:
-        return {name: Split(self.folder, record) for name, record in self.manifest.splits.items()}
+        return {name: Split(self.folder, record, self._open_tokens) for name, record in self.manifest.splits.items()}
 
     def split(self, name: str) -> Split:
         """The split called `name`: train or val."""

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from ingot.data.dataset import VERSION, Dataset
+from ingot.data.dataset import MANIFEST, VERSION, Dataset
+from ingot.data.foreign import open_foreign
 from ingot.data.prepare import write_dataset
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError
@@ -29,14 +30,17 @@ SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 
 def open_dataset(path: str, tokenizer: str | None = None) -> Dataset:
     """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's."""
-    dataset = Dataset.open(resolve(path, tokenizer))
+    folder = resolve(path, tokenizer)
+    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer)) is not None:
+        return foreign
+    dataset = Dataset.open(folder)
     if tokenizer is not None and not path.startswith(PREFIX):
         _check_same(tokenizer, dataset.tokenizer, path)
     return dataset
 
 
 def resolve(path: str, tokenizer: str | None = None) -> Path:
-    """The folder that `path` names: a prepared folder, or sample:NAME."""
+    """The folder that `path` names: a folder of tokens, or sample:NAME."""
     if path.startswith(PREFIX):
         return sample_path(path.removeprefix(PREFIX), tokenizer or "byte")
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)

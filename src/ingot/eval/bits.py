@@ -74,17 +74,21 @@ class Judge:
     micro_batch: int
     document_mask: bool = False
     rule: Rule = "text"
+    whole_rows: bool = False  # leave out a last row that the split does not fill
 
     @classmethod
     def of(cls, config: Config, split: Split, tokenizer: Tokenizer) -> Judge:
         """The judge that a config describes."""
-        data, evaluation = config.data, config.evaluation
-        return cls(split, tokenizer, data.seq_len, config.stride, evaluation.micro_batch, data.document_mask, evaluation.bytes)
+        data, e = config.data, config.evaluation
+        return cls(split, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)
 
     def rows(self, limit: int | None = None) -> NDArray[np.int64]:
         """The numbers of all rows, or of `limit` rows spread evenly over the split."""
-        rows = -(-(self.split.tokens - 1) // self.stride)
+        targets = self.split.tokens - 1
+        rows = targets // self.stride if self.whole_rows else -(-targets // self.stride)
         if rows <= 0:
+            if targets > 0:
+                raise DataError(f"the validation split of {targets + 1:,} tokens does not fill a row of {self.seq_len:,}")
             raise DataError("the validation split is empty; prepare the data with a larger --val-fraction or a --val-input")
         count = rows if limit is None else min(limit, rows)
         return np.arange(count, dtype=np.int64) * rows // count

@@ -36,7 +36,9 @@ class EvaluationReport:
     tokens: int
     bytes: int
     seconds: float
+    elapsed_seconds: float  # of training
     best: bool
+    train_loss: float | None = None  # of rows of the training split, where evaluation.train_rows asks for it
     other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
 
 
@@ -45,6 +47,9 @@ class Reporter:
 
     def begin(self, facts: dict[str, Any]) -> None:
         """The run is about to take its first step of this session."""
+
+    def primed(self, step: int, steps: int) -> None:
+        """A priming step, which leaves no trace, is done."""
 
     def step(self, report: StepReport, log: bool) -> None:
         """A step is done; `log` where tracking.log_every asks for a line."""
@@ -95,7 +100,7 @@ class Chorus(Reporter):
     """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter):
-        for name in ("begin", "step", "evaluation", "sample", "saved", "message", "end"):
+        for name in ("begin", "primed", "step", "evaluation", "sample", "saved", "message", "end"):
             setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
 
 
@@ -122,6 +127,6 @@ def evaluation_line(report: EvaluationReport) -> str:
     """An evaluation as one line."""
     best = "  best so far" if report.best else ""
     other = "".join(f"  {name} {value:.4f}" for name, value in report.other.items())
-    return (
-        f"eval {report.step}  val_loss {report.val_loss:.4f}  val_bpb {report.val_bpb:.4f}{other}  ({report.seconds:.1f} s){best}"
-    )
+    train = f"  train_loss {report.train_loss:.4f}" if report.train_loss is not None else ""
+    score = f"val_loss {report.val_loss:.4f}  val_bpb {report.val_bpb:.4f}{other}"
+    return f"eval {report.step}{train}  {score}  ({report.seconds:.1f} s){best}"

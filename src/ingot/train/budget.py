@@ -40,6 +40,8 @@ class Clock:
                 self.start()
 
 
-def fits(elapsed: float, step_seconds: float, budget: float | None) -> bool:
-    """Whether a step as long as the one before would still end inside the budget."""
-    return budget is None or elapsed + step_seconds <= budget
+def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: bool = False) -> bool:
+    """Whether a step as long as the one before would end inside the budget; with `overshoot`, whether it begins there."""
+    if budget is None:
+        return True
+    return elapsed < budget if overshoot else elapsed + step_seconds <= budget

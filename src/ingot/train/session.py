@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from importlib import metadata
@@ -14,6 +15,7 @@ from typing import Any
 from ingot.artifact.codecs import check_codec
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
 from ingot.artifact.scoring import score_in_fresh_process
+from ingot.artifact.sources import open_source
 from ingot.backends.base import Backend
 from ingot.config.families import FileSection
 from ingot.config.loading import ResolvedConfig
@@ -64,8 +66,23 @@ class TrainingResult:
     run_dir: Path
 
 
-def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingResult:
-    """Train as a config says; the run folder is the product, the result a summary of it."""
+@dataclass(frozen=True)
+class Exported:
+    """What was written for others, and the bits per byte of the file, read again."""
+
+    path: Path
+    bytes: int
+    bpb: float | None
+
+
+Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every rank of a run that is complete
+
+
+def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Exporter | None = None) -> TrainingResult:
+    """Train as a config says; the run folder is the product, the result a summary of it.
+
+    A door may bring a reporter, which speaks its users' language, and an exporter, which writes the files they expect.
+    """
     config, ranks = resolved.config, ranks_from_environment()
     reporter = reporter if reporter is not None and ranks.first else Reporter()
     dataset, rows = open_data(config, ranks.world_size)
@@ -91,6 +108,9 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
         if told["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
         progress = _resume(backend, checkpoint)
+        if checkpoint is None and config.training.weights is not None:
+            source = open_source(Path(config.training.weights).expanduser())
+            backend.put(source.tensors, str(source.path))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
@@ -98,7 +118,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None) -> TrainingR
         status = trainer.run(shutdown)
         if backend.maximum([shutdown.requested])[0]:
             status = "stopped"  # asked for after the last step: what is left can be done by the next session
-        result = _finish(trainer, status, shutdown)
+        result = _finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
         backend.close()  # not after a failure: the other ranks would be gone before this one has said why
     return result
@@ -228,19 +248,17 @@ def _begin_facts(config: Config, dataset: Dataset, backend: Backend, desk: Desk 
     return {**facts, "resumed_at": f"step {progress.step}"} if progress.step else facts
 
 
-def _finish(trainer: Trainer, status: Status, shutdown: Shutdown) -> TrainingResult:
+def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Exporter) -> TrainingResult:
     """Judge and export a completed run, and say how it went."""
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
-    artifact, artifact_bpb = None, None
-    has_text = trainer.dataset.split("val").tokens > 1
+    exported = None
     if status == "completed":
-        if has_text and (progress.val_step, progress.val_whole) != (progress.step, True):
+        judged = (progress.val_step, progress.val_whole) == (progress.step, True)
+        if config.evaluation.at_end and not judged and trainer.dataset.split("val").tokens > 1:
             trainer.evaluate(None)
             trainer.note()
-        if desk is not None and config.artifact.write:
-            artifact = _export(trainer, desk.folder)
-            if has_text and config.artifact.score:
-                artifact_bpb = _score(trainer, artifact.path, shutdown)
+        if config.artifact.write:
+            exported = exporter(trainer, shutdown)
     steps = saved_steps(desk.folder.checkpoints) if desk is not None else {}
     if desk is not None:
         desk.heartbeat.update(status=status)
@@ -255,12 +273,21 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown) -> TrainingRes
         training_seconds=progress.elapsed_seconds,
         tokens_per_second=progress.tokens / progress.elapsed_seconds if progress.elapsed_seconds else 0.0,
         checkpoint_path=steps.get(progress.step),
-        artifact_path=artifact.path if artifact is not None else None,
-        artifact_bytes=artifact.bytes if artifact is not None else None,
-        artifact_bpb=artifact_bpb,
+        artifact_path=exported.path if exported is not None else None,
+        artifact_bytes=exported.bytes if exported is not None else None,
+        artifact_bpb=exported.bpb if exported is not None else None,
         sample=trainer.last_sample,
         run_dir=desk.folder.path if desk is not None else Path(config.training.output_dir or "."),
     )
+
+
+def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
+    """Write the artifact into the run folder and let another process score it."""
+    if trainer.desk is None:
+        return None
+    report = _export(trainer, trainer.desk.folder)
+    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
+    return Exported(report.path, report.bytes, _score(trainer, report.path, shutdown) if scored else None)
 
 
 def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:

@@ -100,6 +100,7 @@ class Trainer:
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
         for step in range(steps):
             self.backend.step(first.batch, first.targets, step, Rates(1.0, self.config.optimizer.muon_momentum)).result()
+            self.reporter.primed(step + 1, steps)
         self.backend.load(before)
         self.reporter.message(f"primed with {steps} steps")
 
@@ -140,7 +141,8 @@ class Trainer:
         elapsed = spent = -1.0
         if self.backend.ranks.first:
             elapsed = self.clock.elapsed
-            spent = float(not fits(elapsed, step_seconds, self.config.budget.seconds))
+            budget = self.config.budget
+            spent = float(not fits(elapsed, step_seconds, budget.seconds, budget.overshoot))
         elapsed, stop, spent = self.backend.maximum([elapsed, shutdown.requested, spent])
         return elapsed, stop > 0, spent > 0
 
@@ -234,17 +236,27 @@ class Trainer:
         c, p = self.config, self.progress
         with self.clock.paused():
             began = time.perf_counter()
-            found = self._score(limit)
+            found = self.score("val", limit)
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
             p.val_step, p.val_whole, p.val_other = p.step, limit is None, found.other
             # The best is chosen by the rows that evaluations during training read: like is compared with like.
-            judged = found if limit == c.evaluation.rows else self._score(c.evaluation.rows)
+            judged = found if limit == c.evaluation.rows else self.score("val", c.evaluation.rows)
             best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
             if best:
                 p.best_step, p.best_bpb = p.step, judged.bits_per_byte
+            train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
             seconds = time.perf_counter() - began
             report = EvaluationReport(
-                p.step, found.loss, found.bits_per_byte, found.tokens, found.bytes, seconds, best, found.other
+                step=p.step,
+                val_loss=found.loss,
+                val_bpb=found.bits_per_byte,
+                tokens=found.tokens,
+                bytes=found.bytes,
+                seconds=seconds,
+                elapsed_seconds=self.clock.elapsed,
+                best=best,
+                train_loss=train,
+                other=found.other,
             )
             if self.desk is not None:
                 self.desk.heartbeat.update(val_bpb=report.val_bpb)
@@ -254,8 +266,9 @@ class Trainer:
                     self.sample()
         return best
 
-    def _score(self, limit: int | None) -> Score:
-        judge = Judge.of(self.config, self.dataset.split("val"), self.dataset.tokenizer)
+    def score(self, split: str, limit: int | None) -> Score:
+        """The score of a split, or of `limit` rows of it, over all ranks."""
+        judge = Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
         rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
         part = judge.score(rows[share.start : share.stop], self.backend.evaluate)
