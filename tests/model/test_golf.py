@@ -179,8 +179,8 @@ def test_a_bf16_stream_learns_in_about_the_direction_float32_does():
 def test_control_names_what_is_no_matrix():
     model = make("golf", layers=9)
     inside = [(name, p) for name, p in model.blocks.named_parameters()]
-    matrices = [name for name, p in inside if p.dim() == 2 and not any(part in name for part in Golf.control)]
-    steering = [name for name, p in model.named_parameters() if any(part in name for part in Golf.control)]
+    matrices = [name for name, p in inside if p.dim() == 2 and not any(part in name for part in model.control)]
+    steering = [name for name, p in model.named_parameters() if any(part in name for part in model.control)]
     assert len(matrices) == 54
     assert all(name.endswith("weight") for name in matrices)
     assert len(steering) == 9 * 4 + 1

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model.layers import LayerCache, RMSNorm, causal_attention, document_mask, places, rotate, turn
+from ingot.model.layers import LayerCache, RMSNorm, Rotation, causal_attention, document_mask, places, rotate
 
 torch.set_num_threads(1)
 
@@ -47,10 +47,10 @@ def test_a_document_mask_and_a_filled_cache_are_refused():
 
 
 def test_rotation_tells_only_how_far_apart_two_places_are():
-    q, k = heads(1, 1, 64), heads(1, 1, 64)
+    q, k, turn = heads(1, 1, 64), heads(1, 1, 64), Rotation(128, 64, 1e4)
 
     def score(query, key):
-        return (rotate(q, turn(torch.tensor([query]), 64, 1e4)) @ rotate(k, turn(torch.tensor([key]), 64, 1e4)).mT).squeeze()
+        return (rotate(q, turn(torch.tensor([query]))) @ rotate(k, turn(torch.tensor([key]))).mT).squeeze()
 
     torch.testing.assert_close(score(9, 2), score(107, 100), atol=1e-4, rtol=0)
     assert (score(9, 2) - score(9, 3)).abs().max() > 1e-2
@@ -60,20 +60,20 @@ def test_rotation_is_a_rotation_of_the_halves():
     x = heads(1, 3, 4)
     angles = torch.arange(3.0)[:, None] * torch.tensor([1.0, 10.0**-2])
     pairs = torch.complex(x[..., :2], x[..., 2:]) * torch.polar(torch.ones_like(angles), angles)
-    found = rotate(x, turn(torch.arange(3), 4, 1e4))
+    found = rotate(x, Rotation(3, 4, 1e4)(torch.arange(3)))
     torch.testing.assert_close(found, torch.cat([pairs.real, pairs.imag], dim=-1), atol=1e-6, rtol=0)
 
 
 def test_far_places_keep_their_angles_in_low_precision_training():
     with torch.autocast("cpu", torch.bfloat16):
-        cos, sin = turn(torch.arange(4000, 4096), 64, 1e4)
+        cos, sin = Rotation(4096, 64, 1e4)(torch.arange(4000, 4096))
     exact = torch.arange(4000, 4096).double()[:, None] * 1e4 ** -(torch.arange(0, 64, 2).double() / 64)
     torch.testing.assert_close(cos.double(), exact.cos(), atol=1e-3, rtol=0)
     torch.testing.assert_close(sin.double(), exact.sin(), atol=1e-3, rtol=0)
 
 
 def test_rotation_keeps_the_number_format():
-    assert rotate(heads(1, 3).bfloat16(), turn(torch.arange(3), 8, 1e4)).dtype is torch.bfloat16
+    assert rotate(heads(1, 3).bfloat16(), Rotation(3, 8, 1e4)(torch.arange(3))).dtype is torch.bfloat16
 
 
 def test_rms_norm_brings_rows_to_their_gain():

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from ingot.runs.report import Chorus, EvaluationReport, LineReporter, Reporter, StepReport, step_line
+from ingot.runs.report import BeginReport, Chorus, EvaluationReport, LineReporter, Reporter, StepReport, step_line
 
+BEGIN = BeginReport("r", "cpu", "fp32", 2, 1234, 5000, 64, 4, "default", 0)
 STEP = StepReport(
     step=10, max_steps=40, loss=3.0, grad_norm=0.5, learning_rate=1e-3, tokens=2560, tokens_per_second=1234.5,
     elapsed_seconds=3.0, budget_seconds=None, epoch=0, mfu=None, spent=0.25,
@@ -21,7 +22,7 @@ def test_a_step_line_names_what_is_known_and_nothing_else():
 def test_plain_lines_tell_every_event_once():
     lines: list[str] = []
     reporter = Chorus(Reporter(), LineReporter(lines.append))
-    reporter.begin({"run": "r", "ranks": 2})
+    reporter.begin(BEGIN)
     reporter.step(STEP, log=False)
     reporter.step(STEP, log=True)
     reporter.evaluation(EvaluationReport(10, 2.0, 2.5, 100, 90, 0.25, 3.0, best=True))
@@ -30,7 +31,8 @@ def test_plain_lines_tell_every_event_once():
     reporter.message("note")
     reporter.end(SimpleNamespace(status="stopped", total_steps=10))
     assert lines == [
-        "run r  ranks 2",
+        "run r  device cpu  precision fp32  ranks 2  parameters 1,234  train_tokens 5,000  tokens_per_step 64  micro_batch 4  "
+        "attention default",
         step_line(STEP),
         "eval 10  val_loss 2.0000  val_bpb 2.5000  (0.2 s)  best so far",
         "saved checkpoints/step-00000010",

@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 
 from ingot.artifact.numbers import FLOATS, to_array, to_record
 from ingot.artifact.tensors import ITEM_BYTES, TensorRecord
+from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError, ConfigError
 
 QUANTISERS = ("none", "int8", "int8-golf")
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 SCALE = "::scale"
-CONTROL = (
-    "attn_scale", "attn_scales", "mlp_scale", "mlp_scales", "resid_mix", "resid_mixes", "q_gain", "skip_weight", "skip_weights",
-)  # fmt: skip
 SMALL = {"int8": 1024, "int8-golf": 65536}  # tensors of at most so many elements are kept as floats
 LARGEST = np.float32(127)  # codes are -127 to 127
 GOLF_QUANTILE = 99.99984 / 100  # of the magnitudes in a row: what lies above it is clipped

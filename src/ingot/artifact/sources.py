@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,14 @@ def _known(path: Path, known: dict[str, Any]) -> tuple[dict[str, Any], Config]:
     if not isinstance(facts["config"], dict):
         raise CheckpointError(f"{path} does not say how to build its model")
     return facts, load_config(python=facts["config"], environment={}).config
+
+
+def config_around(settings: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:
+    """A whole config around a foreign model, as every reader expects one; `tokenizer` is the kind of its tokenizer."""
+    length = settings["context"]
+    given = {
+        "model": dict(settings),
+        "data": {"seq_len": length, "tokenizer": tokenizer if tokenizer in ("byte", "gpt2") else None},
+        "training": {"max_steps": 0, "tokens_per_step": length},
+    }
+    return load_config(python=given, environment={}).config.model_dump(mode="json")

@@ -102,6 +102,11 @@ class LlamaSection(DropoutSection, RotarySection):
     rope_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(1.0, description="How far rope_scaling stretches.")
 
 
+CONTROL = (
+    "attn_scale", "attn_scales", "mlp_scale", "mlp_scales", "resid_mix", "resid_mixes", "q_gain", "skip_weight", "skip_weights",
+)  # fmt: skip
+
+
 class GolfSection(RotarySection):
     """The golf baseline: skips from the first half to the second, a mix of the embedding into every block, squared ReLU."""
 
@@ -121,6 +126,10 @@ class GolfSection(RotarySection):
     embedding_std: Rate = Field(0.005, description="Spread of the initial embedding where it is tied.")
     embedding_dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="Number format the embedding is kept and updated in, and with it the residual stream."
+    )
+    control: str = Field(
+        ",".join(CONTROL),
+        description="Parts of names, with commas between, of parameters that steer and do not multiply: no matrices to Muon.",
     )
 
 

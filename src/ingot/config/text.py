@@ -10,11 +10,12 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from ingot.errors import ConfigError
+
+if TYPE_CHECKING:
+    import yaml
 
 NULLS = ("null", "none", "~", "")
 _WORDS = {"null": None, "none": None, "~": None, "": None, "true": True, "false": False}
@@ -22,6 +23,7 @@ _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
 _NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)([eE][-+]?[0-9]+)?")
 _INFINITE = re.compile(r"[-+]?\.inf|\.nan", re.IGNORECASE)
 _UNQUOTED = re.compile(r"[A-Za-z_](?:[\w./+-]|:(?=\w))*", re.ASCII)
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 _AMBIGUOUS = {"null", "none", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
@@ -31,6 +33,8 @@ class Plain(str):
 
 def parse_yaml(text: str, name: str) -> Any:
     """The mappings, lists and texts of a YAML document; `name` stands for it in errors."""
+    import yaml
+
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         return None if node is None else _from_node(node, name, set())
@@ -44,6 +48,8 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def _from_node(node: yaml.Node, name: str, seen: set[int]) -> Any:
+    import yaml
+
     line = node.start_mark.line + 1
     if id(node) in seen:
         raise ConfigError(f"{name} line {line} is used by an alias (*name); write the value out where it is needed")
@@ -110,8 +116,14 @@ def format_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{format_value(str(key))}: {format_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str) and not (_UNQUOTED.fullmatch(value) and value.lower() not in _AMBIGUOUS):
-        return yaml.safe_dump(str(value), default_style='"', width=math.inf, allow_unicode=True).strip()
+        return '"' + "".join(map(_escaped, value)) + '"'
     return str(value)
+
+
+def _escaped(char: str) -> str:
+    if char in _ESCAPES or char.isprintable():
+        return _ESCAPES.get(char, char)
+    return f"\\U{ord(char):08x}"
 
 
 def _format_float(value: float) -> str:

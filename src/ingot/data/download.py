@@ -19,16 +19,15 @@ from ingot.data.download_hub import Facts, Hub, client_messages
 from ingot.data.download_manifest import (
     DOCS,
     DOCS_SOURCE,
-    MANIFEST,
     PREVIOUS,
     Plan,
     Source,
     dataset_name,
-    parse_manifest,
     plan_files,
     read_source,
     write_manifest,
 )
+from ingot.data.pairing import MANIFEST, parse_manifest
 from ingot.data.shards import token_count
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 from ingot.data.download_hub import Facts
+from ingot.data.pairing import MANIFEST, Record
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 
-MANIFEST = "manifest.json"
 SOURCE = "manifest.source.json"
 PREVIOUS = "manifest.previous.json"
 DOCS = "docs_selected.jsonl"
@@ -26,25 +24,12 @@ DOCS_SOURCE = "docs_selected.source_manifest.json"
 ARTIFACTS = ("model_path", "vocab_path", "path")  # where a tokenizer's entry may name its files
 MOST_SHARDS = 1_000_000  # six digits number them
 
-Record = dict[str, Any]
-
 
 def dataset_name(variant: str) -> str:
     """The data set of a variant: byte260, sp1024, or sp8192_anything for the derived ones."""
     if not re.fullmatch(r"byte260|sp[0-9]+(_[A-Za-z0-9_]+)?", variant):
         raise ConfigError(f"unknown variant {variant!r}; it is byte260, or sp and the size of a vocabulary, such as sp1024")
     return f"fineweb10B_{variant}"
-
-
-def parse_manifest(content: bytes, where: str) -> Record:
-    """The manifest in a file's content."""
-    try:
-        manifest = json.loads(content)
-    except (ValueError, RecursionError):
-        raise DataError(f"{where} is no JSON; it is damaged or not a manifest") from None
-    if not isinstance(manifest, dict):
-        raise DataError(f"{where} is no manifest: it holds a {type(manifest).__name__} instead of an object")
-    return manifest
 
 
 @dataclass(frozen=True)
@@ -155,30 +140,3 @@ def write_manifest(folder: Path, content: bytes, source: Source) -> None:
     for path, wanted in ((folder / SOURCE, (json.dumps(record, indent=1) + "\n").encode()), (folder / MANIFEST, content)):
         if not path.is_file() or path.read_bytes() != wanted:
             write_atomically(path, wanted)
-
-
-def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
-    """Refuse a tokenizer that is not the data set's by the manifest two folders above; returns warnings."""
-    folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a link to another disk)
-    where = folder.parent.parent / MANIFEST
-    if not where.is_file():
-        return []
-    manifest = parse_manifest(where.read_bytes(), str(where))
-    entries = {
-        kind: [entry for entry in manifest.get(kind) or () if isinstance(entry, dict)] for kind in ("datasets", "tokenizers")
-    }
-    entry = next((entry for entry in entries["datasets"] if entry.get("name") == folder.name), None)
-    if entry is None:
-        return []
-    paired = next((one for one in entries["tokenizers"] if one.get("name") == entry.get("tokenizer_name")), {})
-    expected = PurePosixPath(str(paired.get("model_path") or paired.get("path") or "")).name
-    if expected and tokenizer.name != expected:
-        raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
-    stats = entry.get("stats")
-    listed = stats.get("files_train") if isinstance(stats, dict) else None
-    here = len(list(folder.glob("fineweb_train_*.bin")))
-    if not isinstance(listed, int) or here == listed:
-        return []
-    if here > listed:
-        raise DataError(f"{dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set")
-    return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]

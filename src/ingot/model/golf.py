@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.layers import LayerCache, Mask, Turn, causal_attention, document_mask, places, rotate, turn
+from ingot.model.layers import LayerCache, Mask, Rotation, Turn, causal_attention, places, rotate, visible
 from ingot.model.loss import head_logits, head_loss
+
+CONTROL = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
 
 
 def norm(x: Tensor) -> Tensor:
-    """Bring the last dimension to a root mean square of 1; without a gain, and in x's own number format."""
-    return F.rms_norm(x, (x.size(-1),)).to(x.dtype)  # autocast makes it float32 on GPUs
+    """Bring the last dimension to a root mean square of 1, without a gain."""
+    return F.rms_norm(x, (x.size(-1),))
 
 
 class Linear(nn.Linear):
@@ -84,7 +86,6 @@ class Block(nn.Module):
 class Golf(nn.Module):
     """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
 
-    control: tuple[str, ...] = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weight")  # parts of their names
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
 
     def __init__(
@@ -102,17 +103,22 @@ class Golf(nn.Module):
         qk_gain: float = 1.5,
         embedding_std: float = 0.005,
         embedding_dtype: Literal["fp32", "bf16"] = "fp32",
+        control: str = CONTROL,
     ):
         super().__init__()
         self.context = context
+        self.control = tuple(part for part in control.split(",") if part)
         self.head_size, self.kv_heads = width // heads, kv_heads or heads
-        self.rope_base, self.softcap = rope_base, softcap
+        self.softcap = softcap
         self.skips = layers // 2
-        self.tok_emb = nn.Embedding(vocab_size, width, dtype=torch.bfloat16 if embedding_dtype == "bf16" else torch.float32)
+        self.tok_emb = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(Block(width, heads, self.kv_heads, mlp_multiple, qk_gain) for _ in range(layers))
         self.skip_weights = nn.Parameter(torch.ones(self.skips, width), requires_grad=self.skips > 0)  # one layer has none
         self.lm_head = None if tied else Linear(width, vocab_size)
+        self.rotation = Rotation(context, self.head_size, rope_base)
         self._initialise(embedding_std)
+        if embedding_dtype == "bf16":
+            self.tok_emb.to(torch.bfloat16)  # behind the draw, which is then the same for both
 
     @torch.no_grad()
     def _initialise(self, embedding_std: float) -> None:
@@ -129,9 +135,9 @@ class Golf(nn.Module):
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
-        cos, sin = turn(places(tokens, cache, self.context), self.head_size, self.rope_base)
+        cos, sin = self.rotation(places(tokens, cache, self.context))
         backwards = cos, -sin  # the way round the challenge's weights are trained
-        mask = document_mask(documents)
+        mask = visible(documents, cache)
         x = x0 = norm(self.tok_emb(tokens))  # (B, T, C)
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):

@@ -31,9 +31,10 @@ _Flock = Literal["ours", "theirs", "unsupported"]
 class RunLock:
     """The right to write into a run folder, held until released or until the process ends in whatever way."""
 
-    def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None) -> None:
-        self.folder = folder
-        self._notify = notify
+    def __init__(
+        self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another training.output_dir"
+    ) -> None:
+        self.folder, self._notify, self._elsewhere = folder, notify, elsewhere
         self._descriptor: int | None = None
         _close_in_forked_children(self)
 
@@ -48,7 +49,8 @@ class RunLock:
             try:
                 flock = _try_flock_patiently(descriptor)
                 if flock == "theirs":
-                    raise _in_use(self.folder, _holder(_content(descriptor)) or _owner(read_state(self.folder)))
+                    owner = _holder(_content(descriptor)) or _owner(read_state(self.folder))
+                    raise _in_use(self.folder, owner, self._elsewhere)
                 host, pid, boot_id = this_process()
                 _rewrite(descriptor, to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
                 try:
@@ -79,7 +81,7 @@ class RunLock:
         if state is None or state.status != "running":
             return
         if state.boot_id != locked_boot_id and _beats(self.folder, state, self._notify):
-            raise _in_use(self.folder, _owner(state))
+            raise _in_use(self.folder, _owner(state), self._elsewhere)
         self._notify(f"taking over from process {state.pid} on {state.host}, which ended without a word at step {state.step}")
 
 
@@ -166,12 +168,12 @@ def _owner(state: State | None) -> tuple[Any, Any, str] | None:
     return (state.pid, state.host, state.started_at) if state is not None else None
 
 
-def _in_use(folder: Path, owner: tuple[Any, Any, str] | None) -> RunError:
+def _in_use(folder: Path, owner: tuple[Any, Any, str] | None, elsewhere: str) -> RunError:
     who = "another process"
     if owner is not None:
         pid, host, since = owner
         who = f"process {pid} on {host} since {since[:19].replace('T', ' ')} UTC"
-    return RunError(f"{folder} is in use by {who}; wait for it, stop it, or choose another training.output_dir")
+    return RunError(f"{folder} is in use by {who}; wait for it, stop it, or choose {elsewhere}")
 
 
 def _close_in_forked_children(lock: RunLock) -> None:

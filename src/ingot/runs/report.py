@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True)
+class BeginReport:
+    """What is about to run, and on what."""
+
+    run: str  # its folder
+    device: str
+    precision: str
+    ranks: int
+    parameters: int
+    train_tokens: int
+    tokens_per_step: int
+    micro_batch: int
+    attention: str  # the kernel that was chosen; default: whatever torch takes
+    resumed_at: int  # the step it goes on from; 0 at the start of a run
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,7 @@ class EvaluationReport:
 class Reporter:
     """Listens to a run and says nothing."""
 
-    def begin(self, facts: dict[str, Any]) -> None:
+    def begin(self, report: BeginReport) -> None:
         """The run is about to take its first step of this session."""
 
     def primed(self, step: int, steps: int) -> None:
@@ -76,8 +92,12 @@ class LineReporter(Reporter):
     def __init__(self, write: Callable[[str], None]):
         self._write = write
 
-    def begin(self, facts: dict[str, Any]) -> None:
-        self._write("  ".join(f"{key} {value}" for key, value in facts.items()))
+    def begin(self, report: BeginReport) -> None:
+        self._write(begin_line(report))
+
+    def primed(self, step: int, steps: int) -> None:
+        if step == steps:
+            self._write(f"primed with {steps} steps")
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
@@ -110,6 +130,13 @@ def _to_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
             listener(*args, **kwargs)
 
     return call
+
+
+def begin_line(report: BeginReport) -> str:
+    """What is about to run as one line."""
+    facts: dict[str, Any] = {**asdict(report), "resumed_at": f"step {report.resumed_at}" if report.resumed_at else None}
+    told = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
+    return "  ".join(f"{name} {value}" for name, value in told.items())
 
 
 def step_line(report: StepReport) -> str:

@@ -28,7 +28,7 @@ from ingot.data.stream import Rows
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
-from ingot.runs.report import Chorus, LineReporter, Reporter
+from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
 from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.checkpoint import Saver
@@ -114,7 +114,8 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
-        reporter.begin(_begin_facts(config, dataset, backend, desk, progress))
+        reporter.begin(_begin_report(config, dataset, backend, desk, progress))
+        trainer.prime()
         status = trainer.run(shutdown)
         if backend.maximum([shutdown.requested])[0]:
             status = "stopped"  # asked for after the last step: what is left can be done by the next session
@@ -204,7 +205,7 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
     file = Path(config.model.file).expanduser() if isinstance(config.model, FileSection) else None
     return {
-        "config": config.model_dump(),
+        "config": config.model_dump(mode="json"),
         "tokenizer": dataset.tokenizer.spec(),
         "tokenizer_fingerprint": dataset.tokenizer.fingerprint(),
         "vocab_size": dataset.tokenizer.vocab_size,
@@ -233,19 +234,20 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
         )
 
 
-def _begin_facts(config: Config, dataset: Dataset, backend: Backend, desk: Desk | None, progress: Progress) -> dict[str, Any]:
+def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk | None, progress: Progress) -> BeginReport:
     choices = backend.choices()
-    facts = {
-        "run": str(desk.folder.path) if desk is not None else "",
-        "device": backend.device_name,
-        "precision": choices["precision"],
-        "ranks": backend.ranks.world_size,
-        "parameters": f"{backend.parameters:,}",
-        "train_tokens": f"{dataset.split('train').tokens:,}",
-        "tokens_per_step": f"{config.training.tokens_per_step:,}",
-        "micro_batch": choices["micro_batch"],
-    }
-    return {**facts, "resumed_at": f"step {progress.step}"} if progress.step else facts
+    return BeginReport(
+        run=str(desk.folder.path) if desk is not None else "",
+        device=backend.device_name,
+        precision=choices["precision"],
+        ranks=backend.ranks.world_size,
+        parameters=backend.parameters,
+        train_tokens=dataset.split("train").tokens,
+        tokens_per_step=config.training.tokens_per_step,
+        micro_batch=choices["micro_batch"],
+        attention=choices["attention"],
+        resumed_at=progress.step,
+    )
 
 
 def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Exporter) -> TrainingResult:

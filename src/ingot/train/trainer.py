@@ -88,21 +88,27 @@ class Trainer:
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
-        """Settle what depends on the machine and take the priming steps, which leave no trace."""
-        share = self.backend.ranks.share(self.config.rows_per_step)
-        buffer = self.backend.lend((len(share), self.rows.planes, self.rows.seq_len))
-        first = read_portion(self.rows, self.progress.sample, self.config.rows_per_step, share, buffer)
-        self.backend.prepare(first.batch, choices)
+        """Settle what depends on the machine, by what the first step will read."""
+        self.backend.prepare(self._first().batch, choices)
+
+    def prime(self) -> None:
+        """Take the priming steps, which leave no trace."""
         asked = self.config.training.priming_steps
         steps = (PRIMING_STEPS if self.backend.choices().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
+        first = self._first()
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
         for step in range(steps):
             self.backend.step(first.batch, first.targets, step, Rates(1.0, self.config.optimizer.muon_momentum)).result()
             self.reporter.primed(step + 1, steps)
         self.backend.load(before)
-        self.reporter.message(f"primed with {steps} steps")
+
+    def _first(self) -> Portion:
+        """What the next step will read, which is not taken from the reader."""
+        share = self.backend.ranks.share(self.config.rows_per_step)
+        buffer = self.backend.lend((len(share), self.rows.planes, self.rows.seq_len))
+        return read_portion(self.rows, self.progress.sample, self.config.rows_per_step, share, buffer)
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""

@@ -21,6 +21,7 @@ from ingot.errors import INTERRUPTED, IngotError, PeerLost
 VERBS = {
     "Train and use a model": ("train", "eval", "generate", "export", "import"),
     "Prepare text": ("data",),
+    "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),
 }
 MODULES = {"import": "imports"}  # a verb that is a word of Python has another name as a file

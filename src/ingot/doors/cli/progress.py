@@ -6,9 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from ingot.runs.report import EvaluationReport, LineReporter, Reporter, StepReport, evaluation_line
+from ingot.runs.report import BeginReport, EvaluationReport, LineReporter, Reporter, StepReport, begin_line, evaluation_line
 
 
 @contextmanager
@@ -49,8 +48,12 @@ class LiveReporter(Reporter):
         self._task = self._progress.add_task("training", total=1.0, numbers="")
         self._bpb = ""
 
-    def begin(self, facts: dict[str, Any]) -> None:
-        self._say("  ".join(f"{key} {value}" for key, value in facts.items()))
+    def begin(self, report: BeginReport) -> None:
+        self._say(begin_line(report))
+
+    def primed(self, step: int, steps: int) -> None:
+        if step == steps:
+            self._say(f"primed with {steps} steps")
         self._progress.start()
 
     def step(self, report: StepReport, log: bool) -> None:

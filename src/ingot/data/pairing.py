@@ -1,0 +1,63 @@
+"""Whether shards and a tokenizer belong together, by the manifest that came with the shards, two folders above them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ingot.errors import DataError
+
+MANIFEST = "manifest.json"
+
+Record = dict[str, Any]
+
+
+def parse_manifest(content: bytes, where: str) -> Record:
+    """The manifest in a file's content."""
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError):
+        raise DataError(f"{where} is no JSON; it is damaged or not a manifest") from None
+    if not isinstance(manifest, dict):
+        raise DataError(f"{where} is no manifest: it holds a {type(manifest).__name__} instead of an object")
+    return manifest
+
+
+def manifest_of(dataset: Path) -> tuple[Path, Record] | None:
+    """The manifest of a folder of shards and where it lies; None without one."""
+    folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a link to another disk)
+    where = folder.parent.parent / MANIFEST
+    return (where, parse_manifest(where.read_bytes(), str(where))) if where.is_file() else None
+
+
+def listed_dataset(dataset: Path) -> Record | None:
+    """What the manifest says of a folder of shards; None where it says nothing."""
+    name = Path(os.path.abspath(dataset)).name  # noqa: PTH100
+    found = manifest_of(dataset)
+    return next((entry for entry in _entries(found[1], "datasets") if entry.get("name") == name), None) if found else None
+
+
+def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
+    """Refuse a tokenizer that is not the data set's by its manifest; returns warnings."""
+    found, entry = manifest_of(dataset), listed_dataset(dataset)
+    if found is None or entry is None:
+        return []
+    where, manifest = found
+    paired = next((one for one in _entries(manifest, "tokenizers") if one.get("name") == entry.get("tokenizer_name")), {})
+    expected = PurePosixPath(str(paired.get("model_path") or paired.get("path") or "")).name
+    if expected and tokenizer.name != expected:
+        raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
+    stats = entry.get("stats")
+    listed = stats.get("files_train") if isinstance(stats, dict) else None
+    here = len(list(dataset.glob("fineweb_train_*.bin")))
+    if not isinstance(listed, int) or here == listed:
+        return []
+    if here > listed:
+        raise DataError(f"{dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set")
+    return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]
+
+
+def _entries(manifest: Record, kind: str) -> list[Record]:
+    return [entry for entry in manifest.get(kind) or () if isinstance(entry, dict)]

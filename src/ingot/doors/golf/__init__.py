@@ -1,0 +1,1 @@
+"""The golf door: one script driven by environment variables, and its submission."""

@@ -1,0 +1,40 @@
+"""In place of ingot.config.loading: settings come from Python alone, so there is nothing to merge and no YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from ingot.config.schema import Config
+from ingot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A validated config, where each of its values came from, and a name for the run."""
+
+    config: Config
+    origins: dict[str, str]
+    recipe: str | None
+
+
+def load_config(python: Mapping[str, Any], environment: Mapping[str, str]) -> ResolvedConfig:
+    """The config of these values by dotted path; every mistake found is in the one ConfigError raised."""
+    tree: dict[str, dict[str, Any]] = {}
+    for path, value in python.items():
+        section, _, name = path.partition(".")
+        tree.setdefault(section, {})[name] = value
+    try:
+        return ResolvedConfig(Config.model_validate(tree), dict.fromkeys(python, "python"), None)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_said(detail) for detail in error.errors())) from None
+
+
+def _said(detail: Any) -> str:
+    if "error" in detail.get("ctx", {}):
+        return str(detail["ctx"]["error"])
+    place = detail["loc"]
+    return f"{place[0]}.{place[-1]}={detail['input']}: {detail['msg'].replace('Input should be', 'must be')}"

@@ -1,0 +1,140 @@
+"""One file that trains and scores: `train_gpt.py` with the sources of a golf run inside, for machines without Ingot.
+
+Code counts as part of a submission, so the file holds only what the entry reaches, compressed behind a loader that can be read.
+What is not reached in a golf run is named in LEFT_OUT; an import of it is harmless there and its use is an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import importlib.metadata
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import ingot
+from ingot.doors.golf.alone.bundle import NONE, with_settings
+from ingot.doors.golf.linker import Read, link
+
+ENTRY = "ingot.doors.golf.main"
+WIDTH = 130  # of the lines of packed text
+
+# What a golf run passes by: preparing and packing text, other kinds of tokenizers and files, writing samples.
+LEFT_OUT = (
+    "ingot.artifact.container",
+    "ingot.artifact.scoring",
+    "ingot.artifact.sources",
+    "ingot.data.formats",
+    "ingot.data.packing",
+    "ingot.data.prepare",
+    "ingot.data.sources",
+    "ingot.data.tokenizers.plain",
+    "ingot.generate",
+)
+
+# Rooms that the file has in a smaller form.
+INSTEAD = {
+    "ingot": "ingot.doors.golf.alone",
+    "ingot.config.loading": "ingot.doors.golf.alone.loading",
+    "ingot.data.tokenizers.naming": "ingot.doors.golf.alone.naming",
+    "ingot.data.writer": "ingot.doors.golf.alone.writer",
+    "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
+    "ingot.model.registry": "ingot.doors.golf.alone.registry",
+}
+
+LOADER = '''\
+"""Trains and scores a golf model: python train_gpt.py, or torchrun --standalone --nproc_per_node=N train_gpt.py.
+
+Settings are environment variables (DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, ...); EVAL_ONLY_PATH=final_model.int8.ptz scores that
+file and trains nothing. Needs torch, numpy, sentencepiece and pydantic. The sources ({package} {version}) are PACKED below;
+to read one: python -c "import train_gpt; print(train_gpt.SOURCES['{entry}'])"
+"""
+import base64, bz2, importlib.abc, importlib.util, os, sys, traceback
+
+# What this run sets, unless the environment does.
+SETTINGS = {{}}
+
+PACKED = """
+{packed}
+"""
+SOURCES = dict(part.split("\\n", 1) for part in bz2.decompress(base64.b85decode(PACKED.replace("\\n", ""))).decode().split("\\0"))
+# A module that is not among them can be imported and not be used.
+ABSENT = """
+class Absent:
+    def __init__(self, name):
+        self.name = name
+    def __call__(self, *args, **kwargs):
+        from {package}.errors import ConfigError
+        raise ConfigError(f"{{self.name}} is not part of this file, which only trains and scores; use the package {package}")
+    def __getattr__(self, name):
+        return __getattr__(f"{{self.name}}.{{name}}")
+def __getattr__(name):
+    if "__" in name:
+        raise AttributeError(name)
+    return Absent(f"{{__name__}}.{{name}}")
+"""
+
+
+class Sources(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
+    path, version = os.path.abspath(__file__), "{version}"
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, self) if name.split(".")[0] == "{package}" else None
+
+    def is_package(self, name):
+        return name not in SOURCES or any(other.startswith(name + ".") for other in SOURCES)
+
+    def get_filename(self, name):
+        return os.path.join(self.path, *name.split(".")) + ".py"
+
+    def get_source(self, name):
+        return SOURCES.get(name, ABSENT)
+
+
+sys.meta_path.insert(0, Sources())
+sys.excepthook = traceback.print_exception  # knows where lines are that no file has
+
+if __name__ == "__main__":
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from {entry} import main
+
+    sys.exit(main())
+'''
+
+
+def bundle(settings: Mapping[str, str] = NONE) -> bytes:
+    """`train_gpt.py`, in which these variables are set unless the environment sets them; the same bytes for the same sources."""
+    return with_settings(_unset(), settings)
+
+
+@cache
+def _unset() -> bytes:
+    return one_file("ingot", ENTRY, _read, LEFT_OUT, version())
+
+
+def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (), version: str = "") -> bytes:
+    """A program of a package as one file that needs the package no more."""
+    sources = link(package, entry, read, left_out)
+    text = "\0".join(f"{name}\n{source}" for name, source in sources.items())
+    small = bz2.compress(text.encode())  # 3% smaller than lzma on a few hundred kilobytes of Python
+    letters = base64.b85encode(small).decode()
+    packed = "\n".join(letters[start : start + WIDTH] for start in range(0, len(letters), WIDTH))
+    return LOADER.format(package=package, entry=entry, version=version, packed=packed).encode()
+
+
+@cache
+def version() -> str:
+    """The version of this package."""
+    try:
+        return importlib.metadata.version("ingot")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@cache
+def _read(name: str) -> str | None:
+    path = Path(ingot.__file__).parent.joinpath(*INSTEAD.get(name, name).split(".")[1:])
+    files = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+    return files[0].read_text(encoding="utf-8") if files else None

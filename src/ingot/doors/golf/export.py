@@ -1,0 +1,93 @@
+"""The end of a golf run: two files in the folder it was started in, the second read again and scored, and their sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.doors.golf.bundle import bundle
+from ingot.doors.golf.files import read_golf, write_packed, write_state
+from ingot.doors.golf.journal import Journal, timing
+from ingot.doors.golf.variables import CODE, PACKED, STATE, differing
+from ingot.eval.bits import Score
+from ingot.runtime.files import write_atomically, writing
+from ingot.train.session import Exported
+from ingot.train.shutdown import Shutdown
+from ingot.train.trainer import Trainer
+
+QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
+
+
+class GolfExporter:
+    """Writes and scores what the challenge asks for; `over` says afterwards by how many bytes it is too large."""
+
+    def __init__(self, values: Mapping[str, Any], journal: Journal):
+        self._v, self._journal, self.over = values, journal, 0
+        self._code = bundle(differing(values))  # now, not after the training: who changed the package hears of mistakes first
+
+    def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
+        """Called on every rank: the first writes, all of them score what the file holds."""
+        p, line = trainer.progress, self._journal.line
+        if p.step < self._v["ITERATIONS"]:
+            milliseconds = timing(p.elapsed_seconds, p.step).split()[0]
+            line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{self._v['ITERATIONS']}")
+        allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
+        line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
+        if trainer.desk is not None:
+            self._write(trainer)
+        trainer.backend.tell("written")  # no rank reads before the first has written
+        trainer.backend.put(read_golf(PACKED), str(PACKED))
+        score = score_lines(trainer, self._journal)
+        return Exported(PACKED, PACKED.stat().st_size, score.bits_per_byte)
+
+    def _write(self, trainer: Trainer) -> None:
+        v, line = self._v, self._journal.line
+        control, keep = v["CONTROL_TENSOR_NAME_PATTERNS"], v["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
+        weights, code = trainer.backend.weights(), self._code
+        state = write_state(STATE, weights)
+        line(f"Serialized model: {state} bytes")
+        line(f"Code size: {len(code)} bytes")
+        line(f"Total submission size: {state + len(code)} bytes")
+        report = write_packed(PACKED, weights, QUANTISERS[v["INT8_RULE"]], control, keep)
+        ratio = report.tensors / max(report.payload, 1)
+        line(
+            f"Serialized model int8+zlib: {report.bytes} bytes "
+            f"(payload:{report.payload} raw_torch:{report.raw} payload_ratio:{ratio:.2f}x)"
+        )
+        self._keep(trainer)
+        total, limit = report.bytes + len(code), v["ARTIFACT_LIMIT_BYTES"]
+        line(f"Total submission size int8+zlib: {total} bytes")
+        if 0 < limit < total:
+            self.over = total - limit
+            line(
+                f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; "
+                f"{_what_would_fit(trainer, limit - len(code), report.bytes)}"
+            )
+
+    def _keep(self, trainer: Trainer) -> None:
+        """A copy of the file and of the code in the run folder: the next run here writes over the file."""
+        assert trainer.desk is not None
+        folder = trainer.desk.folder
+        for path, content in ((folder.artifact / PACKED.name, PACKED.read_bytes()), (folder.path / CODE, self._code)):
+            with writing(path):
+                write_atomically(path, content)
+
+
+def score_lines(trainer: Trainer, journal: Journal) -> Score:
+    """Score what the model now holds and write it, once to read and once exactly."""
+    began = time.perf_counter()
+    score = trainer.score("val", None)
+    milliseconds = 1000 * (time.perf_counter() - began)
+    found = f"val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f}"
+    journal.line(f"final_int8_zlib_roundtrip {found} eval_time:{milliseconds:.0f}ms")
+    journal.line(f"final_int8_zlib_roundtrip_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
+    return score
+
+
+def _what_would_fit(trainer: Trainer, room: int, size: int) -> str:
+    """The largest model of the same kind that would fit, by the bytes a parameter takes here."""
+    if room <= 0:
+        return "the code alone is larger"
+    parameters = int(trainer.backend.parameters * room / size)
+    return f"at {size / trainer.backend.parameters:.3f} bytes per parameter, about {parameters:,} parameters would fit"

@@ -1,0 +1,111 @@
+"""`python train_gpt.py`: the challenge's script, driven by environment variables, on our engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ingot.config.loading import ResolvedConfig
+from ingot.doors.golf.data import check_data
+from ingot.doors.golf.journal import GolfReporter, Journal
+from ingot.doors.golf.translate import translate
+from ingot.doors.golf.variables import look_alikes, read_variables
+from ingot.errors import INTERRUPTED, CheckpointError, IngotError, PeerLost
+from ingot.runs.lock import RunLock
+from ingot.runs.state import read_state
+from ingot.runtime.files import writing
+from ingot.runtime.ranks import Ranks, ranks_from_environment
+
+LOGS = Path("logs")
+
+
+def main() -> int:
+    """Run as the environment says; a user's mistake is one line and the exit code of its class."""
+    try:
+        return golf(os.environ)
+    except PeerLost as error:
+        return error.exit_code
+    except IngotError as error:
+        print(f"train_gpt.py: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def golf(environment: Mapping[str, str]) -> int:
+    """Train, or score what EVAL_ONLY_PATH names; 1 where the artifact is over its limit."""
+    values, ranks = read_variables(environment), ranks_from_environment(environment)
+    for warning in look_alikes(environment) if ranks.first else ():
+        print(f"train_gpt.py: warning: {warning}", file=sys.stderr)
+    run_id = values["RUN_ID"] or str(uuid.uuid4())
+    if Path(run_id).name != run_id:
+        raise CheckpointError(f"RUN_ID={run_id} names a file in {LOGS}/ and may not be a path")
+    resolved = translate(values, ranks.world_size, _on_gpu(), _run_folder(run_id) if ranks.first else LOGS / run_id)
+    with ExitStack() as stack:
+        journal = Journal(None)
+        if ranks.first:
+            with writing(LOGS):
+                LOGS.mkdir(exist_ok=True)
+            stack.enter_context(RunLock(LOGS, elsewhere="another folder to run in"))
+            journal = Journal(LOGS / f"{run_id}.txt")
+            print(LOGS / f"{run_id}.txt", flush=True)
+            journal.head(resolved, values)
+        check_data(values, journal, ranks.first)
+        if values["EVAL_ONLY_PATH"]:
+            return _score(values, resolved, ranks, journal)
+        return _train(values, resolved, journal)
+
+
+def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal) -> int:
+    from ingot.doors.golf.export import GolfExporter
+    from ingot.train.session import run
+
+    exporter = GolfExporter(values, journal)
+    try:
+        result = run(resolved, GolfReporter(values, journal), exporter)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace("training.output_dir", "RUN_ID")) from None
+    if result.status == "stopped":
+        journal.note(
+            f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={result.run_dir.name} goes on"
+        )
+    return 1 if exporter.over else 0
+
+
+def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, journal: Journal) -> int:
+    """Read a file of an earlier run and score it as the end of a run does."""
+    from ingot.backends.torch import TorchBackend
+    from ingot.doors.golf.export import score_lines
+    from ingot.doors.golf.files import read_golf
+    from ingot.runs.report import Reporter
+    from ingot.train.session import open_data
+    from ingot.train.trainer import Progress, Trainer
+
+    path = Path(values["EVAL_ONLY_PATH"])
+    dataset, rows = open_data(resolved.config, ranks.world_size)
+    backend = TorchBackend(resolved.config, dataset.tokenizer.vocab_size, ranks)
+    backend.put(read_golf(path), str(path))
+    journal.line(f"model_params:{backend.parameters}")
+    score_lines(Trainer(resolved.config, dataset, rows, backend, Progress(), Reporter(), None), journal)
+    backend.close()
+    return 0
+
+
+def _run_folder(run_id: str) -> Path:
+    """logs/RUN_ID; behind a run that is complete there, the next free or unfinished one: logs/RUN_ID-2 and so on."""
+    folder, number = LOGS / run_id, 1
+    while (state := read_state(folder)) is not None and state.status == "completed":
+        number += 1
+        folder = LOGS / f"{run_id}-{number}"
+    return folder
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

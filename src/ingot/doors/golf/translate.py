@@ -1,0 +1,111 @@
+"""From the variables of train_gpt.py to one Config: what only golf says is translated here and known nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.config.loading import ResolvedConfig, load_config
+from ingot.errors import ConfigError
+
+SPANS = 8  # parts in which a step is read, whatever the ranks: the original's ranks times its accumulation steps
+NEVER = 1 << 31  # steps between lines that are not wanted
+
+# Variables that are settings of ours under another name.
+SETTINGS = {
+    "DATA_PATH": "data.path", "TOKENIZER_PATH": "data.tokenizer", "TRAIN_SEQ_LEN": "data.seq_len", "SEED": "training.seed",
+    "ITERATIONS": "training.max_steps", "TRAIN_BATCH_TOKENS": "training.tokens_per_step", "QK_GAIN_INIT": "model.qk_gain",
+    "VOCAB_SIZE": "model.vocab_size", "NUM_LAYERS": "model.layers", "NUM_KV_HEADS": "model.kv_heads", "MODEL_DIM": "model.width",
+    "NUM_HEADS": "model.heads", "MLP_MULT": "model.mlp_multiple", "TIE_EMBEDDINGS": "model.tied", "ROPE_BASE": "model.rope_base",
+    "LOGIT_SOFTCAP": "model.softcap", "TIED_EMBED_INIT_STD": "model.embedding_std",
+    "HEAD_LR": "optimizer.head_learning_rate", "MATRIX_LR": "optimizer.muon_learning_rate",
+    "SCALAR_LR": "optimizer.learning_rate", "MUON_MOMENTUM": "optimizer.muon_momentum",
+    "MUON_BACKEND_STEPS": "optimizer.muon_iterations", "BETA1": "optimizer.beta1",
+    "BETA2": "optimizer.beta2", "ADAM_EPS": "optimizer.epsilon", "GRAD_CLIP_NORM": "optimizer.clip_norm",
+}  # fmt: skip
+
+
+def accumulation(world_size: int) -> int:
+    """The original's accumulation steps: 8 over the ranks, rounded up where the ranks do not divide 8."""
+    return -(-SPANS // world_size)
+
+
+def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
+    """The config of a run with these variables; a mistake is told in the words of its variables."""
+    _check(values, world_size)
+    settings = {path: values[name] for name, path in SETTINGS.items()} | _computed(values, world_size, on_gpu)
+    settings["model.control"] = ",".join(values["CONTROL_TENSOR_NAME_PATTERNS"])
+    if folder is not None:
+        settings["training.output_dir"] = str(folder)
+    try:
+        return load_config(python=settings, environment={})
+    except ConfigError as error:
+        said = str(error)
+        for name, path in SETTINGS.items():
+            said = said.replace(path, name)
+        raise ConfigError(said.replace(" (python)", "")) from None
+
+
+def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, Any]:
+    """The settings that say what several variables say, or what golf never lets anybody choose."""
+    warmdown, cap, every = v["WARMDOWN_ITERS"], v["MAX_WALLCLOCK_SECONDS"], max(v["VAL_LOSS_EVERY"], 0)
+    embedding = v["EMBED_DTYPE"] if v["EMBED_DTYPE"] != "auto" else "bf16" if on_gpu else "fp32"
+    return {
+        "model.family": "golf",
+        "model.embedding_dtype": embedding,
+        "data.sampling": "stream",
+        "data.spans": SPANS,
+        "optimizer.name": "muon",
+        "optimizer.embedding_learning_rate": v["TIED_EMBED_LR"] if v["TIE_EMBEDDINGS"] else v["EMBED_LR"],
+        "optimizer.weight_decay": 0.0,
+        "optimizer.muon_momentum_start": v["MUON_MOMENTUM_WARMUP_START"] if v["MUON_MOMENTUM_WARMUP_STEPS"] > 0 else None,
+        "optimizer.muon_momentum_warmup_steps": max(v["MUON_MOMENTUM_WARMUP_STEPS"], 0),
+        "optimizer.schedule": "warmdown" if warmdown > 0 else "constant",
+        "optimizer.decay_steps": warmdown if warmdown > 0 else None,
+        "optimizer.floor": 0.0,
+        "training.priming_steps": max(v["WARMUP_STEPS"], 0),
+        "budget.seconds": cap if cap > 0 else None,
+        "budget.overshoot": True,
+        "budget.artifact_bytes": v["ARTIFACT_LIMIT_BYTES"] if v["ARTIFACT_LIMIT_BYTES"] > 0 else None,
+        "evaluation.every": every,
+        "evaluation.at_start": every > 0,
+        "evaluation.whole_rows": True,
+        "evaluation.bytes": "pieces",
+        "evaluation.micro_batch": v["VAL_BATCH_SIZE"] // (world_size * accumulation(world_size)) // v["TRAIN_SEQ_LEN"],
+        "artifact.quantiser": "int8-golf" if v["INT8_RULE"] == "golf" else "int8",
+        "artifact.codec": "zlib",
+        "artifact.tokenizer": False,
+        "tracking.log_every": v["TRAIN_LOG_EVERY"] if v["TRAIN_LOG_EVERY"] > 0 else NEVER,
+    }
+
+
+def _check(v: Mapping[str, Any], world_size: int) -> None:
+    """The mistakes that golf's users know, in its words."""
+    dim, heads, kv_heads, length = v["MODEL_DIM"], v["NUM_HEADS"], v["NUM_KV_HEADS"], v["TRAIN_SEQ_LEN"]
+    if length < 1:
+        raise ConfigError(f"TRAIN_SEQ_LEN={length} must be positive")
+    if heads < 1 or kv_heads < 1 or dim % heads:
+        raise ConfigError(f"MODEL_DIM={dim} is not divisible by NUM_HEADS={heads}")
+    if heads % kv_heads:
+        raise ConfigError(f"NUM_HEADS={heads} is not divisible by NUM_KV_HEADS={kv_heads}")
+    if dim // heads % 2:
+        raise ConfigError(f"MODEL_DIM={dim} over NUM_HEADS={heads} gives heads of size {dim // heads}; rotary needs an even size")
+    if not v["LOGIT_SOFTCAP"] > 0:
+        raise ConfigError(f"LOGIT_SOFTCAP={v['LOGIT_SOFTCAP']} must be positive")
+    if not v["TOKENIZER_PATH"].endswith(".model"):
+        raise ConfigError(f"TOKENIZER_PATH={v['TOKENIZER_PATH']} must be a SentencePiece .model file")
+    batch, part = v["TRAIN_BATCH_TOKENS"], SPANS * length
+    if batch < part or batch % part:
+        below = batch // part * part
+        nearest = f"{below} and {below + part}" if below else f"{part}"
+        raise ConfigError(
+            f"TRAIN_BATCH_TOKENS={batch} is not a multiple of {SPANS} x TRAIN_SEQ_LEN={length}, the {SPANS} spans of a step; "
+            f"the nearest that is: {nearest}"
+        )
+    steps = accumulation(world_size)
+    if v["VAL_BATCH_SIZE"] // (world_size * steps) < length:
+        raise ConfigError(
+            f"VAL_BATCH_SIZE={v['VAL_BATCH_SIZE']} over WORLD_SIZE={world_size} and GRAD_ACCUM_STEPS={steps} is less than a row "
+            f"of TRAIN_SEQ_LEN={length}; give at least {world_size * steps * length}"
+        )

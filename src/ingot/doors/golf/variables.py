@@ -1,0 +1,154 @@
+"""The environment variables of train_gpt.py: their names, kinds, defaults and meaning.
+
+docs/golf.md shows this table, and the door knows no other. Defaults are the baseline's; golf/seq4096 is the recipe with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.config.families import CONTROL
+from ingot.errors import ConfigError
+
+Kind = Literal["int", "float", "0 or 1", "text", "list"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable; `default` is what an unset one means."""
+
+    name: str
+    kind: Kind
+    default: Any
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> Any:
+        """The value of a text, by the rules of the original: whole numbers, numbers, and 0 or 1 for what is on or off."""
+        try:
+            match self.kind:
+                case "int":
+                    return int(text)
+                case "float":
+                    return float(text)
+                case "0 or 1":
+                    return bool(int(text))
+                case "list":
+                    return tuple(item.strip() for item in text.split(",") if item.strip())
+                case "text":
+                    if self.choices and text not in self.choices:
+                        raise ConfigError(f"{self.name}={text} is none of {', '.join(self.choices)}")
+                    return text
+        except ValueError:
+            wanted = {"int": "a whole number", "float": "a number", "0 or 1": "0 or 1"}[self.kind]
+            raise ConfigError(f"{self.name}={text} is not {wanted}") from None
+
+
+TABLE = (
+    Variable("DATA_PATH", "text", "./data/datasets/fineweb10B_sp1024", "Folder with fineweb_train_*.bin and fineweb_val_*.bin."),
+    Variable("TOKENIZER_PATH", "text", "./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model, which counts bytes."),
+    Variable("RUN_ID", "text", None, "Name of the log logs/RUN_ID.txt and of the run folder logs/RUN_ID. Unset: a random one."),
+    Variable("SEED", "int", 1337, "Decides the initial weights, and nothing else."),
+    Variable("VAL_BATCH_SIZE", "int", 524_288, "Tokens of one validation pass, over all ranks and accumulation steps."),
+    Variable("VAL_LOSS_EVERY", "int", 1000, "Steps between validations, step 0 among them. 0: only at the end."),
+    Variable("TRAIN_LOG_EVERY", "int", 200, "Steps between train_loss lines; steps 1 to 10 always have one."),
+    Variable("ITERATIONS", "int", 20_000, "Most steps to take."),
+    Variable("WARMDOWN_ITERS", "int", 1200, "Length of the last linear decay, in steps of average length. 0: none."),
+    Variable("WARMUP_STEPS", "int", 20, "Steps taken and undone before the clock starts."),
+    Variable("TRAIN_BATCH_TOKENS", "int", 524_288, "Tokens of a step, over all ranks; a multiple of 8 x TRAIN_SEQ_LEN."),
+    Variable("TRAIN_SEQ_LEN", "int", 1024, "Tokens of a row, in training and validation."),
+    Variable("MAX_WALLCLOCK_SECONDS", "float", 600.0, "Seconds of training; the step in which they end is the last. 0: no cap."),
+    Variable("QK_GAIN_INIT", "float", 1.5, "Initial gain of every head's queries."),
+    Variable("VOCAB_SIZE", "int", 1024, "Rows of the embedding; the tokenizer's."),
+    Variable("NUM_LAYERS", "int", 9, "Blocks; the first half feeds the second through skips."),
+    Variable("NUM_KV_HEADS", "int", 4, "Heads of keys and values; they divide NUM_HEADS."),
+    Variable("MODEL_DIM", "int", 512, "Width of the model."),
+    Variable("NUM_HEADS", "int", 8, "Heads of queries; they divide MODEL_DIM into even parts."),
+    Variable("MLP_MULT", "int", 2, "Width inside the MLP, in MODEL_DIM."),
+    Variable("TIE_EMBEDDINGS", "0 or 1", True, "The head is the embedding."),
+    Variable("ROPE_BASE", "float", 10_000.0, "Base of the rotary positions."),
+    Variable("LOGIT_SOFTCAP", "float", 30.0, "Logits are bent into plus or minus this."),
+    Variable("EMBED_LR", "float", 0.6, "Learning rate of the embedding where it is not tied."),
+    Variable("HEAD_LR", "float", 0.008, "Learning rate of a head of its own."),
+    Variable("TIED_EMBED_LR", "float", 0.05, "Learning rate of the embedding where it is tied."),
+    Variable("TIED_EMBED_INIT_STD", "float", 0.005, "Spread of the initial embedding where it is tied."),
+    Variable("MATRIX_LR", "float", 0.04, "Learning rate of Muon."),
+    Variable("SCALAR_LR", "float", 0.04, "Learning rate of gains, scales, mixes and skips."),
+    Variable("MUON_MOMENTUM", "float", 0.95, "Momentum of Muon."),
+    Variable("MUON_BACKEND_STEPS", "int", 5, "Newton-Schulz iterations."),
+    Variable("MUON_MOMENTUM_WARMUP_START", "float", 0.85, "Momentum of the first step."),
+    Variable("MUON_MOMENTUM_WARMUP_STEPS", "int", 500, "Steps until MUON_MOMENTUM is reached. 0: it is there at once."),
+    Variable("BETA1", "float", 0.9, "Adam: decay of the mean of gradients."),
+    Variable("BETA2", "float", 0.95, "Adam: decay of the mean of squared gradients."),
+    Variable("ADAM_EPS", "float", 1e-8, "Adam: added to the root of the second moment."),
+    Variable("GRAD_CLIP_NORM", "float", 0.0, "Gradients are scaled down to this norm. 0: never."),
+    Variable("CONTROL_TENSOR_NAME_PATTERNS", "list", CONTROL, "Parts of names: Adam trains these, nothing quantises them."),
+    Variable("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Parts of names of tensors kept in float32. Unset: as above."),
+    Variable("ARTIFACT_LIMIT_BYTES", "int", 16_000_000, "Largest file plus code; more is an error at the end. 0: no limit."),
+    Variable("EVAL_ONLY_PATH", "text", None, "Score this final_model.int8.ptz or final_model.pt, and do not train."),
+    Variable("EMBED_DTYPE", "text", "auto", "Number format of the embedding. auto: bf16 on GPUs.", ("auto", "bf16", "fp32")),
+    Variable("INT8_RULE", "text", "golf", "exact: no least scale, and codes by the scale that is stored.", ("golf", "exact")),
+)  # fmt: skip
+NAMES = {variable.name: variable for variable in TABLE}
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
+STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # what a run leaves
+OF_ONE_RUN = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")
+
+# What scripts of records read. They are no misspellings, and here they mean nothing.
+OF_RECORDS = (
+    "EVAL_STRIDE", "EVAL_SEQ_LEN", "EVAL_BATCH_SEQS", "SLIDING_WINDOW_ENABLED", "VAL_BATCH_TOKENS", "WARMDOWN_FRAC", "MIN_LR",
+    "ENABLE_LOOPING_AT", "XSA_LAST_N", "ROPE_DIMS", "ROPE_TRAIN_SEQ_LEN", "LN_SCALE", "SKIP_GATES_ENABLED", "NUM_LOOPS",
+    "LOOP_START", "LOOP_END", "PARALLEL_START_LAYER", "EMBEDDING_DIM", "BIGRAM_VOCAB_SIZE", "BIGRAM_DIM", "SMEAR_GATE_ENABLED",
+    "GATE_WINDOW", "MLP_HIDDEN", "MUON_WD", "ADAM_WD", "EMBED_WD", "MUON_ROW_NORMALIZE", "EMA_DECAY", "EMA_ENABLED",
+    "MATRIX_BITS", "EMBED_BITS", "GPTQ_CALIBRATION_BATCHES", "GPTQ_RESERVE_SECONDS", "COMPRESSOR", "LATE_QAT_THRESHOLD",
+    "ARTIFACT_DIR", "TTT_EVAL_ONLY", "FORCE_STOP_STEP", "GRAD_ACCUM_STEPS", "MLX_MAX_MICROBATCH_TOKENS", "LOGIT_CHUNK_TOKENS",
+)  # fmt: skip
+
+
+def read_variables(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The value of every variable."""
+    given = {name: variable.read(environment[name]) for name, variable in NAMES.items() if name in environment}
+    values = {**{name: variable.default for name, variable in NAMES.items()}, **given}
+    if values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] is None:
+        values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] = values["CONTROL_TENSOR_NAME_PATTERNS"]
+    return values
+
+
+def as_lines(values: Mapping[str, Any]) -> list[str]:
+    """NAME=value for every variable that has one, as a shell would set it; `read_variables` gives the same values back."""
+    return [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
+
+
+def as_text(value: Any) -> str:
+    """A value as it stands in the environment."""
+    return ",".join(value) if isinstance(value, tuple | list) else str(int(value) if isinstance(value, bool) else value)
+
+
+def differing(values: Mapping[str, Any]) -> dict[str, str]:
+    """What makes a run another than the baseline, as text; where it runs and its seed do not."""
+    baseline = read_variables({})
+    return {name: as_text(value) for name, value in values.items() if name not in OF_ONE_RUN and value != baseline[name]}
+
+
+def look_alikes(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for every variable that is set, has no effect, and was probably meant to have one."""
+    said = []
+    for name in sorted(environment.keys() - NAMES.keys() - set(RANKS)):
+        if name in OF_RECORDS:
+            said.append(f"{name} belongs to scripts of some records and has no effect here")
+        elif close := get_close_matches(name.upper(), NAMES, n=1, cutoff=0.86):
+            said.append(f"{name} has no effect; did you mean {close[0]}?")
+    return said
+
+
+def markdown() -> str:
+    """The table as docs/golf.md shows it."""
+    rows = ["| variable | kind | default | meaning |", "|---|---|---|---|"]
+    for v in TABLE:
+        default = {"list": ", ".join, "0 or 1": int}.get(v.kind, str)(v.default) if v.default is not None else ""  # type: ignore[operator]
+        rows.append(f"| `{v.name}` | {' or '.join(v.choices) or v.kind} | {default} | {v.meaning} |")
+    return "\n".join(rows) + "\n"
