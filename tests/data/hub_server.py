@@ -1,7 +1,7 @@
-"""A small Hugging Face hub on this machine, for the real client: dataset repositories, commits, redirects to a CDN, and mishaps.
+"""A small Hugging Face hub on this machine, for the real client: repositories, commits, redirects to a CDN, and mishaps.
 
-Large files (.bin, .model, .jsonl) are LFS files, as on the hub: their hash is sha256, and `resolve` redirects to another origin
-that must not get the token. Other files are plain git blobs.
+Large files (LFS, by their endings) are hashed with sha256, as on the hub, and `resolve` redirects to another origin that must not
+get the token. Other files are plain git blobs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-LFS = (".bin", ".model", ".jsonl")
+LFS = (".bin", ".model", ".jsonl", ".safetensors")
 
 
 @dataclass
@@ -141,13 +141,13 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             elif hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 code = "GatedRepo" if hub.gated else "RepoNotFound"
                 self._send(403 if hub.gated else 401, {"X-Error-Code": code, "X-Error-Message": "Access is restricted."})
-            elif path.startswith("/api/datasets/"):
-                self._info(path.removeprefix("/api/datasets/"))
+            elif path.startswith(("/api/datasets/", "/api/models/")):
+                self._info(path.split("/", 3)[3])
             else:
-                self._resolve(path.removeprefix("/datasets/"), fault)
+                self._resolve(path.removeprefix("/datasets").removeprefix("/"), fault)
 
         def _info(self, path: str) -> None:
-            repo, _, revision = path.partition("/revision/")
+            repo, _, revision = path.replace("/tree/", "/revision/").partition("/revision/")
             if (found := self._find(repo, revision or "main")) is None:
                 return
             sha, files = found
@@ -156,9 +156,12 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 size = hub.claims.get(name, len(content))
                 entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": etag("", content)}
                 if name.endswith(LFS):
-                    entry["lfs"] = {"sha256": etag(name, content), "size": size, "pointerSize": 130}
+                    sha256 = etag(name, content)
+                    entry["lfs"] = {"sha256": sha256, "oid": sha256, "size": size, "pointerSize": 130}
                 siblings.append(entry)
-            body = json.dumps({"id": repo, "sha": sha, "private": False, "siblings": siblings}).encode()
+            tree = [{"type": "file", "path": entry["rfilename"], "oid": entry["blobId"], **entry} for entry in siblings]
+            facts = {"id": repo, "sha": sha, "private": False, "siblings": siblings}
+            body = json.dumps(tree if "/tree/" in path else facts).encode()
             self._send(200, {"Content-Type": "application/json"}, body)
 
         def _resolve(self, path: str, fault: Fault | None) -> None:

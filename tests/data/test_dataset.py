@@ -1,6 +1,5 @@
 import json
 import shlex
-import struct
 from lzma import compress
 
 import numpy as np
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece
 
+from ingot.data.audit import Limits, audit
 from ingot.data.dataset import Dataset, identity
 from ingot.data.prepare import write_dataset
 from ingot.data.shards import write_shard
@@ -96,9 +96,9 @@ def test_bytes_are_those_of_the_text_and_shards_add_up(many_shards):
         assert shard.documents == (tokens == 1).sum()
 
 
-def test_a_prepared_folder_opens_and_verifies(folder):
+def test_a_prepared_folder_opens_and_is_whole(folder):
     dataset = Dataset.open(folder)
-    dataset.verify()
+    assert audit(folder).ok
     assert dataset.tokenizer.kind == "byte"
     assert dataset.tokenizer.decode(dataset.split("val").read(0, 2)) == "f"
     assert (dataset.split("train").documents, dataset.split("train").tokens, dataset.split("train").bytes) == (2, 7, 5)
@@ -118,12 +118,12 @@ def test_fingerprints_of_data_stay_what_they_were_before_pieces_were_counted(fol
     assert Dataset.open(tmp_path / "char").fingerprint == "3b36d64c39edb05280799b02676883f980b1ef7e19006485f48e6b66b786893c"
 
 
-def test_data_whose_pieces_were_not_counted_opens_and_verifies(folder):
+def test_data_whose_pieces_were_not_counted_opens_and_is_whole(folder):
     before = Dataset.open(folder).fingerprint
     for name in ("train", "val"):
         edit(folder, lambda record, name=name: record["splits"][name].pop("piece_bytes"), sign=False)
     dataset = Dataset.open(folder)
-    dataset.verify()
+    assert audit(folder).ok
     assert dataset.split("train").piece_bytes is None
     assert dataset.fingerprint == before
 
@@ -142,12 +142,11 @@ def test_data_whose_pieces_were_not_counted_opens_and_verifies(folder):
     ],
     ids=lambda tokenizer: f"{tokenizer.kind}-{tokenizer.bos}",
 )
-def test_pieces_of_every_kind_are_counted_document_by_document(tmp_path, tokenizer, shard_tokens, monkeypatch):
-    monkeypatch.setattr("ingot.data.dataset.VERIFY_TOKENS", 5)
+def test_pieces_of_every_kind_are_counted_document_by_document(tmp_path, tokenizer, shard_tokens):
     texts = [*TEXTS, "  two  spaces  "]
     write_dataset([("train", text) for text in texts], tmp_path / "set", tokenizer, source=None, shard_tokens=shard_tokens)
     dataset = Dataset.open(tmp_path / "set")
-    dataset.verify()
+    assert audit(tmp_path / "set", limits=Limits(byte_gap=1)).ok  # some of them fold much of this text
     train, record = dataset.split("train"), dataset.manifest.splits["train"]
     documents = [tokenizer.encode_document(text).astype(np.int64) for text in texts]
     counted = sum(int(tokenizer.target_bytes([-1, *ids[:-1]], ids).sum()) for ids in documents)
@@ -161,7 +160,7 @@ def test_pieces_of_every_kind_are_counted_document_by_document(tmp_path, tokeniz
 def test_documents_wait_for_each_other_and_lose_their_order_never(tmp_path, monkeypatch):
     pieces = [("val" if number % 3 else "train", f"document {number}") for number in range(50)]
     write_dataset(pieces, tmp_path / "one", ByteTokenizer(), source=None)
-    monkeypatch.setattr("ingot.data.dataset.BATCH_CHARACTERS", 30)
+    monkeypatch.setattr("ingot.data.prepare.BLOCK_BYTES", 30)
     write_dataset(pieces, tmp_path / "many", ByteTokenizer(), source=None)
     assert Dataset.open(tmp_path / "one").fingerprint == Dataset.open(tmp_path / "many").fingerprint
 
@@ -169,9 +168,9 @@ def test_documents_wait_for_each_other_and_lose_their_order_never(tmp_path, monk
 def test_a_document_that_the_tokenizer_leaves_nothing_of_is_left_out(tmp_path):
     tokenizer = toy_sentencepiece(start="<start>")
     write_dataset([("train", "cat"), ("train", "  "), ("train", "s")], tmp_path / "set", tokenizer, source=None)
-    dataset = Dataset.open(tmp_path / "set")
-    dataset.verify()
-    assert (dataset.split("train").documents, dataset.split("train").bytes) == (2, 4)
+    train = Dataset.open(tmp_path / "set").split("train")
+    assert (train.documents, train.bytes) == (2, 4)
+    assert audit(tmp_path / "set").ok
 
 
 def test_the_fingerprint_does_not_depend_on_how_the_tokenizer_was_compressed(tmp_path, monkeypatch):
@@ -197,8 +196,8 @@ def test_pieces_that_were_counted_wrong_are_noticed(tmp_path):
     with pytest.raises(DataError, match=r"was edited or damaged: its fingerprint does not fit"):
         Dataset.open(tmp_path / "set")
     edit(tmp_path / "set", lambda record: record["splits"]["train"].update(piece_bytes=6))
-    with pytest.raises(DataError, match=r"the tokens of train stand for 7 bytes and it says 6"):
-        Dataset.open(tmp_path / "set").verify()
+    (finding,) = audit(tmp_path / "set", limits=Limits(byte_gap=1)).findings
+    assert "the tokens stand for 7 bytes and when they were written it was 6" in finding.line
 
 
 def test_an_unknown_split_is_refused_with_the_known_ones(folder):
@@ -307,42 +306,3 @@ def test_a_missing_document_index_is_noticed_at_opening(folder):
     (folder / "val.index").unlink()
     with pytest.raises(DataError, match=r"missing document index .*val.index"):
         Dataset.open(folder)
-
-
-def test_verify_finds_a_flipped_bit(folder):
-    shard = folder / "train_000000.bin"
-    data = bytearray(shard.read_bytes())
-    data[-2] ^= 1
-    shard.write_bytes(data)
-    with pytest.raises(DataError, match=r"train_000000.bin is damaged: sha256"):
-        Dataset.open(folder).verify()
-
-
-def test_verify_finds_an_id_outside_the_vocabulary(folder):
-    shard = folder / "val_000000.bin"
-    shard.unlink()
-    sha256 = write_shard(shard, np.array([1, 260], np.uint16))
-    edit(folder, lambda record: record["splits"]["val"]["shards"][0].update(sha256=sha256))
-    with pytest.raises(DataError, match=r"val_000000.bin holds token 260, outside the byte vocabulary of 260 ids"):
-        Dataset.open(folder).verify()
-
-
-@pytest.mark.parametrize(
-    ("starts", "problem"),
-    [
-        ((1, 4, 7), "do not rise from 0 to 7"),
-        ((0, 4, 6), "do not rise"),
-        ((0, 0, 7), "do not rise"),
-        ((0, 3, 7), "starts without its mark"),
-    ],
-)
-def test_verify_finds_a_wrong_document_index(folder, starts, problem):
-    (folder / "train.index").write_bytes(struct.pack("<3Q", *starts))
-    with pytest.raises(DataError, match=f"train.index is damaged: .*{problem}"):
-        Dataset.open(folder).verify()
-
-
-def test_verify_reports_progress_to_the_end(many_shards):
-    calls = []
-    many_shards.verify(lambda done, total: calls.append((done, total)))
-    assert calls[-1][0] == calls[-1][1] == 2 * (many_shards.split("train").tokens + many_shards.split("val").tokens)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.data.download import Progress, download
-from ingot.data.download_manifest import check_tokenizer_pair, dataset_name, plan_files
+from ingot.data.download_manifest import dataset_name, plan_files
+from ingot.data.pairing import check_tokenizer_pair
 from ingot.data.shards import HEADER_INTS, MAGIC, VERSION
 from ingot.errors import ConfigError, DataError
 

@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -14,8 +15,9 @@ from toy_tokenizers import toy_sentencepiece
 
 import ingot
 from ingot.data import encoding
-from ingot.data.encoding import Lines, encode_block, in_order, local_engine, read_blocks, text_blocks
+from ingot.data.encoding import Lines, encode_block, in_order, local_engine, read_blocks, text_blocks, workers_for
 from ingot.data.sources import read_documents
+from ingot.data.sources.records import read_lines
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError, RunError
 
@@ -41,7 +43,7 @@ def unpacked(blocks, tokenizer):
 
 
 def parsed(block):
-    return block if isinstance(block, list) else list(encoding._parse(block))
+    return block if isinstance(block, list) else [text.decode() for text in encoding._parse(block)]
 
 
 # Blocks
@@ -94,6 +96,36 @@ def test_a_mistake_has_its_place_in_the_file_whatever_block_it_is_in(tmp_path, s
     assert str(found.value) == str(expected.value)
 
 
+TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('\\"\n\x85\u2028é€'), max_size=12)
+RECORD = st.dictionaries(TEXT | st.just("text"), TEXT | st.integers() | st.none(), max_size=2)
+LINE = st.builds(
+    lambda record, text, ascii, tight, tail: json.dumps(
+        {**record, "text": text}, ensure_ascii=ascii, separators=(",", ":") if tight else None
+    ).encode()
+    + tail,
+    RECORD, TEXT, st.booleans(), st.booleans(), st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b" \n", b"\n\n", b""]),
+)  # fmt: skip
+DAMAGE = st.tuples(st.integers(0, 99), st.sampled_from([b'"', b"\\", b"\\ud800", b"\xff", b"\n", b"{", b"}", b",", b"\xa0", b""]))
+
+
+def careful(data):
+    try:
+        return [text.encode() for text in read_lines(io.BytesIO(data), Path("in.jsonl"), "text")]
+    except DataError as error:
+        return str(error)
+
+
+@given(st.lists(LINE, min_size=1, max_size=5).map(b"".join), st.none() | DAMAGE)
+def test_lines_are_parsed_fast_as_they_are_read_with_care(data, damage):
+    if damage is not None:
+        data = data[: damage[0]] + damage[1] + data[damage[0] + 1 :]
+    try:
+        found = encoding._parse(Lines(Path("in.jsonl"), "text", data, 0, 0))
+    except DataError as error:
+        found = str(error)
+    assert found == careful(data)
+
+
 def test_a_block_is_counted_document_by_document():
     texts = ["the  cats", "", "a", "é"]
     encoded = encode_block(toy_sentencepiece(), texts)
@@ -111,6 +143,12 @@ def test_a_selection_has_the_ids_of_its_documents():
 
 
 # Engines
+
+
+def test_other_processes_encode_only_what_takes_longer_than_to_hand_it_to_them(monkeypatch):
+    monkeypatch.setattr(encoding, "cpu_count", lambda: 5)
+    slow, instant = toy_sentencepiece(), ByteTokenizer()
+    assert [workers_for(tokenizer, size) for tokenizer in (slow, instant) for size in (1000, 10**9)] == [1, 5, 1, 1]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])

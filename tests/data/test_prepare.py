@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stopping import stop_behind, take_small_steps
-from toy_tokenizers import llama_config, sentencepiece_file
+from toy_tokenizers import llama_config, sentencepiece_file, shared
 
 import ingot.data.prepare as prepare_module
+from ingot.data.audit import Limits, audit
 from ingot.data.dataset import Dataset
 from ingot.data.holdout import hold_out_ends, spread_documents
 from ingot.data.prepare import prepare
+from ingot.data.sources import WHAT
 from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import ConfigError, DataError
-
-TINY_SHAKESPEARE = Path(__file__).parents[3] / "shared/data/tinyshakespeare/input.txt"
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_validation_can_come_from_files_of_its_own(tmp_path, text, numbered):
 def test_there_may_be_no_validation(tmp_path, text, setting):
     summary = prepare([text], tmp_path / "out", "byte", **setting)
     dataset = Dataset.open(tmp_path / "out")
-    dataset.verify()
+    assert audit(tmp_path / "out").ok
     assert dataset.split("val").tokens == 0
     assert dataset.split("val").shards == []
     assert summary.splits["val"].bytes_per_token is None
@@ -119,9 +119,7 @@ def test_there_may_be_no_validation(tmp_path, text, setting):
 
 
 def test_tiny_shakespeare_is_nanogpts_to_the_byte(tmp_path):
-    if not TINY_SHAKESPEARE.exists():
-        pytest.skip(f"tiny Shakespeare is not at {TINY_SHAKESPEARE}")
-    summary = prepare([TINY_SHAKESPEARE], tmp_path / "out", "char")
+    summary = prepare([shared("tinyshakespeare/input.txt")], tmp_path / "out", "char")
     assert summary.vocab_size == 65
     assert (summary.splits["train"].tokens, summary.splits["val"].tokens) == (1_003_854, 111_540)
     payload = {
@@ -132,6 +130,11 @@ def test_tiny_shakespeare_is_nanogpts_to_the_byte(tmp_path):
         "train": "6ec305602a99ac2802745a134e1f5e33e2231b4855525b00b9aebb730ac2626f",
         "val": "d37d30cc0c8327c270d493299c3dca54135f6d5f1c9ef60cda78076e311204b1",
     }
+
+
+def test_tiny_shakespeare_has_as_many_gpt2_tokens_as_nanogpts_and_a_mark(tmp_path):
+    summary = prepare([shared("tinyshakespeare/input.txt")], tmp_path / "out", "gpt2")
+    assert (summary.splits["train"].tokens, summary.splits["val"].tokens) == (301_966 + 1, 36_059 + 1)
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
@@ -169,7 +172,7 @@ def test_text_is_prepared_with_any_tokenizer(files, tokenizer, kind, pieces, mon
     source = jsonl(files / "in.jsonl", ["the  cat <s> sat é."] * 29 + ["the \n cat"])
     summary = prepare([source], files / "out", tokenizer, val_fraction=0)
     dataset = Dataset.open(files / "out")
-    dataset.verify()
+    assert audit(files / "out", limits=Limits(byte_gap=0.1)).ok
     assert (dataset.tokenizer.kind, summary.tokenizer, summary.vocab_size) == (kind, kind, dataset.tokenizer.vocab_size)
     assert dataset.tokenizer.fingerprint() == open_tokenizer(tokenizer).fingerprint()
     assert (summary.splits["train"].bytes, summary.splits["train"].piece_bytes) == (589, pieces)
@@ -206,7 +209,7 @@ def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_p
     summary = prepare([source], tmp_path / "out", "byte")
     assert (summary.ignored_files, summary.empty_documents) == (1, 1)
     assert [record.getMessage() for record in caplog.records] == [
-        f"files passed over, being neither .txt nor .jsonl: 1 ({source / 'b.md'} for one)"
+        f"files passed over, being hidden or not {WHAT}: 1 ({source / 'b.md'} for one)"
     ]
 
 
@@ -352,7 +355,7 @@ def test_a_failed_replacement_keeps_the_old_dataset(tmp_path, text):
 def test_an_empty_folder_is_filled(tmp_path, text):
     (tmp_path / "out").mkdir()
     prepare([text], tmp_path / "out", "byte")
-    Dataset.open(tmp_path / "out").verify()
+    assert audit(tmp_path / "out").ok
 
 
 @pytest.mark.parametrize("beside", [[], ["dataset.json", "train_000000.bin"]])

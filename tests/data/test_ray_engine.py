@@ -48,7 +48,7 @@ def test_a_cluster_gives_the_same_bytes_even_if_a_worker_is_killed(tmp_path, cor
 
     def blocks(*inputs):
         for number, block in enumerate(read(*inputs)):
-            yield Fatal(encoding._parse(block), mark) if number == 7 else block
+            yield Fatal([text.decode() for text in encoding._parse(block)], mark) if number == 7 else block
 
     with ray_engine(ByteTokenizer(), None, 2):  # once for both, because it takes seconds to start
         with monkeypatch.context() as patch:

@@ -9,7 +9,7 @@ from importlib.resources import files
 import pytest
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
-from ingot.data.dataset import Dataset
+from ingot.data.audit import audit
 from ingot.data.prepare import write_dataset
 from ingot.data.samples import open_dataset, resolve, sample_path
 from ingot.data.tokenizers import CharTokenizer
@@ -39,7 +39,7 @@ def test_the_package_holds_42_works_split_by_work():
 @pytest.mark.parametrize(("tokenizer", "extra"), [("byte", 42), ("char", 0)])
 def test_a_sample_opens_with_either_tokenizer(tokenizer, extra):
     dataset = open_dataset("sample:shakespeare", tokenizer)
-    dataset.verify()
+    assert audit(dataset.folder).ok
     splits = [dataset.split(name) for name in ("train", "val")]
     assert [split.documents for split in splits] == [41, 1]
     assert sum(split.bytes for split in splits) == 5_057_198
@@ -61,7 +61,7 @@ def test_a_damaged_cache_is_made_again():
     folder = sample_path("shakespeare", "byte")
     (folder / "val_000000.bin").unlink()
     assert sample_path("shakespeare", "byte") == folder
-    Dataset.open(folder).verify()
+    assert audit(folder).ok
 
 
 def test_without_our_variable_the_cache_of_the_desktop_is_used(tmp_path, monkeypatch):

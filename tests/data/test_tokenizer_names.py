@@ -12,6 +12,7 @@ from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, 
 
 import ingot as package
 from ingot.data.tokenizers import open_tokenizer
+from ingot.data.tokenizers.plain import byte_file
 from ingot.errors import ConfigError, DataError
 
 TOKENIZER_JSON = json.dumps(llama_config()).encode()
@@ -40,6 +41,26 @@ def test_a_json_file_is_a_hugging_face_tokenizer_whatever_its_name(tmp_path):
     assert open_tokenizer(name).fingerprint() == toy_hf(llama_config()).fingerprint()
     assert open_tokenizer(name, bos="</s>").bos == 2
     assert open_tokenizer(name, bos="").bos is None
+
+
+def test_golfs_file_of_the_byte_tokenizer_is_the_byte_tokenizer(tmp_path):
+    name = write(tmp_path / "fineweb_pure_byte_260.json", byte_file())
+    assert open_tokenizer(name).fingerprint() == open_tokenizer("byte").fingerprint()
+    with pytest.raises(ConfigError, match=r"pure_byte_260.json says itself how documents start"):
+        open_tokenizer(name, bos="<s>")
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": 257}, {"config": {"byte_offset": 1}}, {"config": {"bos_id": 2}}])
+def test_a_byte_tokenizer_with_other_ids_is_refused(tmp_path, change):
+    name = write(tmp_path / "other.json", json.dumps({**json.loads(byte_file()), **change}).encode())
+    with pytest.raises(DataError, match=r"other.json: a byte tokenizer with other ids than golf's"):
+        open_tokenizer(name)
+
+
+def test_a_tokenizer_json_may_hold_golfs_word(tmp_path):
+    config = llama_config()
+    config["model"]["vocab"]["pure_byte"] = len(config["model"]["vocab"])
+    assert open_tokenizer(write(tmp_path / "tokenizer.json", json.dumps(config).encode())).kind == "huggingface"
 
 
 def test_a_home_is_found(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 import ingot as package
+from ingot.data.dataset import identity
+from ingot.data.sources import WHAT
 from ingot.doors.cli.data import register
 from ingot.errors import ConfigError, DataError
 
@@ -166,6 +169,90 @@ def test_verify_finds_a_damaged_shard(ingot, text, tmp_path):
     assert "shard-sha256" in result.stdout
 
 
+@pytest.fixture
+def prepared(ingot, tmp_path):
+    """Forty documents in several shards, every fourth of them validation."""
+    words, draw = ("ash", "birch", "cedar", "elm", "fir", "hazel", "larch", "oak", "pine", "rowan", "yew"), random.Random(0)
+    texts = [" ".join(draw.choices(words, k=60)) for _ in range(40)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    prepare(ingot, tmp_path / "text.jsonl", tmp_path / "out", "--val-fraction", "0.25", "--shard-tokens", "5000")
+    return tmp_path / "out"
+
+
+def copy_a_validation_document(folder, ingot):
+    lines = (folder.parent / "text.jsonl").read_text().splitlines(keepends=True)
+    planted = folder.parent / "planted.jsonl"
+    planted.write_text("".join([*lines[:9], *lines[8:]]))  # document 8 is validation and 9 is not
+    prepare(ingot, planted, folder, "--val-fraction", "0.25", "--shard-tokens", "5000", "--force")
+
+
+def flip_a_byte(folder, ingot):
+    shard = folder / "train_000001.bin"
+    data = bytearray(shard.read_bytes())
+    data[2000] ^= 1
+    shard.write_bytes(data)
+
+
+def cut_a_shard(folder, ingot):
+    os.truncate(folder / "train_000000.bin", 5000)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (copy_a_validation_document, "overlap-documents: .*val_000000.bin, document 2 of val, .* is document 6 of train"),
+        (flip_a_byte, "shard-sha256: .*train_000001.bin: is not what was written"),
+        (cut_a_shard, "shard-size: .*train_000000.bin: is cut short: 5,000 bytes"),
+    ],
+)
+def test_verify_finds_each_planted_fault_and_names_it(ingot, prepared, plant, found):
+    assert ingot("data", "verify", prepared).exit_code == 0
+    plant(prepared, ingot)
+    result = ingot("data", "verify", prepared)
+    assert result.exit_code == 3
+    assert re.search(f"(?m)^{found}", result.stdout)
+
+
+def test_verify_finds_that_another_tokenizer_made_the_tokens(ingot, english, tmp_path):
+    (tmp_path / "other.txt").write_text(english.read_text()[::-1].swapcase())
+    for name in ("english", "other"):
+        train_tokenizer(ingot, tmp_path / f"{name}.txt", tmp_path / f"{name}.model", "--kind", "sentencepiece")
+        ingot("data", "prepare", "--input", english, "--tokenizer", tmp_path / f"{name}.model", "--output", tmp_path / name)
+    path = tmp_path / "english/dataset.json"
+    record = json.loads(path.read_text()) | {"tokenizer": json.loads((tmp_path / "other/dataset.json").read_text())["tokenizer"]}
+    path.write_text(json.dumps(record | {"fingerprint": identity(record)}))
+    result = ingot("data", "verify", tmp_path / "english", "--byte-gap", "1")
+    assert result.exit_code == 3
+    assert re.search(r"(?m)^tokenizer-mismatch: .*train_000000.bin, token 0: the tokenizer makes other tokens", result.stdout)
+    assert "overlap" not in result.stdout
+
+
+def test_verify_finds_that_another_tokenizer_is_given(ingot, prepared):
+    result = ingot("data", "verify", prepared, "--tokenizer", "gpt2")
+    assert result.exit_code == 3
+    assert re.search(r"(?m)^tokenizer-mismatch: .*its tokenizer \(byte, .*is not the one given \(gpt2, ", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words", "said"),
+    [
+        (None, ["--data.tokenizer", "gpt2"], r"data.tokenizer is gpt2 \(gpt2, 50,257 ids, .* was prepared with byte, 260 ids"),
+        ({"vocab_size": 300}, [], r".*dataset.json is damaged: its tokenizer does not fit its fingerprint"),
+        ({"fingerprint": "0" * 64}, [], r".*dataset.json is damaged: its tokenizer does not fit its fingerprint"),
+    ],
+)
+def test_training_refuses_data_whose_fingerprint_is_not_that_of_its_tokenizer(prepared, damage, words, said):
+    if damage:
+        path = prepared / "dataset.json"
+        record = json.loads(path.read_text())
+        record["tokenizer"] |= damage
+        path.write_text(json.dumps(record | {"fingerprint": identity(record)}))
+    command = [sys.executable, "-m", "ingot", "train", "--recipe", "demo", "--data.path", "out", *words]
+    result = subprocess.run(command, cwd=prepared.parent, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert re.fullmatch(f"ingot: error: {said}.*\n", result.stderr)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -218,7 +305,7 @@ def test_the_program_warns_of_files_it_passed_over_on_stderr_alone(text):
     ]
     result = subprocess.run(command, cwd=text.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["ignored_files"] == 1
-    assert result.stderr == "files passed over, being neither .txt nor .jsonl: 1 (b.md for one)\n"
+    assert result.stderr == f"files passed over, being hidden or not {WHAT}: 1 (b.md for one)\n"
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():

@@ -24,13 +24,15 @@ ENOUGH = 16  # tokens without which a document says too little
 OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 
-def check_sha256(split: AuditSplit, findings: list[Finding]) -> None:
+def check_sha256(split: AuditSplit, findings: list[Finding]) -> bool:
     """Are shards what was written?"""
+    before = len(findings)
     for shard in split.record.shards if split.record else ():
         path = split.folder / shard.file
         if path in split.paths and (found := file_sha256(path)) != shard.sha256:
             problem = f"is not what was written: its sha256 is {found[:16]}... and not {shard.sha256[:16]}..."
             findings.append(Finding("shard-sha256", str(path), problem, AGAIN))
+    return len(findings) == before
 
 
 def check_range(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, findings: list[Finding]) -> None:
@@ -82,7 +84,7 @@ def check_bytes(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, gap: fl
         findings.append(Finding("byte-count", file, f"{problem}, and bits per byte by pieces are as wrong", OTHER, place))
 
 
-def check_round_trip(side: Side, findings: list[Finding]) -> None:
+def check_round_trip(side: Side, findings: list[Finding]) -> bool:
     """Does the tokenizer, given the text of some documents, make these tokens again? Another one hardly ever does."""
     split, starts, tokenizer = side.split, side.starts, side.tokenizer
     special = np.append(tokenizer.token_bytes() == 0, True)
@@ -98,6 +100,8 @@ def check_round_trip(side: Side, findings: list[Finding]) -> None:
         file, place = split.place(wrong[0])
         problem = f"the tokenizer makes other tokens of the text here, and of {len(wrong)} of {tried} documents tried"
         findings.append(Finding("tokenizer-mismatch", file, problem, OTHER, place))
+        return False
+    return True
 
 
 def comes_back(tokenizer: Tokenizer, ids: NDArray[np.int64], whole: bool = True) -> bool:

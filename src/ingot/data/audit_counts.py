@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ingot.data.audit_folder import AuditSplit, Starts
 from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer
+from ingot.data.tokenizers.base import OUTSIDE
 
 CHUNK_TOKENS = 1 << 20
-OUTSIDE = -1  # the token before a document: none
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ taken off where data is read and put on where it is written, so a document keeps
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
@@ -19,17 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.data.dataset import MANIFEST, SPLITS, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
+from ingot.data.dataset import SPLITS, ShardRecord, SplitRecord
 from ingot.data.formats import SOURCES
 from ingot.data.formats.base import ByteCounter, Document, Marks, StreamWriter, TokenSource, TokenWriter
 from ingot.data.formats.gpt_simple import IndexedWriter, token_width
 from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
-from ingot.data.formats.output import check_output, new_folder
 from ingot.data.formats.shard_files import shard_writer
 from ingot.data.shards import MAX_TOKENS, ShardWriter
+from ingot.data.staging import check_output, staged
 from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer, open_tokenizer
+from ingot.data.writer import INDEX_BYTES, index_name, shard_name, write_manifest
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -97,16 +96,18 @@ def convert(
     reading = known if mark is None else Marks(mark, mark)
     if reading == Marks() and source.format in ("nanogpt", "shards") and opened is None:
         log.warning("nothing says where documents begin, so each split is one; give --tokenizer, or --mark ID")
-    with new_folder(output, overwrite) as folder, ExitStack() as files:
-        make = partial(_writer, folder, to, known, opened, layout, files, str(source.path))
+    with staged(output, overwrite) as stage, ExitStack() as files:
+        make = partial(_writer, stage.folder, to, known, opened, layout, files, str(source.path))
         writers = {split: make(split) for split in SPLITS if split in source.tokens or to == "ingot"}
         _copy(source, writers, reading, progress)
         if not writers.get("train") or not writers["train"].documents:
             raise DataError(f"{source.path} has nothing to train on: no training documents")
         if opened and to == "nanogpt":
-            write_meta(folder, opened)
+            write_meta(stage.folder, opened)
         if opened and to == "ingot":
-            _write_manifest(folder, opened, source, writers)
+            splits = {split: writer.record() for split, writer in writers.items() if isinstance(writer, PreparedWriter)}
+            origin = {"converted_from": source.format, "input": str(source.path), "bytes": "those that the tokens stand for"}
+            write_manifest(stage.folder, opened, splits, origin)
     counts = {split: SplitCounts(writer.documents, writer.tokens, writer.bytes) for split, writer in writers.items()}
     if to in ("nanogpt", "gpt-simple") and "val" not in writers:
         log.warning("%s has no validation data, which %s needs", source.path, to)
@@ -128,21 +129,21 @@ class PreparedWriter(StreamWriter):
     """A split of a prepared folder: shards, and an index of where documents begin."""
 
     def __init__(self, folder: Path, split: str, bos: int | None, counter: ByteCounter, limit: int, files: ExitStack) -> None:
-        self._name = f"{split}.index"
+        self._name = index_name(split)
         self._index = files.enter_context((folder / self._name).open("xb"))
         super().__init__(
-            Marks(bos, None), counter, limit, lambda number: ShardWriter(folder / f"{split}_{number:06d}.bin", files)
+            Marks(bos, None), counter, limit, lambda number: ShardWriter(folder / shard_name(split, number), files, limit)
         )
 
     def add(self, document: Document) -> None:
         start, number = self.tokens, self.documents
         super().add(document)
         if self.documents > number:
-            self._index.write(start.to_bytes(8, "little"))
+            self._index.write(start.to_bytes(INDEX_BYTES, "little"))
 
     def record(self) -> SplitRecord:
         """What dataset.json says of the split."""
-        self._index.write(self.tokens.to_bytes(8, "little"))
+        self._index.write(self.tokens.to_bytes(INDEX_BYTES, "little"))
         self._index.flush()
         os.fsync(self._index.fileno())
         shards = [
@@ -241,28 +242,3 @@ def _copy(source: TokenSource, writers: dict[str, TokenWriter], marks: Marks, pr
         writer.close()
     if progress:
         progress(2 * total, 2 * total)
-
-
-def _write_manifest(folder: Path, tokenizer: Tokenizer, source: TokenSource, writers: dict[str, TokenWriter]) -> None:
-    record = TokenizerRecord(
-        kind=tokenizer.kind,
-        vocab_size=tokenizer.vocab_size,
-        bos=tokenizer.bos,
-        fingerprint=tokenizer.fingerprint(),
-        spec=tokenizer.spec(),
-    )
-    manifest = Manifest(
-        tokenizer=record,
-        splits={split: writer.record() for split, writer in writers.items() if isinstance(writer, PreparedWriter)},
-        created_by=f"ingot {_version()}",
-        source={"converted_from": source.format, "input": str(source.path), "bytes": "those that the tokens stand for"},
-    )
-    manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
-    write_atomically(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=2) + "\n")
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("ingot")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -1,6 +1,6 @@
 """The prepared folder: shards, a document index per split, and dataset.json, which says what they hold.
 
-Opening checks what is cheap (names, headers, sizes, counts); `verify` reads every byte. The fingerprint covers the tokenizer and
+Opening checks what is cheap (names, headers, sizes, counts); audit.py reads every byte. The fingerprint covers the tokenizer and
 the splits and leaves out where they came from: the same text prepared on another machine is the same data.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ingot.data.shards import TOKEN_BYTES, file_sha256, open_shard, token_count
+from ingot.data.shards import open_shard, token_count
 from ingot.data.sources import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
 from ingot.data.tokenizers.base import PACKED
@@ -30,9 +30,6 @@ VERSION = 1
 SPLITS = ("train", "val")
 IDENTITY = ("format", "version", "tokenizer", "splits")  # what the fingerprint covers
 AGAIN = "copy the folder again or prepare the data again"
-BATCH_CHARACTERS = 1 << 20  # of text that waits to be encoded at once
-VERIFY_TOKENS = 1 << 22  # of tokens whose bytes are counted at once
-OUTSIDE = -1  # the token before a document: none
 
 Count = Annotated[int, Field(ge=0)]
 OpenTokens = Callable[[Path], NDArray[np.uint16]]
@@ -75,6 +72,12 @@ class TokenizerRecord(_Record):
     bos: int | None
     fingerprint: str
     spec: dict[str, Any]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TokenizerRecord:
+        """What dataset.json says of a tokenizer."""
+        facts = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "bos": tokenizer.bos, "spec": tokenizer.spec()}
+        return cls(fingerprint=tokenizer.fingerprint(), **facts)
 
 
 class Manifest(_Record):
@@ -188,55 +191,6 @@ class Dataset:
         if name not in self._splits:
             raise DataError(f"{self.folder} has no split {name!r}; it has {', '.join(self._splits)}")
         return self._splits[name]
-
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Reads everything: checksums, the range of the ids, the document index. `progress` is told bytes done and in all."""
-        done, total = 0, sum(record.tokens for record in self.manifest.splits.values())
-        for name, record in self.manifest.splits.items():
-            for number, shard in enumerate(record.shards):
-                self._verify_shard(self.folder / shard.file, shard.sha256, self.split(name).shard(number))
-                done += shard.tokens
-                if progress:
-                    progress(TOKEN_BYTES * done, TOKEN_BYTES * total)
-            self._verify_index(self.split(name), self.folder / record.document_index)
-            self._verify_pieces(self.split(name), name)
-
-    def _verify_shard(self, path: Path, sha256: str, tokens: NDArray[np.uint16]) -> None:
-        if (found := file_sha256(path)) != sha256:
-            raise DataError(f"{path} is damaged: sha256 {found} instead of {sha256}; {AGAIN}")
-        if (largest := int(tokens.max(initial=0))) >= self.tokenizer.vocab_size:
-            vocabulary = f"the {self.tokenizer.kind} vocabulary of {self.tokenizer.vocab_size:,} ids"
-            raise DataError(f"{path} holds token {largest:,}, outside {vocabulary}; prepare the data again")
-
-    def _verify_index(self, split: Split, path: Path) -> None:
-        starts = np.asarray(split.document_starts()).astype(np.int64)
-        if starts[0] != 0 or starts[-1] != split.tokens or (np.diff(starts) <= 0).any():
-            raise DataError(f"{path} is damaged: document starts do not rise from 0 to {split.tokens:,}; {AGAIN}")
-        begin = 0
-        for array in split.shards:
-            first, last = np.searchsorted(starts, [begin, begin + len(array)])
-            here = starts[first:last] - begin
-            if self.tokenizer.bos is not None and (array[here] != self.tokenizer.bos).any():
-                raise DataError(f"{path} is damaged: a document starts without its mark; {AGAIN}")
-            begin += len(array)
-
-    def _verify_pieces(self, split: Split, name: str) -> None:
-        expected = split.bytes if split.piece_bytes is None and self.tokenizer.lossless else split.piece_bytes
-        starts = np.asarray(split.document_starts()).astype(np.int64)
-        found = 0
-        for begin in range(0, split.tokens, VERIFY_TOKENS):
-            end = min(begin + VERIFY_TOKENS, split.tokens)
-            stream = np.full(end - begin + 1, OUTSIDE, np.int32)  # the part, behind the token before it
-            split.read(max(begin - 1, 0), end, stream[begin == 0 :])
-            previous, targets = stream[:-1].copy(), stream[1:]
-            first, last = np.searchsorted(starts, [begin, end])
-            previous[starts[first:last] - begin] = OUTSIDE
-            found += int(self.tokenizer.target_bytes(previous, targets).sum())
-        if expected is not None and found != expected:
-            raise DataError(
-                f"{self.folder / MANIFEST} is damaged: the tokens of {name} stand for {found:,} bytes and it says {expected:,}; "
-                f"{AGAIN}"
-            )
 
 
 def prepare_command(source: Path | str, output: Path | str) -> str:

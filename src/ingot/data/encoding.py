@@ -29,13 +29,16 @@ from ingot.data.sources import READERS, read_documents
 from ingot.data.sources.records import read_lines
 from ingot.data.sources.unpacking import CODECS, open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec
+from ingot.data.tokenizers.base import OUTSIDE, utf8
 from ingot.errors import DataError, IngotError, RunError
 
 BLOCK_BYTES = 1 << 20  # of text that one worker encodes at once
+SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
 ATTEMPTS = 3  # at a block whose worker was killed
 NEWLINE = ord("\n")
-OUTSIDE = -1  # the token before a document: none
+NUMBERED = int.from_bytes(rb"\u", "little")  # what begins a character that is written as its number
+DECODER = json.JSONDecoder()
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingot.data.encoding import serve; serve()"
 
 T = TypeVar("T")
@@ -67,7 +70,8 @@ class Encoded(NamedTuple):
         """Some of the documents."""
         if which.all():
             return self
-        return Encoded(self.ids[np.repeat(which, self.tokens)], self.tokens[which], self.bytes[which], self.piece_bytes[which], 0)
+        ids = self.ids[np.repeat(which, self.tokens)] if which.any() else self.ids[:0]
+        return Encoded(ids, self.tokens[which], self.bytes[which], self.piece_bytes[which], 0)
 
 
 Engine = Callable[[Iterable[Block]], Iterator[Encoded]]
@@ -102,9 +106,10 @@ def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES) -> Iterator
 
 def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
     """The documents of a block."""
-    texts = block if isinstance(block, list) else list(_parse(block))
+    texts = [utf8(text) for text in block] if isinstance(block, list) else _parse(block)
     documents = [text for text in texts if text]
-    ids, tokens, sizes = tokenizer.encode_batch(documents)
+    ids, tokens = tokenizer.encode_batch(documents)
+    sizes = np.fromiter(map(len, documents), np.int64, len(documents))
     pieces = sizes if tokenizer.lossless else _piece_bytes(tokenizer, ids, tokens)
     return Encoded(ids, tokens, sizes, pieces, len(texts) - len(documents))
 
@@ -246,6 +251,11 @@ def serve() -> None:
             answers.flush()
 
 
+def workers_for(tokenizer: Tokenizer, size: int) -> int:
+    """How many processes encode an input of this many bytes, if nobody says so."""
+    return 1 if tokenizer.instant or size <= SMALL_BYTES else cpu_count()
+
+
 def cpu_count() -> int:
     """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -268,16 +278,43 @@ def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) ->
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _parse(block: Lines) -> Iterator[str]:
+def _parse(block: Lines) -> list[bytes]:
     """The documents of lines; if one is wrong, from blank lines in front the reader learns its place in the file."""
+    if (found := _parse_plain(block.data, block.text_field)) is not None:
+        return found
     try:
-        yield from _read(block, [b"\n"][: block.lines_before])
+        return [text.encode() for text in _read(block, [b"\n"][: block.lines_before])]
     except DataError:
         each, more = divmod(block.bytes_before, block.lines_before or 1)
         before = (b" " * (each - 1 + (line < more)) + b"\n" for line in range(block.lines_before))
         for _ in _read(block, before):
             pass
         raise
+
+
+def _parse_plain(data: bytes, text_field: str) -> list[bytes] | None:
+    """The texts in UTF-8 of whole lines with an object each; None: `read_lines` has to read them, or say what is wrong.
+
+    Where no character is written as its number, bytes are taken for characters until the text is found, which saves making
+    characters of them and bytes again: in UTF-8 no byte of other characters means anything to JSON.
+    """
+    pairs = (np.frombuffer(data, "<u2", (len(data) - at) // 2, at) for at in (0, 1) if at < len(data))
+    codec = "utf-8" if any((pair == NUMBERED).any() for pair in pairs) else "latin-1"
+    texts: list[bytes] = []
+    begin = 0
+    try:
+        data.decode()
+        lines, name = data.decode(codec), text_field.encode().decode(codec)
+        while begin < len(lines):
+            record, end = DECODER.raw_decode(lines, begin)
+            stop = lines.find("\n", begin)
+            if end != (stop if stop >= 0 else len(lines)):
+                return None
+            texts.append(record[name].encode(codec))
+            begin = end + 1
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return texts
 
 
 def _read(block: Lines, before: Iterable[bytes]) -> Iterator[str]:

@@ -6,8 +6,6 @@ own files lie dataset.json and an index of documents, so that everything else of
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import re
 import shutil
 from collections import deque
@@ -19,22 +17,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
-from ingot.data.dataset import MANIFEST, Count, Dataset, Manifest, TokenizerRecord, identity
+from ingot.data.dataset import Dataset, Manifest
 from ingot.data.download_files import writing
-from ingot.data.encoding import BLOCK_BYTES, Encoded, cpu_count, local_engine
+from ingot.data.encoding import BLOCK_BYTES, Encoded, local_engine, workers_for
 from ingot.data.golf_docs import Docs, Notify, Progress, read_docs
 from ingot.data.golf_tokenizers import Built
-from ingot.data.staging import JOURNAL, Stage, staged
-from ingot.data.writer import SavedSplit, SplitWriter
+from ingot.data.staging import Stage, staged
+from ingot.data.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, made_by, where_to_begin, write_manifest
 from ingot.errors import DataError
-from ingot.runtime.files import write_atomically
 
 SPLITS = {"train": "fineweb_train", "val": "fineweb_val"}
 OURS = re.compile(r"dataset\.json|fineweb_.*\.bin|fineweb_(train|val)\.index")
-SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
-SMALL_BYTES = 1 << 23  # of text, which is encoded before other processes would have started
 REPORT_DOCUMENTS = 100_000
 
 
@@ -52,7 +46,7 @@ class Plan:
 def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progress: Progress) -> tuple[Manifest, bool]:
     """Make the folder of one tokenizer's shards; returns what it holds, and whether it was made now."""
     work = {
-        "made_by": _made_by(),
+        "made_by": made_by(),
         "docs_sha256": plan.docs.sha256,
         "val_documents": plan.val_documents,
         "chunk_tokens": plan.chunk_tokens,
@@ -66,7 +60,7 @@ def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progres
         notify(f"{target} is complete and stays as it is")
         return found, False
     try:
-        with staged(target, True, work, _is_sound) as stage, ExitStack() as files:
+        with staged(target, True, work, is_sound) as stage, ExitStack() as files:
             manifest = _make(one, plan, work, stage, files, target, notify, progress)
             _set_aside(target)
         with writing(target):
@@ -88,52 +82,16 @@ def _make(
     notify: Notify,
     progress: Progress,
 ) -> Manifest:
-    tokenizer, begin = one.tokenizer, _Point.model_validate(stage.saved or {})
-    for path in stage.folder.iterdir():
-        if path.name not in {JOURNAL, *begin.files()}:
-            path.unlink()
+    begin = where_to_begin(stage)
     if begin.documents:
         notify(f"{target}: going on behind document {begin.documents:,}")
     writers = {
-        split: SplitWriter(stage.folder, name, tokenizer, plan.chunk_tokens, files, begin.splits.get(split))
+        split: SplitWriter(stage.folder, name, one.tokenizer, plan.chunk_tokens, files, begin.splits.get(name))
         for split, name in SPLITS.items()
     }
     _write_documents(one, plan, writers, begin, stage, notify, progress)
-    record = TokenizerRecord(
-        kind=tokenizer.kind,
-        vocab_size=tokenizer.vocab_size,
-        bos=tokenizer.bos,
-        fingerprint=tokenizer.fingerprint(),
-        spec=tokenizer.spec(),
-    )
-    manifest = Manifest(
-        tokenizer=record,
-        splits={split: writer.close() for split, writer in writers.items()},
-        created_by=work["made_by"],
-        source={"inputs": [str(plan.docs.path)], "validation": f"the first {plan.val_documents} documents", "golf": work},
-    )
-    manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
-    write_atomically(stage.folder / MANIFEST, json.dumps(manifest.model_dump(), indent=2) + "\n")
-    return manifest
-
-
-class _Point(BaseModel):
-    """How far a data set has come."""
-
-    documents: Count = 0
-    splits: dict[str, SavedSplit] = {}
-
-    def files(self) -> dict[str, int]:
-        """The least size of every file."""
-        return {file: size for name, split in self.splits.items() for file, size in split.files(SPLITS[name]).items()}
-
-
-def _is_sound(folder: Path, saved: Any) -> bool:
-    try:
-        files = _Point.model_validate(saved, strict=True).files()
-        return all((folder / file).stat().st_size >= size for file, size in files.items())
-    except (ValidationError, OSError, KeyError):
-        return False
+    source = {"inputs": [str(plan.docs.path)], "validation": f"the first {plan.val_documents} documents", "golf": work}
+    return write_manifest(stage.folder, one.tokenizer, {split: writer.close() for split, writer in writers.items()}, source)
 
 
 def _finished(target: Path, work: dict[str, Any]) -> Manifest | None:
@@ -149,7 +107,7 @@ def _write_documents(
     one: Built,
     plan: Plan,
     writers: dict[str, SplitWriter],
-    begin: _Point,
+    begin: Point,
     stage: Stage,
     notify: Notify,
     progress: Progress,
@@ -171,7 +129,7 @@ def _write_documents(
 
     count = begin.documents
     written = saved = sum(writer.tokens for writer in writers.values())
-    with local_engine(one.tokenizer, plan.workers or (cpu_count() if total > SMALL_BYTES else 1)) as encode:
+    with local_engine(one.tokenizer, plan.workers or workers_for(one.tokenizer, total)) as encode:
         for encoded in encode(blocks()):
             split, filled = waiting.popleft()
             documents = _with_empty(encoded, filled, one.tokenizer.bos or 0)
@@ -181,7 +139,7 @@ def _write_documents(
             if count // REPORT_DOCUMENTS > before // REPORT_DOCUMENTS:
                 notify(f"{name}: {count:,} of {expected:,} documents")
             if written - saved >= SAVE_TOKENS:
-                stage.save(_Point(documents=count, splits={s: w.save() for s, w in writers.items()}).model_dump())
+                stage.save(Point(documents=count, splits={SPLITS[s]: w.save() for s, w in writers.items()}).model_dump())
                 saved = written
     if count != expected:
         raise DataError(
@@ -248,10 +206,3 @@ def _keep_others(target: Path) -> None:
 
 def _aside(target: Path) -> Path:
     return target.resolve().with_name(f".{target.resolve().name}.replaced")
-
-
-def _made_by() -> str:
-    try:
-        return f"ingot {importlib.metadata.version('ingot')}"
-    except importlib.metadata.PackageNotFoundError:
-        return "ingot (not installed)"

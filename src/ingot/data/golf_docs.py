@@ -18,9 +18,10 @@ from typing import Any, BinaryIO, cast
 
 from ingot.data.download_files import check_space, disk_of, place, writing
 from ingot.data.download_hub import Facts, Hub, client_messages
-from ingot.data.download_manifest import DOCS, DOCS_SOURCE, parse_manifest
+from ingot.data.download_manifest import DOCS, DOCS_SOURCE
 from ingot.data.formats import open_source
 from ingot.data.formats.base import Document, Marks, TokenSource
+from ingot.data.pairing import parse_manifest
 from ingot.data.shards import file_sha256
 from ingot.data.sources.records import read_lines
 from ingot.data.tokenizers import GPT2Tokenizer

@@ -16,11 +16,12 @@ from typing import Any
 from ingot.data.dataset import Manifest
 from ingot.data.download_files import alone_in, sweep, writing
 from ingot.data.download_hub import Hub
-from ingot.data.download_manifest import DOCS, DOCS_SOURCE, MANIFEST, PREVIOUS
+from ingot.data.download_manifest import DOCS, DOCS_SOURCE, PREVIOUS
 from ingot.data.golf_dataset import SPLITS, Plan, export_dataset
 from ingot.data.golf_docs import DECODE_BATCH, Docs, Notify, Progress, docs_from_shards, fetch_docs
 from ingot.data.golf_specs import TIKTOKEN, VERSION, Spec
 from ingot.data.golf_tokenizers import Built, build, check_reused
+from ingot.data.pairing import MANIFEST
 from ingot.data.shards import MAX_TOKENS
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically

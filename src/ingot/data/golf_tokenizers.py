@@ -6,7 +6,6 @@ U+2585 in them, and reads the others stripped, while what is exported is the tex
 
 from __future__ import annotations
 
-import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from ingot.data.golf_specs import BYTE, HF_BPE, SENTENCEPIECE, TIKTOKEN, Spec, f
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
+from ingot.data.tokenizers.plain import byte_file
 from ingot.data.tokenizers.training import learn
 from ingot.errors import DataError
 
@@ -111,9 +111,7 @@ def _open(spec: Spec, contents: bytes) -> Tokenizer:
 
 
 def _byte(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -> dict[str, bytes]:
-    ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_offset": ByteTokenizer.specials, "byte_count": 256}
-    record = {"tokenizer_type": "pure_byte", "config": ids, "vocab_size": ByteTokenizer.vocab_size}
-    return {spec.file: (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()}
+    return {spec.file: byte_file()}
 
 
 def _tiktoken(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -> dict[str, bytes]:

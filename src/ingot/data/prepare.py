@@ -7,10 +7,7 @@ without encoding it.
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,25 +19,21 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
 
-from ingot.data import dataset
-from ingot.data.dataset import MANIFEST, SPLITS, Count, Manifest, TokenizerRecord, identity
-from ingot.data.encoding import BLOCK_BYTES, Block, Engine, cpu_count, local_engine, read_blocks, text_blocks
+from ingot.data.dataset import SPLITS, Manifest
+from ingot.data.encoding import BLOCK_BYTES, Block, Engine, local_engine, read_blocks, text_blocks, workers_for
 from ingot.data.holdout import Piece, Rule, always, first_documents, hold_out_ends, spread_documents
 from ingot.data.shards import MAX_TOKENS
 from ingot.data.sources import WHAT, count_documents, file_bytes, find_files, read_documents
-from ingot.data.staging import JOURNAL, Stage, check_output, staged
+from ingot.data.staging import Stage, check_output, staged
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
-from ingot.data.writer import SavedSplit, SplitWriter
+from ingot.data.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, made_by, where_to_begin, write_manifest
 from ingot.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
 FEW_DOCUMENTS = 20  # up to here validation is the end of every document, above it is whole documents
 SHARD_TOKENS = 100_000_000
-SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
-SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 RuledBlocks = Iterator[tuple[Rule, Block]]
 EngineName = Literal["local", "ray"]
@@ -116,7 +109,7 @@ def prepare(
     val_files, val_ignored = find_files(val_inputs or [])
     _refuse_doubles(files + val_files)
     if ignored := ignored + val_ignored:
-        log.warning("files passed over, being neither .txt nor .jsonl: %d (%s for one)", len(ignored), ignored[0])
+        log.warning("files passed over, being hidden or not %s: %d (%s for one)", WHAT, len(ignored), ignored[0])
     for group, given in ((files, inputs), (val_files, val_inputs)):
         if given is not None and not count_documents(group, text_field, 1):
             raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give files with text: {WHAT}")
@@ -128,8 +121,8 @@ def prepare(
     texts = _Texts(files, val_files, text_field, advance)
     rule, blocks = _held_out(texts, val_fraction, val_inputs, val_documents)
     source = {"inputs": [str(path) for path in inputs], "validation": rule}
-    sizes = {"block": BLOCK_BYTES, "batch": dataset.BATCH_CHARACTERS, "shard": shard_tokens}
-    work = {"by": _made_by(), "of": source, "field": text_field, "tokenizer": built.fingerprint(), "sizes": sizes}
+    sizes = {"block": BLOCK_BYTES, "shard": shard_tokens}
+    work = {"by": made_by(), "of": source, "field": text_field, "tokenizer": built.fingerprint(), "sizes": sizes}
     manifest, last, continued = _write(
         blocks,
         output,
@@ -205,19 +198,6 @@ def write_dataset(
     return manifest
 
 
-class _Point(BaseModel):
-    """How far work has come: blocks done, documents in them, texts that were empty, and what is written."""
-
-    blocks: Count = 0
-    documents: Count = 0
-    empty: Count = 0
-    splits: dict[str, SavedSplit] = {}
-
-    def files(self) -> dict[str, int]:
-        """The least size of every file."""
-        return {file: size for name, split in self.splits.items() for file, size in split.files(name).items()}
-
-
 def _write(
     blocks: RuledBlocks,
     output: Path,
@@ -228,13 +208,10 @@ def _write(
     shard_tokens: int,
     overwrite: bool,
     work: Any,
-) -> tuple[Manifest, _Point, int]:
+) -> tuple[Manifest, Point, int]:
     """The manifest of what was written, where it ended, and how many documents were there before."""
-    with staged(output, overwrite, work, _is_sound) as stage, ExitStack() as files:
-        begin = _Point.model_validate(stage.saved or {})
-        for path in stage.folder.iterdir():
-            if path.name not in {JOURNAL, *begin.files()}:
-                path.unlink()
+    with staged(output, overwrite, work, is_sound) as stage, ExitStack() as files:
+        begin = where_to_begin(stage)
         writers = {
             name: SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name)) for name in SPLITS
         }
@@ -245,25 +222,13 @@ def _write(
         splits = {name: writer.close() for name, writer in writers.items()}
         if not splits["train"].documents:
             raise DataError("nothing is left to train on: all text went to validation; hold out less of it or give more text")
-        record = TokenizerRecord(
-            kind=tokenizer.kind,
-            vocab_size=tokenizer.vocab_size,
-            bos=tokenizer.bos,
-            fingerprint=tokenizer.fingerprint(),
-            spec=tokenizer.spec(),
-        )
-        manifest = Manifest(tokenizer=record, splits=splits, created_by=_made_by(), source=source)
-        manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
-        with (stage.folder / MANIFEST).open("x", encoding="utf-8") as file:
-            file.write(json.dumps(manifest.model_dump(), indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        manifest = write_manifest(stage.folder, tokenizer, splits, source)
     return manifest, last, begin.documents
 
 
 def _write_blocks(
-    blocks: RuledBlocks, encode: Engine, writers: dict[str, SplitWriter], begin: _Point, stage: Stage | None
-) -> _Point:
+    blocks: RuledBlocks, encode: Engine, writers: dict[str, SplitWriter], begin: Point, stage: Stage | None
+) -> Point:
     rules: deque[Rule] = deque()
 
     def noted() -> Iterator[Block]:
@@ -281,19 +246,10 @@ def _write_blocks(
         done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
         written = sum(writer.tokens for writer in writers.values())
         if stage and written - saved >= SAVE_TOKENS:
-            point = _Point(blocks=done, documents=documents, empty=empty, splits={n: w.save() for n, w in writers.items()})
+            point = Point(blocks=done, documents=documents, empty=empty, splits={n: w.save() for n, w in writers.items()})
             stage.save(point.model_dump())
             saved = written
-    return _Point(blocks=done, documents=documents, empty=empty)
-
-
-def _is_sound(folder: Path, saved: Any) -> bool:
-    """Whether the files of a folder have at least what a point says."""
-    try:
-        files = _Point.model_validate(saved, strict=True).files()
-        return all((folder / file).stat().st_size >= size for file, size in files.items())
-    except (ValidationError, OSError):
-        return False
+    return Point(blocks=done, documents=documents, empty=empty)
 
 
 def _ruled(rule: Rule, blocks: Iterable[Block]) -> RuledBlocks:
@@ -302,7 +258,7 @@ def _ruled(rule: Rule, blocks: Iterable[Block]) -> RuledBlocks:
 
 def _piece_blocks(pieces: Iterable[Piece]) -> RuledBlocks:
     for split, group in groupby(pieces, lambda piece: piece[0]):
-        yield from _ruled(always(split), text_blocks((text for _, text in group), dataset.BATCH_CHARACTERS))
+        yield from _ruled(always(split), text_blocks((text for _, text in group), BLOCK_BYTES))
 
 
 def _open_engine(
@@ -312,7 +268,7 @@ def _open_engine(
         from ingot.data.ray_engine import ray_engine
 
         return ray_engine(tokenizer, ray_address, workers)
-    return local_engine(tokenizer, workers or (cpu_count() if total > SMALL_BYTES else 1))
+    return local_engine(tokenizer, workers or workers_for(tokenizer, total))
 
 
 def _alphabet(texts: Iterable[str]) -> set[str]:
@@ -368,10 +324,3 @@ def _refuse_doubles(files: Sequence[Path]) -> None:
         first = seen.setdefault(path.resolve(), path)
         if first is not path:
             raise DataError(f"{path} is given twice; text must not be in the data twice, nor in both training and validation")
-
-
-def _made_by() -> str:
-    try:
-        return f"ingot {importlib.metadata.version('ingot')}"
-    except importlib.metadata.PackageNotFoundError:
-        return "ingot (not installed)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,32 +23,86 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2
 MAX_TOKENS = 2**31 - 1  # the count is an int32
+PART_TOKENS = 1 << 22  # written at once: a thread that comes back for more waits for the one that computes
 
 
 class ShardWriter:
-    """A shard that grows; its header is written last, so an unfinished file is never taken for a shard."""
+    """A shard that grows; its header is written last, so an unfinished file is never taken for a shard.
 
-    def __init__(self, path: Path, files: ExitStack) -> None:
-        self.path = path
-        self.tokens = 0
-        self._file = files.enter_context(path.open("xb"))
-        self._file.write(bytes(HEADER_BYTES))
+    A thread brings tokens to the disk and into the checksum while the caller makes more. The header comes first in a checksum and
+    holds the count: `limit` is taken for it, and where it comes to be another, the file is read again. `written`: the tokens of a
+    shard that another process left unfinished; what it wrote behind them is cut off.
+    """
+
+    def __init__(self, path: Path, files: ExitStack, limit: int = MAX_TOKENS, written: int = 0) -> None:
+        self.path, self.tokens, self._files = path, written, files
+        self._file = files.enter_context(path.open("r+b" if written else "xb"))
+        self._file.truncate(HEADER_BYTES + TOKEN_BYTES * written)
+        self._file.seek(0, os.SEEK_END)
+        self._sum, self._summed = hashlib.sha256(_header(limit)), 0 if written else limit  # the count for which the sum is right
+        self._part, self._other = (np.empty(min(limit, PART_TOKENS), "<u2") for _ in range(2))
+        self._filled = 0
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
 
     def append(self, tokens: NDArray[np.uint16]) -> None:
         """Adds tokens at the end."""
-        self._file.write(tokens.astype("<u2", copy=False).tobytes())
         self.tokens += len(tokens)
+        while len(tokens):
+            part, tokens = np.split(tokens, [len(self._part) - self._filled])
+            self._part[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            if self._filled == len(self._part):
+                self._hand_over()
+
+    def sync(self) -> None:
+        """Brings all tokens to the disk."""
+        self._write_rest()
+        self._flush()
 
     def close(self) -> str:
         """Completes the header, brings the file to the disk and returns its sha256."""
-        header = np.zeros(HEADER_INTS, "<i4")
-        header[:3] = MAGIC, VERSION, self.tokens
+        self._write_rest()
         self._file.seek(0)
-        self._file.write(header.tobytes())
+        self._file.write(_header(self.tokens))
+        self._flush()
+        self._file.close()
+        if self._thread:
+            self._thread.shutdown()
+        return self._sum.hexdigest() if self.tokens == self._summed else file_sha256(self.path)
+
+    def _hand_over(self) -> None:
+        self._wait()
+        self._thread = self._thread or self._files.enter_context(ThreadPoolExecutor(1))
+        self._writing = self._thread.submit(self._write_through, self._part)
+        self._part, self._other, self._filled = self._other, self._part, 0
+
+    def _wait(self) -> None:
+        if self._writing:
+            self._writing.result()  # raises what the thread met
+
+    def _write_rest(self) -> None:
+        self._wait()
+        self._write(self._part[: self._filled])
+        self._filled = 0
+
+    def _write_through(self, tokens: NDArray[np.uint16]) -> None:
+        self._write(tokens)
+        self._flush()
+
+    def _write(self, tokens: NDArray[np.uint16]) -> None:
+        self._file.write(tokens.data)
+        self._sum.update(tokens.data)
+
+    def _flush(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
-        return file_sha256(self.path)
+
+
+def _header(tokens: int) -> bytes:
+    header = np.zeros(HEADER_INTS, "<i4")
+    header[:3] = MAGIC, VERSION, tokens
+    return header.tobytes()
 
 
 def write_shard(path: Path, tokens: NDArray[Any]) -> str:
@@ -57,7 +112,7 @@ def write_shard(path: Path, tokens: NDArray[Any]) -> str:
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= 0xFFFF:
         raise DataError(f"token ids from {tokens.min()} to {tokens.max()} do not fit a shard, which holds 0 to 65,535")
     with ExitStack() as files:
-        writer = ShardWriter(path, files)
+        writer = ShardWriter(path, files, len(tokens))
         writer.append(tokens.astype(np.uint16, copy=False))
         return writer.close()
 

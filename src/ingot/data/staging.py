@@ -1,7 +1,8 @@
-"""The hidden folder in which a dataset is made, and how it takes the place of the output all at once.
+"""The hidden folder in which token data is made, and how it takes the place of the output all at once.
 
 The folder is locked by the process that writes it. What a killed process leaves is continued if it was the same work, which its
-journal says, and removed if not. A journal is lines of JSON: what the work is, and then the points from which it can go on.
+journal says, and removed if not. A journal is lines of JSON: what the work is, and then the points from which it can go on. An
+output that exists is replaced only if it holds nothing but token data, of whatever format.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ingot.data.dataset import MANIFEST, SPLITS
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir
 
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
-OURS = re.compile(rf"{re.escape(MANIFEST)}|({'|'.join(SPLITS)})(_\d{{6}}\.bin|\.index)")
+OURS = re.compile(r"dataset\.json|meta\.pkl|(train|val)(\.bin|\.index|/[^/]+(/\d{5}\.(bin|idx))?)?|[\w.-]*(train|val)_\d{6}\.bin")
 
 
 class Stage:
@@ -50,7 +50,9 @@ class Stage:
 
 
 @contextmanager
-def staged(output: Path, overwrite: bool, work: Any, is_sound: Callable[[Path, Any], bool]) -> Iterator[Stage]:
+def staged(
+    output: Path, overwrite: bool, work: Any = None, is_sound: Callable[[Path, Any], bool] = lambda folder, point: False
+) -> Iterator[Stage]:
     """A locked folder beside `output` that takes its name when the block succeeds.
 
     When it fails, the folder vanishes, unless the same `work` can be continued later; None never can. `is_sound` says whether
@@ -69,7 +71,8 @@ def staged(output: Path, overwrite: bool, work: Any, is_sound: Callable[[Path, A
             undo.push(lambda kind, error, trace: _abandon(stage, error))
             yield stage
             (stage.folder / JOURNAL).unlink(missing_ok=True)
-            fsync_dir(stage.folder)
+            for folder in (stage.folder, *(path for path in stage.folder.rglob("*") if path.is_dir())):
+                fsync_dir(folder)
             _publish(stage.folder, target, output, overwrite)
             undo.pop_all()
             os.close(lock)
@@ -82,22 +85,21 @@ def staged(output: Path, overwrite: bool, work: Any, is_sound: Callable[[Path, A
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Refuse an output that exists, unless it is a dataset and may be replaced."""
+    """Refuse an output that exists, unless it is token data and may be replaced."""
     try:
         if not os.path.lexists(output):
             return
         if not output.is_dir():
             raise DataError(f"output {output} is a file; give a folder that does not exist yet")
-        names = sorted(path.name for path in output.iterdir())
+        names = (path.relative_to(output).as_posix() for path in output.rglob("*"))
+        foreign, empty = next((name for name in names if not OURS.fullmatch(name)), None), not any(output.iterdir())
     except OSError as error:
         raise DataError(f"cannot read {output}: {error.strerror}") from error
-    foreign = [name for name in names if not OURS.fullmatch(name)]
-    if names and (MANIFEST not in names or foreign):
-        reason = f"holds {foreign[0]}" if foreign else f"has no {MANIFEST}"
+    if foreign:
         raise DataError(
-            f"output {output} exists and {reason}, so it is not only a dataset and is never replaced; give another folder"
+            f"output {output} holds {foreign}, so it is not only token data and is never replaced; give another folder"
         )
-    if names and not overwrite:
+    if not empty and not overwrite:
         raise DataError(f"output {output} exists; replace it with --force or give another folder")
 
 

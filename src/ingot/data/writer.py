@@ -1,4 +1,4 @@
-"""A split while it is written: documents one behind the other, cut into shards.
+"""A prepared folder while it is written: documents one behind the other, cut into shards, and dataset.json last.
 
 `save` brings what was written so far to the disk and says what that is. Another process can go on from there: it cuts the files
 back to what was saved, so that it never matters what was written behind it.
@@ -6,22 +6,27 @@ back to what was saved, so that it never matters what was written behind it.
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 from contextlib import ExitStack
-from io import BufferedWriter
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ingot.data.dataset import Count, ShardRecord, SplitRecord
-from ingot.data.encoding import OUTSIDE, Encoded
+from ingot.data.dataset import MANIFEST, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
+from ingot.data.encoding import Encoded
 from ingot.data.shards import HEADER_BYTES, TOKEN_BYTES, ShardWriter
+from ingot.data.staging import JOURNAL, Stage
 from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.base import OUTSIDE
+from ingot.runtime.files import write_atomically
 
 INDEX_BYTES = 8  # of a document's start
+SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
 
 
 class SavedSplit(BaseModel):
@@ -42,8 +47,55 @@ class SavedSplit(BaseModel):
         """The least size of each file of the split called `name`."""
         sizes = {shard.file: HEADER_BYTES + TOKEN_BYTES * shard.tokens for shard in self.shards}
         if self.shard_tokens:
-            sizes[_shard_name(name, len(self.shards))] = HEADER_BYTES + TOKEN_BYTES * self.shard_tokens
-        return sizes | {_index_name(name): INDEX_BYTES * self.documents}
+            sizes[shard_name(name, len(self.shards))] = HEADER_BYTES + TOKEN_BYTES * self.shard_tokens
+        return sizes | {index_name(name): INDEX_BYTES * self.documents}
+
+
+class Point(BaseModel):
+    """How far work has come: blocks done, documents in them, texts that were empty, and by the name of its files each split."""
+
+    blocks: Count = 0
+    documents: Count = 0
+    empty: Count = 0
+    splits: dict[str, SavedSplit] = {}
+
+    def files(self) -> dict[str, int]:
+        """The least size of every file."""
+        return {file: size for name, split in self.splits.items() for file, size in split.files(name).items()}
+
+
+def is_sound(folder: Path, saved: Any) -> bool:
+    """Whether the files of a folder have at least what a point says."""
+    try:
+        files = Point.model_validate(saved, strict=True).files()
+        return all((folder / file).stat().st_size >= size for file, size in files.items())
+    except (ValidationError, OSError):
+        return False
+
+
+def where_to_begin(stage: Stage) -> Point:
+    """The point from which a folder is continued; files it does not speak of are removed."""
+    point = Point.model_validate(stage.saved or {})
+    for path in stage.folder.iterdir():
+        if path.name not in {JOURNAL, *point.files()}:
+            path.unlink()
+    return point
+
+
+def write_manifest(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitRecord], source: Any) -> Manifest:
+    """Writes dataset.json."""
+    manifest = Manifest(tokenizer=TokenizerRecord.of(tokenizer), splits=splits, created_by=made_by(), source=source)
+    manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
+    write_atomically(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=2) + "\n")
+    return manifest
+
+
+def made_by() -> str:
+    """What data says of its maker."""
+    try:
+        return f"ingot {importlib.metadata.version('ingot')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "ingot (not installed)"
 
 
 class SplitWriter:
@@ -54,8 +106,7 @@ class SplitWriter:
     ) -> None:
         self._folder, self._name, self._files = folder, name, files
         self._tokenizer, self._shard_tokens = tokenizer, shard_tokens
-        index = folder / _index_name(name)
-        self._index = files.enter_context(index.open("r+b" if saved else "xb"))
+        self._index = files.enter_context((folder / index_name(name)).open("r+b" if saved else "xb"))
         saved = saved or SavedSplit()
         self.documents, self.tokens, self.bytes = saved.documents, saved.tokens, saved.bytes
         self.piece_bytes = saved.piece_bytes
@@ -115,7 +166,7 @@ class SplitWriter:
             bytes=self.bytes,
             piece_bytes=self.piece_bytes,
             shards=self._shards,
-            document_index=_index_name(self._name),
+            document_index=index_name(self._name),
         )
 
     def _cut(self, ids: NDArray[np.uint16], left: int) -> None:
@@ -139,36 +190,21 @@ class SplitWriter:
         if self._shard.tokens == self._shard_tokens:
             self._finish_shard(self._shard)
 
-    def _open_shard(self, tokens: int = 0) -> _Shard:
-        return _Shard(self._folder / _shard_name(self._name, len(self._shards)), self._files, tokens)
+    def _open_shard(self, tokens: int = 0) -> ShardWriter:
+        return ShardWriter(self._folder / shard_name(self._name, len(self._shards)), self._files, self._shard_tokens, tokens)
 
-    def _finish_shard(self, shard: _Shard) -> None:
+    def _finish_shard(self, shard: ShardWriter) -> None:
         sha256 = shard.close()
         counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
         self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
         self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
 
 
-class _Shard(ShardWriter):
-    """A shard that may have been begun by another process, which wrote at least `tokens` of it."""
-
-    def __init__(self, path: Path, files: ExitStack, tokens: int = 0) -> None:
-        if not tokens:
-            super().__init__(path, files)
-            return
-        self.path, self.tokens = path, tokens
-        self._file = files.enter_context(cast(BufferedWriter, path.open("r+b")))
-        self._file.truncate(HEADER_BYTES + TOKEN_BYTES * tokens)
-        self._file.seek(0, os.SEEK_END)
-
-    def sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-
-def _shard_name(split: str, number: int) -> str:
+def shard_name(split: str, number: int) -> str:
+    """The file of a shard."""
     return f"{split}_{number:06d}.bin"
 
 
-def _index_name(split: str) -> str:
+def index_name(split: str) -> str:
+    """The file that says where documents begin."""
     return f"{split}.index"

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from ingot.data.shards import ShardWriter
 from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.base import OUTSIDE
 from ingot.errors import DataError
 
 Ids = NDArray[np.uint16]
 Document = list[Ids]
 CHUNK_TOKENS = 1 << 22  # looked at at once
 OPEN_FILES = 8
-OUTSIDE = -1  # the token before a document: none
 
 
 @dataclass(frozen=True)

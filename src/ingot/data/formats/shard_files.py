@@ -63,7 +63,7 @@ def shard_writer(
     """Writes NAME_SPLIT_NUMBER.bin: each document behind its start mark."""
     prefix = f"{name}_{split}" if name else split
     return StreamWriter(
-        Marks(marks.bos, None), counter, limit, lambda number: ShardWriter(folder / f"{prefix}_{number:06d}.bin", files)
+        Marks(marks.bos, None), counter, limit, lambda number: ShardWriter(folder / f"{prefix}_{number:06d}.bin", files, limit)
     )
 
 

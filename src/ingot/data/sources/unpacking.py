@@ -28,10 +28,25 @@ ZST_WINDOW = 1 << 31  # `zstd --long=31`, as the large public dumps have it
 
 def open_unpacked(path: Path, advance: Callable[[int], None]) -> BinaryIO:
     """The contents of a file, unpacked if its name says so; `advance` is told the bytes that were read from the disk."""
-    chunks = _read(path, advance)
     if (codec := path.suffix.lower()) in CODECS:
-        chunks = _unpack(path, chunks, *_codec(codec, path))
-    return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
+        return io.BufferedReader(_Chunks(_unpack(path, _read(path, advance), *_codec(codec, path))), CHUNK_BYTES)
+    return io.BufferedReader(_Counted(path, advance), CHUNK_BYTES)
+
+
+class _Counted(io.FileIO):
+    def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._advance = advance
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count = super().readinto(buffer)
+        self._advance(count)
+        return count
+
+    def readall(self) -> bytes:
+        data = super().readall()
+        self._advance(len(data))
+        return data
 
 
 class _Chunks(io.RawIOBase):

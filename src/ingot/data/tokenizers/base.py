@@ -24,6 +24,7 @@ from ingot.errors import DataError
 Ids = Sequence[int] | NDArray[Any]
 MAX_VOCABULARY = 1 << 16
 MAX_FILE_BYTES = 1 << 26  # far more than a vocabulary of 65,536 ids needs; a spec cannot fill the memory
+OUTSIDE = -1  # the token before a document: none
 PACKED = "xz"  # the key of a spec that holds a file
 
 
@@ -35,13 +36,15 @@ def digest(value: Any) -> str:
 class Tokenizer(ABC):
     """A kind says what its ids are and how bytes come back from them.
 
-    `lossless`: for every text, decoding gives the text back and its ids stand for exactly its bytes.
+    `lossless`: for every text, decoding gives the text back and its ids stand for exactly its bytes. `instant`: a text is encoded
+    before another process could have been handed it.
     """
 
     kind: str
     vocab_size: int
     bos: int | None = None
     lossless: bool = True
+    instant: bool = False
 
     @abstractmethod
     def encode(self, text: str) -> NDArray[np.uint16]:
@@ -69,17 +72,16 @@ class Tokenizer(ABC):
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
         """`encode_document` of each text, many times faster."""
-        ids, counts, _ = self.encode_batch(texts)
+        ids, counts = self.encode_batch([utf8(text) for text in texts])
         ends = np.cumsum(counts).tolist()
         return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64]]:
-        """The ids of whole documents one behind the other, and for each how many it has and how many bytes its text has."""
-        data = [utf8(text) for text in texts]
-        found = list(self._encode_all(texts, data))
-        counts, sizes = (np.fromiter(map(len, items), np.int64, len(texts)) for items in (found, data))
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+        """The ids of whole documents, which are given in UTF-8, one behind the other, and how many each has."""
+        found = list(self._encode_all(texts))
+        counts = np.fromiter(map(len, found), np.int64, len(texts))
         mark = np.array([] if self.bos is None else [self.bos], np.uint16)
-        return np.concatenate([mark[:0], *(part for ids in found for part in (mark, ids))]), counts + len(mark), sizes
+        return np.concatenate([mark[:0], *(part for ids in found for part in (mark, ids))]), counts + len(mark)
 
     def decode(self, ids: Ids) -> str:
         """The text of `ids`, taken as a whole document or several; bytes that are not UTF-8 become U+FFFD."""
@@ -93,9 +95,9 @@ class Tokenizer(ABC):
         """Equal for tokenizers that give every text the same ids."""
         return digest(self.spec())
 
-    def _encode_all(self, texts: Sequence[str], data: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
-        """`encode` of each text, which `data` has in UTF-8."""
-        return map(self.encode, texts)
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+        """`encode` of each text, which is given in UTF-8."""
+        return (self.encode(text.decode()) for text in texts)
 
     def _marked(self, ids: NDArray[np.uint16]) -> NDArray[np.uint16]:
         return ids if self.bos is None else np.concatenate([np.array([self.bos], np.uint16), ids])

@@ -63,10 +63,10 @@ class HFTokenizer(FileTokenizer):
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind, "bos": self.bos, PACKED: self.packed}
 
-    def _encode_all(self, texts: Sequence[str], data: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
         if self._table:
-            return self._table.encode_all(texts, data, self.encode)
-        return (np.array(ids, np.uint16) for ids in self._encode_batch(list(texts)))
+            return self._table.encode_all(texts, self.encode)
+        return (np.array(ids, np.uint16) for ids in self._encode_batch([text.decode() for text in texts]))
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         with _explained("the tokenizer cannot encode this text"):

@@ -15,7 +15,7 @@ from typing import Any
 from ingot.data.tokenizers import gpt2
 from ingot.data.tokenizers.base import MAX_FILE_BYTES, Tokenizer, unpack
 from ingot.data.tokenizers.huggingface import from_json, hf_from_spec
-from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec
+from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec, read_byte_file
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.errors import ConfigError, DataError
 
@@ -66,7 +66,11 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
     path = _file_in(path) if path.is_dir() else path
     try:
         if path.suffix == ".json" and path.name not in dict(MERGES):
-            return from_json(_read(path), bos)
+            contents = _read(path)
+            if (opened := read_byte_file(contents)) is None:
+                return from_json(contents, bos)
+            _refuse_bos(bos, str(path))
+            return opened
         _refuse_bos(bos, str(path))
         if path.suffix == ".model":
             return SentencePieceTokenizer(_read(path))

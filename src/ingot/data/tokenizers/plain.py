@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, Tokenizer, utf8
 from ingot.errors import DataError
 
+PURE_BYTE = "pure_byte"  # what golf calls the byte tokenizer
+GOLF_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_offset": 4, "byte_count": 256}
+
 
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes behind four special ids, as in the SentencePiece vocabularies: pad 0, bos 1, eos 2, unk 3."""
@@ -19,16 +23,16 @@ class ByteTokenizer(Tokenizer):
     specials = 4
     vocab_size = specials + 256
     bos = 1
+    instant = True
 
     def encode(self, text: str) -> NDArray[np.uint16]:
         return np.frombuffer(utf8(text), np.uint8) + np.uint16(self.specials)
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64]]:
-        data = [utf8(text) for text in texts]
-        sizes = np.fromiter(map(len, data), np.int64, len(data))
-        ids = np.frombuffer(b"\0".join([b"", *data]), np.uint8) + np.uint16(self.specials)
-        ids[np.cumsum(sizes + 1) - sizes - 1] = self.bos
-        return ids, sizes + 1, sizes
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+        counts = 1 + np.fromiter(map(len, texts), np.int64, len(texts))
+        ids = np.frombuffer(b"\0".join([b"", *texts]), np.uint8) + np.uint16(self.specials)
+        ids[np.cumsum(counts) - counts] = self.bos
+        return ids, counts
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         array = self._checked(ids)
@@ -39,6 +43,27 @@ class ByteTokenizer(Tokenizer):
 
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind}
+
+
+def byte_file() -> bytes:
+    """The file that golf's scripts keep of the byte tokenizer."""
+    record = {"tokenizer_type": PURE_BYTE, "config": GOLF_IDS, "vocab_size": ByteTokenizer.vocab_size}
+    return (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()
+
+
+def read_byte_file(contents: bytes) -> ByteTokenizer | None:
+    """The byte tokenizer, if a file is one that golf's scripts keep of it."""
+    try:
+        record = json.loads(contents) if PURE_BYTE.encode() in contents else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("tokenizer_type") != PURE_BYTE:
+        return None
+    told = {"vocab_size": ByteTokenizer.vocab_size, **GOLF_IDS}
+    ids = {**record, **record["config"]} if isinstance(record.get("config"), dict) else record
+    if any(ids.get(name, known) != known for name, known in told.items()):
+        raise DataError("a byte tokenizer with other ids than golf's, which has pad 0, bos 1, eos 2, unk 3 and bytes from 4 on")
+    return ByteTokenizer()
 
 
 class CharTokenizer(Tokenizer):

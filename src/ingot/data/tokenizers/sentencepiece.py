@@ -62,8 +62,8 @@ class SentencePieceTokenizer(FileTokenizer):
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind, PACKED: self.packed}
 
-    def _encode_all(self, texts: Sequence[str], data: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
-        return self._table.encode_all(texts, data, self.encode) if self._table else map(self.encode, texts)
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+        return self._table.encode_all(texts, self.encode) if self._table else super()._encode_all(texts)
 
     @cached_property
     def _table(self) -> WordTable | None:

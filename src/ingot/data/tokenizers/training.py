@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.data.sources import file_bytes, find_files, read_documents
+from ingot.data.sources import WHAT, file_bytes, find_files, read_documents
 from ingot.data.tokenizers.base import MAX_VOCABULARY, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
@@ -45,7 +45,7 @@ def train_tokenizer(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tokenizer:
-    """Learns a vocabulary from .txt and .jsonl files, or from their first `documents`, and writes it as one file."""
+    """Learns a vocabulary from text files, or from their first `documents`, and writes it as one file."""
     _check(output, kind, vocab_size, documents, overwrite)
     files, _ = find_files(inputs)
     total, done = sum(map(file_bytes, files)), 0
@@ -58,7 +58,7 @@ def train_tokenizer(
 
     contents = learn(kind, islice(read_documents(files, text_field, advance), documents), vocab_size)
     if contents is None:
-        raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give .txt or .jsonl files with text")
+        raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
         raise DataError(

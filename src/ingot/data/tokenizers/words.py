@@ -56,7 +56,7 @@ def flat(encoded: Sequence[Sequence[int] | Tokens]) -> Flat:
 
 def trusted(table: WordTable, encode: Callable[[str], Tokens]) -> WordTable | None:
     """The table, if it gives a sample of all sorts of text the ids that `encode` gives it."""
-    if all(map(np.array_equal, table.encode_all(SAMPLE, [text.encode() for text in SAMPLE], encode), map(encode, SAMPLE))):
+    if all(map(np.array_equal, table.encode_all([text.encode() for text in SAMPLE], encode), map(encode, SAMPLE))):
         return table
     log.warning("words of this tokenizer are not independent, against all that its file says; its library encodes them, slowly")
     return None
@@ -99,11 +99,14 @@ class WordTable:
         self._pool = np.empty(MAX_IDS, np.uint16)
         self._clear()
 
-    def encode_all(self, texts: Sequence[str], data: Sequence[bytes], encode: Callable[[str], Tokens]) -> list[Tokens]:
-        """The ids of texts, which `data` has in UTF-8; `encode` gives those of the few that must be taken whole."""
-        whole = [self._foreign is not None and self._foreign in text for text in data]
-        found = self._encode_documents([b"" if foreign else text for text, foreign in zip(data, whole, strict=True)])
-        return [encode(text) if foreign or ids is None else ids for text, foreign, ids in zip(texts, whole, found, strict=True)]
+    def encode_all(self, texts: Sequence[bytes], encode: Callable[[str], Tokens]) -> list[Tokens]:
+        """The ids of UTF-8 texts; `encode` gives those of the few that must be taken whole."""
+        whole = [self._foreign is not None and self._foreign in text for text in texts]
+        found = self._encode_documents([b"" if foreign else text for text, foreign in zip(texts, whole, strict=True)])
+        return [
+            encode(text.decode()) if foreign or ids is None else ids
+            for text, foreign, ids in zip(texts, whole, found, strict=True)
+        ]
 
     def _encode_documents(self, documents: Sequence[bytes]) -> list[Tokens | None]:
         """The ids of UTF-8 texts; None for one whose first word has none, because it is then another that starts it."""

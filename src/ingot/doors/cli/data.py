@@ -1,4 +1,4 @@
-"""`ingot data`: text into a folder that training reads, a check that such a folder is whole, and tokenizers of one's own."""
+"""`ingot data`: text into a folder that training reads, and tokenizers of one's own; its other verbs are data_*.py."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def register(app: typer.Typer) -> None:
     data.command("train-tokenizer")(train_tokenizer_command)
     data.command("convert")(convert_command)
     data.command("download")(download_command)
-    app.add_typer(data, name="data", help="Prepare text for training, check prepared data, train a tokenizer.")
+    app.add_typer(data, name="data", help="Download, prepare, check and convert data for training; train a tokenizer.")
 
 
 def prepare_command(
