@@ -1,4 +1,4 @@
-"""The golf challenge's script on Ingot's engine: `VARIABLE=value ... python train_gpt.py`, or under torchrun; see docs/golf.md."""
+"""The golf challenge's script on Ingot's engine: `VARIABLE=value ... python train_gpt.py`, or with torchrun; see docs/golf.md."""
 
 import sys
 

@@ -130,7 +130,7 @@ def load(
     """
     import torch
 
-    from ingot.backends.torch import build_model
+    from ingot.backends.torch_model import build_model
     from ingot.backends.torch_state import check_fits, load_model
     from ingot.runtime.device import pick_device
 

@@ -1,19 +1,22 @@
 """One token after another, with a key-value cache where the model has one.
 
-Beyond the context, positions shift with every token, so a cache of learned positions is worth nothing: there the last `context`
-tokens are computed anew each time, exactly as without a cache.
+What a row draws depends on its own seed alone: neither on the rows beside it nor on the device, whose arithmetic decides only
+where two tokens are about equally likely.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ingot.errors import RunError
+from ingot.generate.reading import Reader
+
+BLOCK = 64  # random numbers that are brought to the device at once
 
 
 @dataclass(frozen=True)
@@ -28,59 +31,72 @@ class Sampling:
 
 @torch.no_grad()
 def generate(
-    model: nn.Module, prompts: Tensor, sampling: Sampling, vocab_size: int | None = None, use_cache: bool = True
-) -> Iterator[Tensor]:
-    """Yield the next token of every row of `prompts` (B, T), for ever; only ids below `vocab_size` are drawn."""
-    generator = torch.Generator(device="cpu").manual_seed(sampling.seed)
+    model: nn.Module,
+    prompts: Tensor,
+    sampling: Sampling,
+    vocab_size: int | None = None,
+    use_cache: bool = True,
+    halve: bool = False,
+    record: bool = False,
+) -> Generator[Tensor, None, None]:
+    """Yield the next token of every row of `prompts` (B, T), for ever; only ids below `vocab_size` are drawn.
+
+    Row i draws with the seed plus i. `halve` and `record` are explained in reading.py.
+    """
+    dice = Dice(sampling.seed, prompts.size(0), prompts.device)
     training = model.training
     model.eval()
     try:
-        next_logits = _stepper(model, prompts, use_cache)
+        reader = Reader(model, prompts.size(0), use_cache, halve, record)
         tokens = prompts
         while True:
-            logits = next_logits(tokens).float()  # (B, V)
+            logits = reader.read(tokens).float()  # (B, V)
             if not logits.isfinite().all():
                 raise RunError("the model's scores are not finite, so it cannot write: its weights are damaged or diverged")
             if vocab_size is not None:
                 logits[:, vocab_size:] = -math.inf
-            tokens = draw(logits, sampling, generator)  # (B, 1)
+            tokens = choose(logits, sampling, dice.throw()) if sampling.temperature else logits.argmax(-1, keepdim=True)
             yield tokens.squeeze(1)
     finally:
         model.train(training)
+
+
+class Dice:
+    """A number from 0 to 1 per row and throw, from a generator of the row's own on the host."""
+
+    def __init__(self, seed: int, rows: int, device: torch.device):
+        self._generators = [torch.Generator().manual_seed(seed + row) for row in range(rows)]
+        self._device = device
+        self._block: list[Tensor] = []
+
+    def throw(self) -> Tensor:
+        """One number per row, (B, 1)."""
+        if not self._block:
+            block = torch.stack([torch.rand(BLOCK, generator=generator) for generator in self._generators], dim=1)
+            self._block = list(block.to(self._device).unsqueeze(-1).flip(0))
+        return self._block.pop()
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
     """One token per row of (B, V) logits, as (B, 1)."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
+    return choose(logits, sampling, torch.rand(logits.size(0), 1, generator=generator).to(logits.device))
+
+
+def choose(logits: Tensor, sampling: Sampling, throw: Tensor) -> Tensor:
+    """The token at which the probabilities of a row sum up to its throw (B, 1), as (B, 1)."""
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # none overflows, however cold
+    ids: Tensor | None = None
     if 0 < sampling.top_k < logits.size(-1):
-        kth = logits.topk(sampling.top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, -math.inf)
+        logits, ids = logits.topk(sampling.top_k)
+    elif sampling.top_p < 1:
+        logits, ids = logits.sort(descending=True)
+    p = logits.softmax(-1)
     if sampling.top_p < 1:
-        ordered, places = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # the likelier tokens' share
-        ordered = ordered.masked_fill(before >= max(sampling.top_p, 1e-9), -math.inf)
-        logits = torch.full_like(logits, -math.inf).scatter(-1, places, ordered)
-    # Drawn on the host: a seed then gives one text on every device.
-    choice = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator)
-    return choice.to(logits.device)
-
-
-def _stepper(model: nn.Module, prompts: Tensor, use_cache: bool) -> Callable[[Tensor], Tensor]:
-    """A function from the tokens that are new to the logits behind them."""
-    context = getattr(model, "context", None)
-    cached = use_cache and all(hasattr(model, name) for name in ("new_cache", "hidden", "logits"))
-    cache = model.new_cache(prompts.size(0)) if cached and prompts.size(1) <= (context or math.inf) else None  # type: ignore[operator]
-    seen = prompts[:, :0]
-
-    def next_logits(new: Tensor) -> Tensor:
-        nonlocal seen, cache
-        seen = torch.cat([seen, new], dim=1)
-        if cache is not None and (context is None or seen.size(1) <= context):
-            return model.logits(model.hidden(new, cache)[:, -1])  # type: ignore[operator]
-        cache = None
-        window = seen if context is None else seen[:, -context:]
-        return model(window)[:, -1]
-
-    return next_logits
+        p = p.masked_fill(p.cumsum(-1) - p >= max(sampling.top_p, 1e-9), 0.0)  # the likelier tokens' share
+    sums = p.cumsum(-1)
+    found = torch.searchsorted(sums, throw * sums[:, -1:], right=True).clamp(max=p.size(-1) - 1)
+    # A sum that is rounded up may lead to a token that cannot be.
+    found = torch.where(p.gather(-1, found) > 0, found, p.argmax(-1, keepdim=True))
+    return found if ids is None else ids.gather(-1, found)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.layers import LayerCache, LayerNorm, Mask, causal_attention, document_mask, places
+from ingot.model.layers import LayerCache, LayerNorm, Mask, causal_attention, places, visible
 from ingot.model.loss import head_logits, head_loss
 
 
@@ -74,7 +74,7 @@ class Trunk(nn.Module):
 
     def forward(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Tensor:
         positions = self.wpe(places(tokens, cache, self.wpe.num_embeddings))  # (T, C)
-        mask = document_mask(documents)
+        mask = visible(documents, cache)
         x = F.dropout(self.wte(tokens) + positions, self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
             x = block(x, mask, cache[i] if cache else None)

@@ -47,27 +47,44 @@ class RMSNorm(nn.Module):
 
 
 class LayerCache:
-    """The keys and values one attention layer has seen: two buffers, filled from the left, twice as long when they are full."""
+    """The keys and values one attention layer has seen: two buffers, filled from the left, twice as long when they are full.
+
+    With a `place` (1) on the device, one token is put there and the whole buffers are given back: nothing about such a step
+    depends on the host, so it can be recorded once and replayed. `visible` then tells the filled part from the rest.
+    """
+
+    place: Tensor | None = None
 
     def __init__(self, batch: int, heads: int, capacity: int, head_size: int, device: torch.device, dtype: torch.dtype):
         self.capacity, self.length = capacity, 0
-        self.keys = torch.empty(batch, heads, min(capacity, 128), head_size, device=device, dtype=dtype)
-        self.values = torch.empty_like(self.keys)
+        # Not empty: a masked value is multiplied by 0, and 0 times a nan that the memory held by chance is nan.
+        self.keys = torch.zeros(batch, heads, min(capacity, 128), head_size, device=device, dtype=dtype)
+        self.values = torch.zeros_like(self.keys)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, H, T, D) keys and values and return all that are held so far."""
+        if self.place is not None:
+            self.keys.index_copy_(2, self.place, k.to(self.keys.dtype))
+            self.values.index_copy_(2, self.place, v.to(self.values.dtype))
+            return self.keys, self.values
         end = self.length + k.size(2)
-        if end > self.keys.size(2):
-            more = min(max(end, 2 * self.keys.size(2)), self.capacity) - self.keys.size(2)
-            self.keys, self.values = (F.pad(kept, (0, 0, 0, more)) for kept in (self.keys, self.values))
+        self.reserve(end)
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def reserve(self, length: int) -> None:
+        """Make room for so many tokens."""
+        if length > self.keys.size(2):
+            more = min(max(length, 2 * self.keys.size(2)), self.capacity) - self.keys.size(2)
+            self.keys, self.values = (F.pad(kept, (0, 0, 0, more)) for kept in (self.keys, self.values))
+
 
 def places(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
     """The places (T) of `tokens` in their row, behind what `cache` holds; they must fit into the context."""
+    if cache and cache[0].place is not None:
+        return cache[0].place
     start = cache[0].length if cache else 0
     end = start + tokens.size(1)
     if end > context:
@@ -75,11 +92,30 @@ def places(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tens
     return torch.arange(start, end, device=tokens.device)
 
 
-def turn(places: Tensor, head_size: int, base: float, stretch: float = 1.0) -> Turn:
-    """Rotary positions: how far each pair of a head's numbers is turned at each place. float32: bf16 cannot tell 256 from 257."""
-    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=places.device) / head_size
-    angles = places.float()[:, None] / (base**exponents * stretch)  # (T, D / 2)
-    return angles.cos(), angles.sin()
+class Rotation(nn.Module):
+    """Rotary positions: how far each pair of a head's numbers is turned at each place. float32: bf16 cannot tell 256 from 257.
+
+    Tables, because a compiled model would compute the cosines again for every query and key. They follow from the settings, so
+    they are neither parameters nor buffers, and are computed anew wherever the model goes.
+    """
+
+    def __init__(self, context: int, head_size: int, base: float, stretch: float = 1.0):
+        super().__init__()
+        self._settings = context, head_size, base, stretch
+        self._fill(torch.get_default_device())
+
+    def _fill(self, device: torch.device) -> None:
+        context, head_size, base, stretch = self._settings
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
+        angles = torch.arange(context, dtype=torch.float32, device=device)[:, None] / (base**exponents * stretch)  # (S, D / 2)
+        self._cos, self._sin = angles.cos(), angles.sin()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotation:
+        self._fill(fn(torch.empty(0, device=self._cos.device)).device)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+    def forward(self, places: Tensor) -> Turn:
+        return self._cos[places], self._sin[places]  # (T, D / 2) each
 
 
 def rotate(x: Tensor, turn: Turn) -> Tensor:
@@ -87,6 +123,14 @@ def rotate(x: Tensor, turn: Turn) -> Tensor:
     cos, sin = (table.to(x.dtype) for table in turn)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+def visible(documents: Tensor | None, cache: list[LayerCache] | None) -> Mask | None:
+    """What tokens may see where that is not simply all before them: their own document, or the filled part of a buffer."""
+    if cache and cache[0].place is not None:
+        size = cache[0].keys.size(2)
+        return (torch.arange(size, device=cache[0].place.device) <= cache[0].place)[None, None, None]  # (1, 1, 1, S)
+    return document_mask(documents)
 
 
 def document_mask(documents: Tensor | None) -> Mask | None:
@@ -110,7 +154,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask
     k and v may have fewer heads than q; each then serves a group of neighbouring ones.
     """
     T, S = q.size(-2), k.size(-2)
-    if mask is not None and T != S:
+    if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
         raise ValueError("a document mask covers whole rows; it does not go together with a filled cache")
     if isinstance(mask, BlockMask):
         if dropout:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.layers import LayerCache, LayerNorm, Mask, RMSNorm, Turn, causal_attention, document_mask, places, rotate, turn
+from ingot.model.layers import LayerCache, LayerNorm, Mask, RMSNorm, Rotation, Turn, causal_attention, places, rotate, visible
 from ingot.model.loss import head_logits, head_loss
 
 Make = Callable[[], nn.Module]
@@ -115,8 +115,8 @@ class Llama(nn.Module):
         super().__init__()
         self.context, self.dropout = context, dropout
         self.head_size, self.kv_heads = width // heads, kv_heads or heads
-        self.rope_base = rope_base * (rope_factor if rope_scaling == "ntk" else 1.0)
-        self.rope_stretch = rope_factor if rope_scaling == "linear" else 1.0
+        base = rope_base * (rope_factor if rope_scaling == "ntk" else 1.0)
+        self.rotation = Rotation(context, self.head_size, base, stretch=rope_factor if rope_scaling == "linear" else 1.0)
         qkv_bias, out_bias, mlp_bias = (bias if b is None else b for b in (qkv_bias, attention_out_bias, mlp_bias))
         inner = inner_width or (math.ceil(8 * width // 3 / 256) * 256 if mlp == "gated" else 4 * width)
         make_norm = partial(RMSNorm, width, norm_epsilon) if norm == "rmsnorm" else partial(LayerNorm, width, True, norm_epsilon)
@@ -150,8 +150,8 @@ class Llama(nn.Module):
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
-        angles = turn(places(tokens, cache, self.context), self.head_size, self.rope_base, self.rope_stretch)
-        mask = document_mask(documents)
+        angles = self.rotation(places(tokens, cache, self.context))
+        mask = visible(documents, cache)
         x = F.dropout(self.wte(tokens), self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
             x = block(x, angles, mask, cache[i] if cache else None)

@@ -12,16 +12,24 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ingot.errors import CheckpointError
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
     """Replace a file by new content or leave it as it was; durable: the new content survives a power cut."""
+    with replacing(path, durable=durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` when the block ends, and disappears when it fails."""
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())

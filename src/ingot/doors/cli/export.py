@@ -27,6 +27,7 @@ class Layout(StrEnum):
 
     ingot = "ingot"
     huggingface = "huggingface"
+    nanogpt = "nanogpt"
 
 
 WhichOne = Annotated[
@@ -36,7 +37,10 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: artifact/model.ingot in the run folder.")
 ]
 Format = Annotated[
-    Layout, typer.Option("--format", help="ingot: one file. huggingface: a folder for transformers, gpt2 family only.")
+    Layout,
+    typer.Option(
+        "--format", help="ingot: one file. Of the gpt2 family: huggingface, a folder for transformers; nanogpt, ckpt.pt."
+    ),
 ]
 Quantiser = Annotated[str | None, typer.Option("--quantiser", metavar="none|int8|int8-golf", help=f"Bytes per weight. {BY_RUN}")]
 Codec = Annotated[str | None, typer.Option("--codec", metavar="none|zlib|lzma|zstd|brotli", help=f"Compression. {BY_RUN}")]
@@ -99,6 +103,12 @@ def export(
                 "--format huggingface has no quantiser and no codec and is not scored; leave these out, --dtype makes it smaller"
             )
         found = _export_folder(source, facts, dtype or a.dtype, output, force) | {"limit": limit}
+    elif layout is Layout.nanogpt:
+        if quantiser or codec or dtype or data:
+            raise ConfigError(
+                "--format nanogpt is the model as it is, and is not scored; give no quantiser, codec, dtype or data"
+            )
+        found = _export_ckpt(source, output, force) | {"limit": limit}
     else:
         wish = Wish(quantiser or a.quantiser, codec or a.codec, dtype or a.dtype, limit or source.config.budget.artifact_bytes)
         if score and data is None and not facts["data_fingerprint"]:
@@ -205,6 +215,14 @@ def _export_folder(source: Source, facts: dict[str, Any], dtype: str, output: Pa
     if any(stored[record.name] != record.data for record in records):
         raise CheckpointError(f"{folder} does not read back as it was written; the disk may be damaged")
     return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}
+
+
+def _export_ckpt(source: Source, output: Path | None, force: bool) -> dict[str, Any]:
+    """Write nanoGPT's file."""
+    from ingot.doors.nanogpt.exporting import export_ckpt
+
+    target = _target(source, output, "ckpt.pt", force)
+    return {"artifact": str(target), "checkpoint": str(source.path), "bytes": export_ckpt(source, target)}
 
 
 def _target(source: Source, output: Path | None, name: str, force: bool) -> Path:

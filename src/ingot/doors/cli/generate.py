@@ -46,9 +46,15 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Let a trained model continue a prompt."""
-    from ingot.api import load
+    if path.is_file() and path.suffix in (".pt", ".pth"):
+        from ingot.doors.nanogpt.loading import open_ckpt
+        from ingot.runtime.device import pick_device
 
-    model = load(path, which=which, device=device, tokenizer=tokenizer)
+        model = open_ckpt(path, pick_device(device), lambda line: print(line, file=sys.stderr), tokenizer)
+    else:
+        from ingot.api import load
+
+        model = load(path, which=which, device=device, tokenizer=tokenizer)
     texts = []
     for number in range(samples):
         stream = model.stream(

@@ -1,0 +1,122 @@
+"""What train.py costs over a bare loop: nanoGPT's README run on a CPU, with nothing around it and with all of ours.
+
+The bare loop draws batches from the file, steps the same model with the same optimizer, and prints a line: no evaluation, no
+checkpoints, no read-ahead. Both take turns, one block of iterations each, and the medians of the blocks are compared. What ours
+takes is what its clock says, which stands still while it evaluates and copies its state, neither of which the bare loop does.
+
+    python benchmarks/nanogpt_cpu.py [--data data/shakespeare_char] [--blocks 5] [--iterations 200]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ingot.doors.nanogpt.command_line import read_arguments
+from ingot.doors.nanogpt.prepare import shakespeare_char
+from ingot.doors.nanogpt.train import main as train
+from ingot.doors.nanogpt.translate import learning_rate, settle, vocabulary
+from ingot.model.gpt2 import GPT2
+from ingot.runs.metrics import Metrics
+from ingot.runtime.device import describe
+
+README = {
+    "dataset": "words", "device": "cpu", "compile": False, "block_size": 64, "batch_size": 12, "n_layer": 4, "n_head": 4,
+    "n_embd": 128, "dropout": 0.0, "gradient_accumulation_steps": 1, "learning_rate": 1e-3, "min_lr": 1e-4, "beta2": 0.99,
+    "warmup_iters": 100, "lr_decay_iters": 2000, "eval_interval": 1000000, "eval_iters": 1, "mfu_peak": 312e12,
+}  # fmt: skip
+
+
+def bare_loop(folder: Path, vocab_size: int) -> Callable[[int], float]:
+    """A function that trains for some iterations and says how many seconds they took."""
+    v = settle(read_arguments("train.py", [f"--{name}={value}" for name, value in README.items()], lambda line: None))
+    torch.manual_seed(1337)
+    model = GPT2(vocab_size, v["block_size"], v["n_layer"], v["n_head"], v["n_embd"], bias=False, gelu="erf")
+    decay = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decay, "weight_decay": v["weight_decay"]}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=v["learning_rate"], betas=(v["beta1"], v["beta2"]), fused=True)
+    size, rows = v["block_size"], v["batch_size"]
+
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        data = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
+        starts = torch.randint(len(data) - size, (rows,)).tolist()
+        x = torch.stack([torch.from_numpy(data[i : i + size].astype(np.int64)) for i in starts])
+        y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + size].astype(np.int64)) for i in starts])
+        return x, y
+
+    def loop(iterations: int) -> float:
+        began = before = time.perf_counter()
+        for it in range(iterations):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(v, it)
+            loss = model(*batch())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), v["grad_clip"])
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            now = time.perf_counter()
+            print(f"iter {it}: loss {loss.item():.4f}, time {1000 * (now - before):.2f}ms")
+            before = now
+        return time.perf_counter() - began
+
+    return loop
+
+
+def ours(iterations: int, out: Path) -> float:
+    """The seconds that as many iterations of train.py take by its own clock."""
+    keys = {**README, "max_iters": iterations - 1, "out_dir": out}
+    if train([f"--{name}={value}" for name, value in keys.items()]):
+        raise SystemExit("train.py failed")
+    records = [record for record in Metrics(out / "metrics.jsonl").read() if record["kind"] == "train"]
+    return float(records[-1]["elapsed_seconds"])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is shown; that both loops print is part of what they do."""
+    with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
+        yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with train.bin, val.bin and meta.pkl (the text inside the package)")
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=200)
+    given = parser.parse_args()
+    data = given.data.resolve() if given.data else None
+    with tempfile.TemporaryDirectory() as work:
+        os.chdir(work)
+        Path("data").mkdir()
+        with quiet():
+            if data is not None:
+                Path("data/words").symlink_to(data)
+            elif shakespeare_char(Path("data/words"), ["--bundled"]):
+                raise SystemExit("the data could not be prepared")
+            bare = bare_loop(Path("data/words"), vocabulary(Path("data/words")) or 50304)
+            bare(20), ours(20, Path("warm-up"))
+            turns = [(bare(given.iterations), ours(given.iterations, Path(f"block-{i}"))) for i in range(given.blocks)]
+    times = [[1000 * seconds / given.iterations for seconds in lane] for lane in zip(*turns, strict=True)]
+    medians = [statistics.median(lane) for lane in times]
+    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+    machine = f"{describe(torch.device('cpu'))}, torch {torch.__version__}"
+    print(f"{date.today()}, {machine}: {given.blocks} x {given.iterations} iterations")
+    print("\n| loop | ms per iteration, median | blocks |\n|---|---|---|")
+    for name, median, lane in zip(("bare", "train.py"), medians, times, strict=True):
+        print(f"| {name} | {median:.2f} | {', '.join(f'{value:.2f}' for value in lane)} |")
+    print(f"\ntrain.py takes {medians[1] / medians[0]:.3f} x the bare loop (median of the ratios of the blocks: {ratio:.3f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""How long sample.py takes for its ten texts of 500 tokens, beside nanoGPT's way of writing them.
+
+nanoGPT's way: one text after another, and for every token the whole text before it computed anew, in autocast, drawn with
+torch.multinomial. Ours: all texts side by side, keys and values kept, weights in the number format of the arithmetic, and on a
+GPU each step replayed from a recording. Recording counts; loading and the first use of the device do not. The weights are random:
+what is written is nonsense, what it costs is not.
+
+    python benchmarks/nanogpt_sample.py                                       # 124M, on a GPU
+    python benchmarks/nanogpt_sample.py --layers 4 --width 128 --heads 4 --block 256 --tokens 100 --samples 4 --device cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ingot.doors.nanogpt.model import GPT, GPTConfig
+from ingot.generate.batch import write_texts
+from ingot.generate.decode import Sampling
+from ingot.runtime.device import describe
+
+TEMPERATURE, TOP_K, START = 0.8, 200, 198  # sample.py's defaults; a newline in GPT-2's ids
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@torch.no_grad()
+def recompute(model: GPT, samples: int, tokens: int, dtype: torch.dtype) -> list[list[int]]:
+    """nanoGPT's way."""
+    device = model.lm_head.weight.device
+    found = []
+    for _ in range(samples):
+        text = torch.full((1, 1), START % model.config.vocab_size, device=device)
+        for _ in range(tokens):
+            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+                logits, _ = model(text[:, -model.config.block_size :])
+            text = torch.cat([text, chosen(logits[:, -1].float() / TEMPERATURE)], dim=1)
+        found.append(text[0, 1:].tolist())
+    return found
+
+
+def chosen(logits: Tensor) -> Tensor:
+    least = logits.topk(min(TOP_K, logits.size(-1))).values[:, -1:]
+    return torch.multinomial(F.softmax(logits.masked_fill(logits < least, -torch.inf), dim=-1), 1)
+
+
+def ours(model: GPT, samples: int, tokens: int, at_once: int, record: bool) -> list[list[int]]:
+    """Ours, so many texts at once."""
+    found: list[list[int]] = []
+    for first in range(0, samples, at_once):
+        sampling = Sampling(TEMPERATURE, TOP_K, seed=1337 + first)
+        start, rows = [START % model.config.vocab_size], min(at_once, samples - first)
+        found += write_texts(model, start, rows, tokens, sampling, halve=True, record=record)
+    return found
+
+
+def seconds(write: Callable[[], list[list[int]]], samples: int, tokens: int) -> float:
+    """How long it takes until all texts are on the host."""
+    began = time.perf_counter()
+    found = write()
+    taken = time.perf_counter() - began
+    assert [len(text) for text in found] == [tokens] * samples
+    return taken
+
+
+def main() -> None:
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if on_gpu else "cpu", type=torch.device)
+    parser.add_argument("--dtype", default=None, choices=DTYPES, help="default: bfloat16 on a GPU, else float32")
+    for name, default in (("layers", 12), ("heads", 12), ("width", 768), ("block", 1024), ("vocab", 50304)):
+        parser.add_argument(f"--{name}", default=default, type=int)
+    parser.add_argument("--samples", default=10, type=int)
+    parser.add_argument("--tokens", default=500, type=int)
+    parser.add_argument("--turns", default=3, type=int, help="of ours; nanoGPT's way has one")
+    a = parser.parse_args()
+    dtype = DTYPES[a.dtype or ("bfloat16" if a.device.type == "cuda" else "float32")]
+    torch.manual_seed(1337)
+    torch.set_float32_matmul_precision("high")
+    with contextlib.redirect_stdout(io.StringIO()):
+        shape = GPTConfig(a.block, a.vocab, a.layers, a.heads, a.width, bias=False)
+        model, cast = (GPT(shape).to(a.device).eval() for _ in range(2))
+    cast = cast.to(dtype)
+    ways: dict[str, Callable[[int, int], list[list[int]]]] = {
+        "nanoGPT's: one by one, all computed anew": lambda n, t: recompute(model, n, t, dtype),
+        "one by one, with a cache": lambda n, t: ours(cast, n, t, 1, False),
+        "side by side, with a cache": lambda n, t: ours(cast, n, t, n, False),
+    }
+    if a.device.type == "cuda":
+        ways["sample.py: side by side, steps recorded"] = lambda n, t: ours(cast, n, t, n, True)
+    taken: dict[str, float] = {}
+    for number, (name, write) in enumerate(ways.items()):
+        write(a.samples, min(16, a.tokens))
+        turns = [seconds(lambda w=write: w(a.samples, a.tokens), a.samples, a.tokens) for _ in range(a.turns if number else 1)]
+        taken[name] = statistics.median(turns)
+    slowest, total = next(iter(taken.values())), a.samples * a.tokens
+    millions = f"{model.get_num_params() / 1e6:.0f}M parameters, {str(dtype).removeprefix('torch.')}"
+    print(f"{date.today()}, {describe(a.device)}, torch {torch.__version__}: {a.samples} x {a.tokens} tokens, {millions}\n")
+    print("| way | seconds | tokens/s | times as fast |\n|---|---|---|---|")
+    for name, spent in taken.items():
+        print(f"| {name} | {spent:.2f} | {total / spent:,.0f} | {slowest / spent:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""bench.py: how long a training step of the 124M shape takes, without evaluating, saving or logging around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingot.doors.nanogpt.command_line import Given
+from ingot.doors.nanogpt.entry import enter, say
+from ingot.doors.nanogpt.keys import TRAIN, defaults
+from ingot.doors.nanogpt.mfu import find_peak, utilisation
+from ingot.doors.nanogpt.translate import check_data, data_path, fresh_args, settle, translate
+from ingot.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from ingot.backends.torch import TorchBackend
+    from ingot.config.schema import Config
+    from ingot.data.stream import Batch
+
+BURN_IN, TIMED = 10, 20
+WAITING, WARMING, ACTIVE = 5, 5, 5  # steps of a profile: not looked at, looked at and dropped, recorded
+IDS = 50257  # of the random tokens: GPT-2's
+LOG = Path("bench_log")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run bench.py; returns the exit code."""
+    return enter("bench.py", bench, arguments)
+
+
+def bench(given: Given) -> None:
+    """Time training steps, or record a profile of some."""
+    from ingot.backends.torch import TorchBackend
+    from ingot.runtime.ranks import ranks_from_environment
+
+    ranks = ranks_from_environment()
+    if ranks.world_size > 1:
+        raise ConfigError("bench.py measures one process; start it without torchrun")
+    values = settle(_as_train(given))
+    args = fresh_args(values, None)
+    config = translate(values, args).config
+    backend = TorchBackend(config, IDS, ranks)
+    with _batches(given.values, config, backend) as next_batch:
+        backend.prepare(next_batch(), {})
+        say(f"number of parameters: {args.parameters / 1e6:.2f}M")
+        if given.values["profile"]:
+            _profile(backend, next_batch)
+            return
+        _steps(backend, next_batch, BURN_IN)
+        seconds = _steps(backend, next_batch, TIMED) / TIMED
+    peak = find_peak(values["mfu_peak"], backend.device)
+    tokens = config.training.tokens_per_step
+    mfu = utilisation(args.flops_per_token * tokens, seconds, peak.flops)
+    say(str(peak))
+    say(f"time per iteration: {seconds * 1000:.4f}ms, MFU: {mfu * 100:.2f}%, {tokens / seconds:,.0f} tokens/s")
+
+
+def _as_train(given: Given) -> Given:
+    """The same as keys of train.py, with what nanoGPT's benchmark has instead of their defaults."""
+    fixed: dict[str, Any] = {
+        "gradient_accumulation_steps": 1, "learning_rate": 1e-4, "weight_decay": 1e-2, "grad_clip": 0.0, "decay_lr": False,
+        "max_iters": 1,
+    }  # fmt: skip
+    shared = {name: value for name, value in given.values.items() if name in TRAIN}
+    return Given({**defaults(TRAIN), **fixed, **shared}, given.origins)
+
+
+@contextmanager
+def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -> Iterator[Callable[[], Batch]]:
+    """A function that gives the next batch: of the data, which are read ahead, or always the same random tokens."""
+    import numpy as np
+
+    from ingot.data.stream import RowReader
+    from ingot.train.session import open_data
+
+    if not values["real_data"]:
+        batch = backend.lend((config.rows_per_step, 2, config.data.seq_len))
+        batch[:] = np.random.default_rng(values["seed"]).integers(0, IDS, batch.shape, np.int32)
+        yield lambda: batch
+        return
+    try:
+        check_data(values)
+    except DataError as error:
+        raise DataError(f"{error}; or add --real_data=False") from None
+    dataset, rows = open_data(config, 1)
+    if dataset.tokenizer.vocab_size != IDS:
+        raise ConfigError(f"bench.py measures a model of GPT-2's ids, and {data_path(values)} has others; add --real_data=False")
+    reader = RowReader(rows, config.rows_per_step, backend.ranks, 0, backend.lend)
+    try:
+        yield lambda: reader.next().batch
+    finally:
+        reader.close()
+
+
+def _steps(backend: TorchBackend, next_batch: Callable[[], Batch], steps: int) -> float:
+    """The seconds of some steps; each one's loss is printed while the next is computed, as in training."""
+    from ingot.optim.schedules import Rates
+
+    backend.wait()
+    began = time.perf_counter()
+    before = None
+    for step in range(steps):
+        batch = next_batch()
+        pending = backend.step(batch, batch[:, 1].size, step, Rates(1.0, 0.0))
+        if before is not None:
+            say(f"{step - 1}/{steps} loss: {before.result().loss:.4f}")
+        before = pending
+    if before is not None:
+        say(f"{steps - 1}/{steps} loss: {before.result().loss:.4f}")
+    backend.wait()
+    return time.perf_counter() - began
+
+
+def _profile(backend: TorchBackend, next_batch: Callable[[], Batch]) -> None:
+    """Record a few steps with torch's profiler, for chrome://tracing, Perfetto or TensorBoard."""
+    from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if backend.device.type == "cuda" else [])]
+    plan = schedule(wait=WAITING, warmup=WARMING, active=ACTIVE, repeat=1)
+    with profile(
+        activities=activities,
+        schedule=plan,
+        on_trace_ready=tensorboard_trace_handler(str(LOG)),
+        record_shapes=True,
+        profile_memory=True,
+        with_flops=True,
+    ) as profiler:
+        for _ in range(WAITING + WARMING + ACTIVE):
+            _steps(backend, next_batch, 1)
+            profiler.step()
+    say(f"the profile is in {LOG}")

@@ -1,0 +1,293 @@
+"""nanoGPT's ckpt.pt: written so that its own programs and other people's tools read it, and read whoever wrote it.
+
+Exact resume never relies on this file. One key more than nanoGPT has, `ingot`, names the checkpoint of ours that holds the same
+state with all that decides the future. The file is only ever opened with torch's weights_only, so nothing in it can run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ingot.artifact.tensors import TensorRecord
+from ingot.backends.torch_state import DTYPES, NAMES, check_fits
+from ingot.doors.nanogpt.model import config_of, split_by_decay
+from ingot.errors import CheckpointError, ConfigError
+from ingot.model.gpt2 import GPT2
+from ingot.runs.checkpoints import Checkpoint
+from ingot.runtime.files import replacing
+
+CKPT = "ckpt.pt"
+OURS = "ingot"  # the key that nanoGPT does not have
+HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+PREFIXES = ("_orig_mod.", "module.")  # what torch.compile and DDP put in front of names
+NO_LOSS_YET = 1e9  # what nanoGPT begins with
+
+
+@dataclass(frozen=True)
+class Ckpt:
+    """What a ckpt.pt holds, by our names; `missing` says in words what a continued run cannot take from it."""
+
+    path: Path
+    weights: dict[str, TensorRecord]
+    optimizer: dict[str, TensorRecord]  # its memory: `parameter/key`
+    settings: dict[str, Any]  # of the section `model`
+    iter_num: int
+    best_val_loss: float | None
+    config: dict[str, Any]  # nanoGPT's keys as they were when it was written
+    tokenizer: dict[str, Any] | None  # its spec, in a file of ours
+    checkpoint: Path | None  # the same state as a checkpoint of ours, where that is still there
+    missing: tuple[str, ...]
+
+    @property
+    def gelu(self) -> str:
+        """The form of the GELU, which nanoGPT's model_args do not say."""
+        return str(self.settings["gelu"])
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """The arguments that nanoGPT builds the model from, in its order."""
+        return model_args(self.settings)
+
+
+def model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A `model` section as nanoGPT's model_args."""
+    given = asdict(config_of(settings))
+    return {name: given[name] for name in ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout")}
+
+
+def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], best_val_loss: float | None = None) -> None:
+    """Write a checkpoint of ours as a ckpt.pt, whole or not at all; `config` are nanoGPT's 33 keys.
+
+    Without a best_val_loss it is the loss of the last evaluation.
+    """
+    known = checkpoint.progress
+    section = known["config"]["model"]
+    if section["family"] != "gpt2":
+        raise ConfigError(f"a model of the family {section['family']} has no place in nanoGPT's {CKPT}; export it as ingot")
+    settings = {**section, **_sizes(checkpoint.weights)}
+    weights = {name: _tensor(record) for name, record in _in_order(checkpoint.weights, settings, str(checkpoint.path)).items()}
+    loss = best_val_loss if best_val_loss is not None else known.get("val_loss")
+    folder = path.parent.resolve()
+    inside = checkpoint.path.resolve().is_relative_to(folder)
+    contents = {
+        "model": {**weights, HEAD: weights[EMBEDDING]},
+        "optimizer": _optimizer_state(weights, checkpoint.tensors.get("optimizer", {}), config),
+        "model_args": model_args(settings),
+        "iter_num": checkpoint.step,
+        "best_val_loss": torch.tensor(NO_LOSS_YET if loss is None else loss),
+        "config": dict(config),
+        OURS: {
+            "version": 1,
+            "checkpoint": os.path.relpath(checkpoint.path.resolve(), folder) if inside else None,
+            "gelu": settings["gelu"],
+            "tokenizer": known.get("tokenizer"),
+        },
+    }
+    try:
+        with replacing(path) as file:
+            torch.save(contents, file)
+    except (OSError, RuntimeError) as error:  # torch hides a full disk in a RuntimeError
+        raise CheckpointError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_ckpt(path: Path) -> Ckpt:
+    """Read a ckpt.pt of nanoGPT or of ours; CheckpointError says what is wrong with it."""
+    found = _load(path)
+    model, args = found.get("model"), found.get("model_args")
+    if not isinstance(model, dict) or not isinstance(args, dict):
+        raise CheckpointError(f"{path} is no checkpoint of nanoGPT: it has no model and model_args")
+    ours = found[OURS] if isinstance(found.get(OURS), dict) else {}
+    weights = _weights(model, path)
+    settings = _settings(args, weights, ours, path)
+    weights = _in_order(weights, settings, str(path))
+    config = found["config"] if isinstance(found.get("config"), dict) else {}
+    iter_num, loss = found.get("iter_num"), found.get("best_val_loss")
+    if type(iter_num) is not int or iter_num < 0:
+        raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, and must be a number of iterations")
+    best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else None
+    memory, problem = _memory(found.get("optimizer"), weights)
+    missing = [f"the optimizer's memory ({problem})"] if problem else []
+    missing += ["the order of the data", "the random numbers"]
+    if config.get("dtype") == "float16":
+        missing.append("the scale of the gradients")
+    return Ckpt(
+        path=path,
+        weights=weights,
+        optimizer=memory,
+        settings=settings,
+        iter_num=iter_num,
+        best_val_loss=best if best is not None and math.isfinite(best) and best < NO_LOSS_YET else None,
+        config={str(key): value for key, value in config.items() if isinstance(value, int | float | str | None)},
+        tokenizer=ours["tokenizer"] if isinstance(ours.get("tokenizer"), dict) else None,
+        checkpoint=_named(path, ours.get("checkpoint")),
+        missing=tuple(missing),
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is not None:  # torch does not look at the checksums
+                    raise ValueError("its checksums do not match")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is refused anyway
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except MemoryError:
+        raise CheckpointError(f"{path} does not fit into the memory") from None
+    except Exception as error:  # damaged and hostile files raise almost anything
+        reason = " ".join(str(error).split()).split(". ")[0][:150] or type(error).__name__
+        raise CheckpointError(f"{path} is damaged, or holds more than weights and settings: {reason}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no checkpoint of nanoGPT: it holds no dictionary")
+    return found
+
+
+def _weights(model: Mapping[Any, Any], path: Path) -> dict[str, TensorRecord]:
+    """The tensors of a state dict by our names: without prefixes, masks and the head, which must be the embedding."""
+    found: dict[str, Tensor] = {}
+    for key, value in model.items():
+        name = str(key)
+        while name.startswith(PREFIXES):
+            name = name.partition(".")[2]
+        if not isinstance(value, Tensor) or value.dtype not in NAMES or value.layout is not torch.strided:
+            raise CheckpointError(f"{path}: {name:.100} is no tensor that can be read")
+        if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, in files of old
+            found[name] = value
+    head = found.pop(HEAD, None)
+    if EMBEDDING not in found or POSITIONS not in found or found[EMBEDDING].dim() != 2 or found[POSITIONS].dim() != 2:
+        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is no GPT of nanoGPT")
+    if head is not None and not (head.shape == found[EMBEDDING].shape and torch.equal(head, found[EMBEDDING])):
+        raise CheckpointError(f"{path} has a head of its own, and that of nanoGPT is its embedding; it cannot be read")
+    return {name: _record(name, value) for name, value in found.items()}
+
+
+def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
+    """The `model` section that model_args stand for, held against the tensors before anything is built."""
+    settings: dict[str, Any] = {"family": "gpt2", **_sizes(weights)}
+    for name, value in (("layers", args.get("n_layer")), ("heads", args.get("n_head"))):
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"{path}: n_{name.removesuffix('s')} is {value!r:.60}, and must be 1 or more")
+        settings[name] = value
+    told = {"width": "n_embd", "context": "block_size", "vocab_size": "vocab_size", "bias": "bias"}
+    for ours_name, theirs in told.items():
+        if args.get(theirs) not in (None, settings[ours_name]):
+            raise CheckpointError(f"{path}: {theirs} is {args[theirs]!r:.60}, and its tensors say {settings[ours_name]}")
+    dropout = args.get("dropout", 0.0)
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise CheckpointError(f"{path}: dropout is {dropout!r:.60}, and must be 0 or more and below 1")
+    if settings["layers"] > len(weights) or settings["width"] % settings["heads"]:
+        raise CheckpointError(f"{path}: n_layer or n_head do not fit its tensors; it is damaged")
+    # Its own models have the erf form; what began as GPT-2 here has the tanh form and says so.
+    settings |= {"dropout": float(dropout), "gelu": "tanh" if ours.get("gelu") == "tanh" else "erf"}
+    return settings
+
+
+def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], where: str) -> dict[str, TensorRecord]:
+    """The tensors in the order of the model's parameters, which is that of the optimizer's; all must be there and fit."""
+    with torch.device("meta"):
+        model = GPT2(**{name: value for name, value in settings.items() if name != "family"})
+    return {record.name: record for _, record in check_fits(model, weights, where)}
+
+
+def _sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
+    (vocab_size, width), (context, _) = weights[EMBEDDING].shape, weights[POSITIONS].shape
+    return {"vocab_size": vocab_size, "width": width, "context": context, "bias": "transformer.ln_f.bias" in weights}
+
+
+def _orders(weights: Mapping[str, Any]) -> Iterable[list[list[str]]]:
+    """The names of the parameters in the groups of the optimizer: as nanoGPT has them, and as it had them before 2023-06."""
+    yield [list(group) for group in split_by_decay(weights)]
+    matrices = sorted(name for name, value in weights.items() if len(value.shape) == 2 and name not in (EMBEDDING, POSITIONS))
+    yield [matrices, sorted(weights.keys() - set(matrices))]
+
+
+def _memory(optimizer: Any, weights: Mapping[str, TensorRecord]) -> tuple[dict[str, TensorRecord], str | None]:
+    """The optimizer's memory by parameter, or why there is none."""
+    try:
+        groups = [[int(number) for number in group["params"]] for group in optimizer["param_groups"]]
+        state = {int(number): dict(entry) for number, entry in optimizer["state"].items()}
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return {}, "there is none"
+    if not state:
+        return {}, "it is empty"
+    for order in _orders(weights):
+        if [len(names) for names in order] != [len(numbers) for numbers in groups]:
+            continue
+        names = dict(zip(chain(*groups), chain(*order), strict=True))
+        if all(number in names and _fits(entry, weights[names[number]]) for number, entry in state.items()):
+            return {r.name: r for number, entry in state.items() for r in _moments(names[number], entry)}, None
+    return {}, "it is not that of AdamW for these parameters"
+
+
+def _fits(entry: Mapping[Any, Any], weight: TensorRecord) -> bool:
+    moments = [entry.get(key) for key in MOMENTS]
+    step = entry.get("step")
+    return (isinstance(step, int | float) or (isinstance(step, Tensor) and step.numel() == 1)) and all(
+        isinstance(moment, Tensor) and moment.shape == weight.shape and moment.is_floating_point() for moment in moments
+    )
+
+
+def _moments(name: str, entry: Mapping[str, Any]) -> list[TensorRecord]:
+    step = torch.tensor(float(entry["step"]))
+    return [_record(f"{name}/step", step), *(_record(f"{name}/{key}", entry[key].float()) for key in MOMENTS)]
+
+
+def _optimizer_state(
+    weights: Mapping[str, Tensor], memory: Mapping[str, TensorRecord], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The state dict of torch's AdamW with nanoGPT's two groups; its memory is left out where another optimizer made it."""
+    decay, rest = split_by_decay(weights)
+    stand_ins = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decay, *rest)}
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [stand_ins[name] for name in decay], "weight_decay": config["weight_decay"]},
+            {"params": [stand_ins[name] for name in rest], "weight_decay": 0.0},
+        ],
+        lr=config["learning_rate"],
+        betas=(config["beta1"], config["beta2"]),
+        fused="cuda" in str(config.get("device")) or None,
+    )
+    keys = ("step", *MOMENTS)
+    if all(f"{name}/{key}" in memory for name in stand_ins for key in keys):
+        for name, parameter in stand_ins.items():
+            optimizer.state[parameter] = {key: _tensor(memory[f"{name}/{key}"]) for key in keys}
+    return optimizer.state_dict()
+
+
+def _named(path: Path, name: Any) -> Path | None:
+    """The checkpoint of ours that a file names, if it lies below the file's own folder."""
+    if not isinstance(name, str):
+        return None
+    found = (path.parent / name).resolve()
+    return found if found.is_relative_to(path.parent.resolve()) and found.is_dir() else None
+
+
+def _record(name: str, value: Tensor) -> TensorRecord:
+    """A tensor as a record that shares its memory."""
+    value = value.detach().contiguous()
+    return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _tensor(source: TensorRecord) -> Tensor:
+    """A record as a tensor that shares its memory, if that may be written to: torch knows no other."""
+    if not source.data.nbytes:
+        return torch.empty(source.shape, dtype=DTYPES[source.dtype])
+    data = bytearray(source.data) if source.data.readonly else source.data
+    return torch.frombuffer(data, dtype=DTYPES[source.dtype]).reshape(source.shape)

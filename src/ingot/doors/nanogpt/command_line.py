@@ -1,0 +1,120 @@
+"""What stands behind `train.py`: presets and `--key=value`, in any order and number, from left to right; later ones win."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import wrap
+
+from ingot.doors.nanogpt.keys import BENCH, SAMPLE, TRAIN, Key, Value, defaults
+from ingot.doors.nanogpt.presets import read_preset
+from ingot.errors import ConfigError
+
+HELP = ("--help", "-h")
+ABOUT = {
+    "train.py": "Train a GPT, or continue, or evaluate one.",
+    "sample.py": "Let a GPT write.",
+    "bench.py": "Measure how long a training step takes.",
+}
+KEYS: dict[str, dict[str, Key]] = {"train.py": TRAIN, "sample.py": SAMPLE, "bench.py": BENCH}
+
+
+@dataclass(frozen=True)
+class Given:
+    """The value of every key, and where those came from that are not defaults."""
+
+    values: dict[str, Value]
+    origins: dict[str, str]
+
+
+def read_arguments(program: str, arguments: Sequence[str], say: Callable[[str], None] = print) -> Given:
+    """The settings that arguments describe; `say` is told what they override, as nanoGPT does."""
+    keys = KEYS[program]
+    values, origins = defaults(keys), dict[str, str]()
+    for argument in arguments:
+        if _is_preset(argument):
+            text, found = read_preset(Path(argument), values)
+            say(f"Overriding config with {argument}:")
+            say(text)
+            for name, value, where in found:
+                if (key := _preset_key(name, keys, where)) is not None:
+                    values[name], origins[name] = key.of(value, where), where
+        else:
+            name, value = _read_flag(argument, keys)
+            say(f"Overriding: {name} = {value}")
+            values[name], origins[name] = value, "command line"
+    return Given(values, origins)
+
+
+def help_text(program: str) -> str:
+    """What `--help` prints: every key with its type, default and meaning."""
+    lines = [
+        f"usage: python {program} [PRESET.py ...] [--key=value ...]",
+        "",
+        ABOUT[program],
+        "",
+        "Presets and keys are taken from left to right; later ones win. The keys and their defaults:",
+        "",
+    ]
+    for key in KEYS[program].values():
+        head = f"  --{key.name}={key.default!r}"
+        body = wrap(f"{key.meaning} ({key.allowed}{', new here' if key.ours else ''})", 76)
+        lines += [
+            f"{head:<34}{body[0]}" if len(head) < 34 else f"{head}\n{'':34}{body[0]}",
+            *(f"{'':34}{line}" for line in body[1:]),
+        ]
+    return "\n".join(lines)
+
+
+def _is_preset(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" not in argument or (argument.endswith(".py") and Path(argument).is_file()))
+
+
+def _read_flag(argument: str, keys: Mapping[str, Key]) -> tuple[str, Value]:
+    flag, equals, text = argument.partition("=")
+    name = flag.removeprefix("--")
+    if not flag.startswith("--"):
+        raise ConfigError(f"{argument}: keys begin with two dashes: --{argument.lstrip('-')}")
+    if name not in keys:
+        raise ConfigError(f"unknown key {name} in {argument}; {_hint(name, keys)}")
+    if not equals:
+        raise ConfigError(f"{argument} has no value; write --{name}={_example(keys[name])}")
+    return name, parse(keys[name], text, "command line")
+
+
+def parse(key: Key, text: str, where: str) -> Value:
+    """The value that a text stands for: a Python literal where it is one; true and false do for True and False."""
+    if key.type is not str and text.lower() in ("true", "false"):
+        return key.of(text.lower() == "true", where)
+    try:
+        value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = text
+    if key.type is str and not isinstance(value, str) and not (value is None and key.optional):
+        value = text  # --out_dir=123
+    return key.of(value, where)
+
+
+def _preset_key(name: str, keys: Mapping[str, Key], where: str) -> Key | None:
+    """The key that a preset sets; None for names of its own and for keys that only another of the programs has."""
+    if name in keys:
+        return keys[name]
+    if name.startswith("_") or any(name in others for others in KEYS.values()):
+        return None
+    raise ConfigError(f"{where}: unknown key {name}; {_hint(name, keys)}, and a name of your own begins with an underscore")
+
+
+def _hint(name: str, keys: Mapping[str, Key]) -> str:
+    close = get_close_matches(name.replace("-", "_").lower(), keys, n=1)
+    return f"did you mean {close[0]}?" if close else "--help lists them"
+
+
+def _example(key: Key) -> str:
+    return (
+        {bool: "True", int: "N", float: "X", str: "TEXT"}[key.type]
+        if key.default is None or key.type is bool
+        else str(key.default)
+    )

@@ -1,0 +1,204 @@
+"""What a run starts from: random weights, GPT-2's, a run of ours, or a ckpt.pt of nanoGPT's own.
+
+A run of ours goes on exactly where nothing decisive has changed. Everything else that is not random becomes one: it is written as
+our checkpoint of its iteration into the folder, and the loop resumes from that. What lay in the folder before is set aside, never
+overwritten.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.artifact.tensors import TensorRecord
+from ingot.config.loading import ResolvedConfig
+from ingot.config.schema import Config
+from ingot.data.dataset import Dataset
+from ingot.data.samples import open_dataset
+from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, model_args, read_ckpt
+from ingot.doors.nanogpt.pretrained import read_pretrained
+from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, translate, vocabulary
+from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.eval.bits import Judge
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
+from ingot.runs.folder import RunFolder
+from ingot.runs.lock import RunLock
+from ingot.runtime.files import fsync_dir, writing
+from ingot.train.session import check_fits, facts_of
+from ingot.train.trainer import Progress
+
+ASIDE = "earlier"
+PARTS = (
+    CKPT, "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt", "state.json",
+    "wandb", "wandb.json",
+)  # fmt: skip
+Say = Callable[[str], None]
+Gelu = Literal["tanh", "erf"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model, and where its run stands. Without `weights` they are random; `ours`: the checkpoint of ours that holds it all."""
+
+    args: ModelArgs
+    gelu: Gelu
+    iteration: int = 0  # the one that comes next
+    weights: Mapping[str, TensorRecord] | None = None
+    optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)
+    best_val_loss: float | None = None
+    ours: Checkpoint | None = None
+
+
+def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
+    """What init_from means; nothing is written."""
+    name, out = values["init_from"], Path(values["out_dir"])
+    if name == "scratch":
+        found = vocabulary(data_path(values))
+        meta = f"vocab_size {found} of {data_path(values) / 'meta.pkl'}"
+        say(f"a new model from scratch, with {meta if found else 'the 50,257 ids of GPT-2, rounded up to 50,304'}")
+        return Start(fresh_args(values, found), "erf")
+    if name != "resume":
+        weights, settings = read_pretrained(name)
+        say(f"a model with the weights of {name}")
+        return _fitted(Start(_args(settings), settings["gelu"], weights=weights), values, name)
+    ours = _own_checkpoint(out, warn)
+    if ours is not None:
+        say(f"resuming from {ours.path}")
+        settings, tensors = ours.progress["config"]["model"], ours.tensors
+        if settings["family"] != "gpt2":
+            raise CheckpointError(f"{ours.path} is a model of the family {settings['family']}; continue it with: ingot train")
+        start = Start(_args(settings), settings["gelu"], ours.step, tensors["model"], tensors["optimizer"], ours=ours)
+        return _fitted(start, values, str(ours.path))
+    ckpt = read_ckpt(out / CKPT)
+    say(f"resuming from {ckpt.path} at iteration {ckpt.iter_num}")
+    if ckpt.missing:
+        missing = ", ".join(ckpt.missing)
+        warn(f"{ckpt.path} does not hold {missing}: the run goes on, and not exactly as an unbroken one would")
+    start = Start(_args(ckpt.settings), ckpt.settings["gelu"], ckpt.iter_num, ckpt.weights, ckpt.optimizer, ckpt.best_val_loss)
+    return _fitted(start, values, str(ckpt.path))
+
+
+def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) -> tuple[ResolvedConfig, float]:
+    """Make the folder such that the loop begins or resumes as `start` says; returns the config and the seconds trained before."""
+    out, resolved = Path(values["out_dir"]), translate(values, start.args, start.gelu)
+    dataset = open_dataset(resolved.config.data.path, resolved.config.data.tokenizer)
+    _check_dataset(dataset, values, start.args)
+    facts = facts_of(resolved.config, dataset)
+    if start.ours is not None:
+        try:
+            check_fits(start.ours, facts)
+            return resolved, float(start.ours.progress["elapsed_seconds"])
+        except CheckpointError as error:
+            changes = str(error).partition("cannot be continued: ")[2].rpartition("; set it back")[0]
+            warn(f"not exactly the run of {start.ours.path}: {changes}")
+    set_aside(out, say, keep_ckpt=values["init_from"] == "resume")
+    if start.weights is None:
+        return resolved, 0.0
+    progress = _progress(resolved.config, dataset, start)
+    tensors = {"model": list(start.weights.values()), "optimizer": list(start.optimizer.values())}
+    folder = RunFolder(out).checkpoints
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(folder, progress.step, tensors, {**asdict(progress), "choices": {}, **facts})
+    return resolved, progress.elapsed_seconds
+
+
+def _check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs) -> None:
+    """Refuse data that the run cannot be made of, in the words of the keys."""
+    name, ids, tokens = values["dataset"], dataset.tokenizer.vocab_size, dataset.split("train").tokens
+    if ids > args.vocab_size:
+        raise ConfigError(f"dataset={name} has {ids:,} ids and the model {args.vocab_size:,}; they do not fit")
+    if tokens <= args.block_size:
+        raise DataError(f"dataset={name} has {tokens:,} tokens to train on, too few for rows of block_size={args.block_size:,}")
+    if dataset.split("val").tokens < 2:
+        raise DataError(f"dataset={name} has no val.bin, or an empty one; evaluations need it: prepare the data again")
+
+
+def set_aside(out: Path, say: Say, keep_ckpt: bool) -> Path | None:
+    """Move a run that lies in a folder into a numbered folder inside it; with `keep_ckpt`, its ckpt.pt also stays where it is."""
+    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):
+        return None
+    with RunLock(out), writing(out):
+        number = 1
+        while (aside := out / f"{ASIDE}-{number}").exists():
+            number += 1
+        aside.mkdir()
+        for part in PARTS:
+            if part == CKPT and keep_ckpt and (out / part).exists():
+                _link(out / part, aside / part)
+            elif (out / part).exists():
+                (out / part).rename(aside / part)
+        fsync_dir(out)
+    say(f"the run that was in {out} is now in {aside}")
+    return aside
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)  # ckpt.pt is only ever replaced as a whole, so this one stays as it is
+    except OSError:  # some disks have no links
+        shutil.copyfile(source, target)
+
+
+def _own_checkpoint(out: Path, warn: Say) -> Checkpoint | None:
+    """The newest checkpoint of ours in a folder, unless its ckpt.pt is not of that run but was brought there."""
+    if not saved_steps(out / "checkpoints"):
+        if not (out / CKPT).exists():
+            raise CheckpointError(f"init_from=resume: there is no {out / CKPT}; train one with --init_from=scratch first")
+        return None
+    newest = newest_sound(out / "checkpoints", warn)
+    if newest is None or not (out / CKPT).exists():
+        return newest
+    state = read_ckpt(out / CKPT)
+    if state.checkpoint is None:
+        return None
+    named = newest if state.checkpoint.name == newest.path.name else load_checkpoint(state.checkpoint)
+    return newest if named.weights[POSITIONS].data == state.weights[POSITIONS].data else None
+
+
+def _args(settings: Mapping[str, Any]) -> ModelArgs:
+    return ModelArgs(**model_args(settings))
+
+
+def _fitted(start: Start, values: Mapping[str, Any], where: str) -> Start:
+    """The start with no more positions than block_size asks for, in the optimizer's memory too, and the dropout asked for."""
+    size, own = values["block_size"], start.args.block_size
+    if size > own:
+        raise ConfigError(f"block_size={size} is more than the {own} positions of {where}; give --block_size={own}")
+    weights, optimizer = (_crop(records, size) for records in (start.weights or {}, start.optimizer))
+    return replace(
+        start, args=replace(start.args, block_size=size, dropout=values["dropout"]), weights=weights, optimizer=optimizer
+    )
+
+
+def _crop(records: Mapping[str, TensorRecord], rows: int) -> dict[str, TensorRecord]:
+    """Records with only the first rows of the table of positions and of what an optimizer keeps for it."""
+
+    def crop(found: TensorRecord) -> TensorRecord:
+        if found.name.partition("/")[0] != POSITIONS or len(found.shape) != 2 or found.shape[0] <= rows:
+            return found
+        data = found.data.cast("B")
+        return replace(found, shape=(rows, found.shape[1]), data=data[: len(data) // found.shape[0] * rows])
+
+    return {name: crop(found) for name, found in records.items()}
+
+
+def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
+    """Where the loop stands after as many iterations, with the best score so far where that can be known."""
+    at = start.iteration
+    p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
+    if start.ours is not None:
+        known, before = start.ours.progress, start.ours.progress["config"]
+        p = replace(p, **{name: known[name] for name in ("tokens", "elapsed_seconds", "loss")})
+        if (known["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
+            p = replace(p, best_bpb=known["best_bpb"], best_step=at if known["best_step"] == at else None)
+    elif start.best_val_loss is not None and at:
+        judge = Judge.of(config, dataset.split("val"), dataset.tokenizer)
+        sizes = judge.score(judge.rows(config.evaluation.rows), lambda batch: 0.0)
+        p = replace(p, best_bpb=start.best_val_loss / math.log(2) * sizes.tokens / sizes.bytes, best_step=at)
+    return p

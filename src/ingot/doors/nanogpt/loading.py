@@ -1,0 +1,92 @@
+"""A model to write with, from wherever nanoGPT's people have theirs: ckpt.pt, GPT-2, or what ingot itself leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.api import LoadedModel, load
+from ingot.artifact.hf_tokenizer import GPT2_IDS, find_tokenizer
+from ingot.artifact.sources import config_around
+from ingot.artifact.tensors import TensorRecord
+from ingot.backends.torch_state import load_model
+from ingot.config.schema import Config
+from ingot.data.formats.meta import META, char_tokenizer
+from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
+from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, read_ckpt
+from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained
+from ingot.errors import CheckpointError, DataError
+from ingot.model.registry import build
+from ingot.runs.checkpoints import INDEX
+
+Say = Callable[[str], None]
+
+
+def open_model(init_from: str, out_dir: Path, device: torch.device, say: Say) -> LoadedModel:
+    """What the keys init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
+    if init_from != "resume":
+        say(f"loading weights from pretrained gpt: {init_from}")
+        records, settings = read_pretrained(init_from)
+        folder = pretrained_folder(init_from)
+        return _assembled(records, settings, find_tokenizer(folder, settings["vocab_size"]), device, folder)
+    if (out_dir / CKPT).is_file() or is_ckpt(out_dir):
+        return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
+    if not out_dir.is_file() and not (out_dir / "checkpoints").is_dir() and not (out_dir / INDEX).is_file():
+        raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or say with --out_dir where it is")
+    return load(out_dir, device=str(device))
+
+
+def is_ckpt(path: Path) -> bool:
+    """Whether a path looks like nanoGPT's."""
+    return path.is_file() and path.suffix in (".pt", ".pth")
+
+
+def open_ckpt(path: Path, device: torch.device, say: Say, tokenizer: str | None = None) -> LoadedModel:
+    """A model from a ckpt.pt, with its own tokenizer or the one that is named."""
+    ckpt = read_ckpt(path)
+    return _assembled(ckpt.weights, ckpt.settings, ckpt_tokenizer(ckpt, say, tokenizer), device, path)
+
+
+def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
+    """The tokenizer of a ckpt.pt: the one that is named, its own, that of its dataset, or GPT-2's if its ids can be those."""
+    rows, dataset = ckpt.settings["vocab_size"], str(ckpt.config.get("dataset") or "")
+    meta = Path("data") / dataset / META
+    if name is not None:
+        found = open_tokenizer(name)
+    elif ckpt.tokenizer is not None:
+        found = from_spec(ckpt.tokenizer)
+    elif dataset and meta.is_file():
+        say(f"Loading meta from {meta}...")
+        found = _characters(meta)
+    elif rows >= GPT2_IDS:
+        say("No meta.pkl found, assuming GPT-2 encodings...")
+        found = GPT2Tokenizer()
+    else:
+        raise DataError(
+            f"{ckpt.path} has {rows:,} ids, fewer than GPT-2, and its characters are not in {meta}; "
+            "prepare its dataset again, and start where the folder data/ is"
+        )
+    if found.vocab_size > rows:
+        raise DataError(f"the {found.kind} tokenizer has {found.vocab_size:,} ids and the model of {ckpt.path} only {rows:,}")
+    return found
+
+
+def _characters(meta: Path) -> Tokenizer:
+    found = char_tokenizer(meta)
+    if found is None:
+        raise DataError(f"{meta} does not list single characters in their order, so nothing can be written with it")
+    return found
+
+
+def _assembled(
+    records: Mapping[str, TensorRecord], settings: dict[str, Any], tokenizer: Tokenizer, device: torch.device, source: Path
+) -> LoadedModel:
+    with torch.device("meta"):  # drawing weights takes longer than reading them
+        model = build(settings)
+    model = model.to_empty(device=device)
+    load_model(model, records, str(source))
+    config = Config.model_validate(config_around(settings, tokenizer.kind))
+    return LoadedModel(model.eval(), tokenizer, config, device, source, names_data=False)

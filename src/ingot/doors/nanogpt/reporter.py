@@ -1,0 +1,106 @@
+"""The log lines of nanoGPT, and its ckpt.pt beside every checkpoint of ours that it would have written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.doors.nanogpt.mfu import RunningMfu
+from ingot.doors.nanogpt.translate import learning_rate
+from ingot.errors import CheckpointError
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint
+from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
+
+Tracker = Callable[[Mapping[str, Any]], None]
+
+
+class NanoGPTReporter(Reporter):
+    """Prints what train.py prints.
+
+    `write` makes a ckpt.pt of a checkpoint, `elapsed` are the seconds of earlier sessions, `track` takes what goes to W&B, and
+    `behind` is a checkpoint whose ckpt.pt an earlier session could not write any more.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        mfu: RunningMfu,
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+        write: Callable[[Checkpoint], None],
+        elapsed: float = 0.0,
+        track: Tracker | None = None,
+        behind: Path | None = None,
+    ) -> None:
+        self._values, self._mfu, self._say, self._warn, self._write = values, mfu, say, warn, write
+        self._elapsed, self._track, self._behind = elapsed, track, behind
+        self._iterations = 0  # of this session
+        self._announced: int | None = None
+        self.failure: CheckpointError | None = None
+
+    def begin(self, report: BeginReport) -> None:
+        if self._behind is not None and report.resumed_at:
+            self.saved(self._behind)
+        if report.resumed_at > self._values["max_iters"]:
+            self._warn(f"iteration {report.resumed_at} is behind max_iters={self._values['max_iters']}: nothing is left to do")
+
+    def step(self, report: StepReport, log: bool) -> None:
+        iteration, seconds = report.step - 1, report.elapsed_seconds - self._elapsed
+        self._elapsed = report.elapsed_seconds
+        if iteration % self._values["log_interval"] == 0:
+            self._mfu.update(self._iterations, seconds)
+            self._say(iteration_line(iteration, report.loss, seconds, self._mfu.value))
+        self._iterations += 1
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._elapsed = report.elapsed_seconds
+        train_loss = report.train_loss if report.train_loss is not None else math.nan
+        self._say(evaluation_line(report.step, train_loss, report.val_loss))
+        if self._track is not None:
+            self._track(
+                {
+                    "iter": report.step,
+                    "train/loss": train_loss,
+                    "val/loss": report.val_loss,
+                    "lr": learning_rate(self._values, report.step),
+                    "mfu": 100 * self._mfu.value,
+                }
+            )
+        if report.step and (report.best or self._values["always_save_checkpoint"]):
+            self._announce(report.step)
+
+    def saved(self, path: Path) -> None:
+        try:
+            checkpoint = load_checkpoint(path)
+            if not self._values["always_save_checkpoint"] and checkpoint.progress["best_step"] != checkpoint.step:
+                return
+            self._announce(checkpoint.step)
+            self._write(checkpoint)
+            self.failure = None
+        except (CheckpointError, OSError) as error:  # in a thread: training goes on, and the end of the run tells
+            self.failure = error if isinstance(error, CheckpointError) else CheckpointError(f"cannot write ckpt.pt: {error}")
+            self._warn(f"{self.failure}; training goes on and the next save tries again")
+
+    def message(self, text: str) -> None:
+        self._warn(text)
+
+    def end(self, result: Any) -> None:
+        if result.status == "stopped":
+            self._warn(f"stopped before iteration {result.total_steps}; continue with the same command and --init_from=resume")
+
+    def _announce(self, step: int) -> None:
+        if step != self._announced:
+            self._announced = step
+            self._say(f"saving checkpoint to {self._values['out_dir']}")
+
+
+def iteration_line(iteration: int, loss: float, seconds: float, mfu: float) -> str:
+    """An iteration, as nanoGPT logs it."""
+    return f"iter {iteration}: loss {loss:.4f}, time {seconds * 1000:.2f}ms, mfu {mfu * 100:.2f}%"
+
+
+def evaluation_line(iteration: int, train_loss: float, val_loss: float) -> str:
+    """An evaluation, as nanoGPT logs it."""
+    return f"step {iteration}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"

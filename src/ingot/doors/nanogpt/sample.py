@@ -1,0 +1,174 @@
+"""sample.py: let a model write, as nanoGPT does, with all texts side by side.
+
+What is printed is the start, what follows it, and a line of dashes behind each text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingot.doors.nanogpt.command_line import Given
+from ingot.doors.nanogpt.entry import enter, say
+from ingot.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ingot.api import LoadedModel
+    from ingot.data.tokenizers import Tokenizer
+
+DASHES = "-" * 15
+FILE = "FILE:"
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run sample.py; returns the exit code."""
+    return enter("sample.py", sample, arguments)
+
+
+def sample(given: Given) -> None:
+    """Write as the keys say."""
+    from ingot.doors.nanogpt.loading import open_model
+
+    values = given.values
+    check(values)
+    start = read_start(str(values["start"]))
+    device, dtype = _machine(str(values["device"]), values["dtype"])
+    loaded = open_model(str(values["init_from"]), Path(str(values["out_dir"])), device, say)
+    say(f"number of parameters: {_parameters(loaded.model) / 1e6:.2f}M")
+    if values["compile"]:
+        _note("compile=True changes nothing here: on a GPU steps are recorded and replayed as they are")
+    if not start:
+        _note("start is empty: the texts begin as a document does, or with a newline where the tokenizer marks no beginning")
+    for text in texts(loaded, start, values, dtype):
+        print(text)
+        say(DASHES)
+
+
+def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], dtype: torch.dtype | None = None) -> Iterator[str]:
+    """The start and what a model writes behind it, num_samples times."""
+    from ingot.doors.cli.progress import progress_bar
+    from ingot.generate.batch import write_texts
+    from ingot.generate.decode import Sampling
+    from ingot.generate.reading import OURS
+
+    model, tokenizer, stop = loaded.model, loaded.tokenizer, values["stop"]
+    if dtype is not None and isinstance(model, OURS):  # a model of one's own may not expect it
+        model = model.to(dtype)
+    sampling = Sampling(values["temperature"], values["top_k"] or 0, values["top_p"], values["seed"])
+    ids = start_ids(tokenizer, start)
+
+    def shown(found: list[int]) -> str:
+        text = text_of(tokenizer, found, at_start=not start)
+        place = text.find(stop) if stop is not None else -1
+        return text if place < 0 else text[: place + len(stop)]
+
+    def ended(found: list[int]) -> bool:
+        return str(stop) in text_of(tokenizer, found, at_start=not start)
+
+    with progress_bar("writing") as progress:
+        written = list(
+            write_texts(
+                model,
+                ids,
+                values["num_samples"],
+                values["max_new_tokens"],
+                sampling,
+                ended if stop is not None else None,
+                progress,
+                vocab_size=tokenizer.vocab_size,
+                halve=True,
+                record=True,
+            )
+        )
+    return (start + shown(found) for found in written)
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Refuse what cannot be."""
+    for name in ("num_samples", "max_new_tokens", "temperature", "top_k", "seed"):
+        if values[name] is not None and values[name] < 0:
+            raise ConfigError(f"{name}={values[name]} must be 0 or more")
+    if not 0 < values["top_p"] <= 1:
+        raise ConfigError(f"top_p={values['top_p']} must be above 0 and at most 1")
+    if values["seed"] > 2**62:
+        raise ConfigError(f"seed={values['seed']} must be at most {2**62}")
+    if values["stop"] == "":
+        raise ConfigError("stop is empty, and every text has that in it; leave it out or give what a text ends with")
+    if values["dtype"] not in (None, *DTYPES):
+        raise ConfigError(f"dtype={values['dtype']} must be {', '.join(DTYPES)} or None")
+
+
+def read_start(start: str) -> str:
+    """The text that `start` is, or the contents of the file it names."""
+    if not start.startswith(FILE):
+        return start
+    path = Path(start.removeprefix(FILE))
+    try:
+        return path.read_text(encoding="utf-8")  # with any kind of line ends
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def start_ids(tokenizer: Tokenizer, start: str) -> list[int]:
+    """The ids of a start, never none. With GPT-2's tokenizer, <|endoftext|> in it is that token, as nanoGPT has it."""
+    from ingot.data.tokenizers.gpt2 import END_OF_TEXT
+    from ingot.train.trainer import prompt_ids
+
+    if not start:
+        return prompt_ids(tokenizer, start)
+    parts = [tokenizer.encode(part).tolist() for part in (start.split(END_OF_TEXT) if tokenizer.kind == "gpt2" else [start])]
+    ids = list(parts[0])
+    for part in parts[1:]:
+        ids += [tokenizer.bos, *part]
+    return ids or prompt_ids(tokenizer, "")
+
+
+def text_of(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
+    """What ids say; GPT-2's mark between documents is shown, as nanoGPT does."""
+    from ingot.data.tokenizers.gpt2 import END_OF_TEXT
+
+    parts: list[list[int]] = [[]]
+    for i in ids:
+        if tokenizer.kind == "gpt2" and i == tokenizer.bos:
+            parts.append([])
+        else:
+            parts[-1].append(i)
+    return END_OF_TEXT.join(tokenizer.decode_bytes(part, at_start).decode("utf-8", "replace") for part in parts)
+
+
+def _machine(name: str, dtype: object) -> tuple[torch.device, torch.dtype]:
+    """The device and number format that the keys name."""
+    import torch
+
+    from ingot.runtime.device import DTYPES as TYPES
+    from ingot.runtime.device import pick_device, pick_precision
+
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={name} and this machine has no CUDA GPU; add --device=cpu, or --device=mps on a Mac")
+    torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
+    try:
+        device = pick_device(name)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("training.", "")) from None
+    if device.type != "cuda":
+        if dtype not in (None, "float32"):
+            _note(f"dtype={dtype} is for GPUs; computing in float32")
+        return device, torch.float32
+    return device, TYPES[pick_precision(DTYPES[str(dtype)] if dtype else "auto", device)]
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    """As nanoGPT counts them: without the table of positions."""
+    return sum(p.numel() for name, p in model.named_parameters() if name != "transformer.wpe.weight")
+
+
+def _note(line: str) -> None:
+    import sys
+
+    print(line, file=sys.stderr)

@@ -1,0 +1,101 @@
+"""The functions that nanoGPT's page documents, for notebooks and forks: get_batch, estimate_loss and get_lr, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ingot.backends.torch_state import load_model
+from ingot.data.samples import open_dataset
+from ingot.data.stream import IGNORED, Batch, Random, Windows
+from ingot.doors.nanogpt.command_line import Given
+from ingot.doors.nanogpt.initial import Start, find_start
+from ingot.doors.nanogpt.keys import TRAIN, defaults
+from ingot.doors.nanogpt.model import GPT, GPTConfig
+from ingot.doors.nanogpt.train import warn
+from ingot.doors.nanogpt.translate import PRECISIONS, SEED, check_data, learning_rate, settle, translate
+from ingot.errors import ConfigError, DataError
+from ingot.eval.bits import Judge
+from ingot.model.gpt2 import GPT2
+from ingot.runtime.device import DTYPES, pick_device
+
+
+class Session:
+    """A model and its data as the keys of train.py say: `get_batch`, `estimate_loss` and `get_lr`, without a run.
+
+    `Session({"dataset": "shakespeare_char", "device": "cpu"})` or `Session(dataset=..., device=...)`; keys that are left out have
+    their defaults. `model` gives logits and a loss, `config` has every key, `iteration` is where a resumed run stands.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, **keys: Any) -> None:
+        asked = {**(config or {}), **keys}
+        if unknown := sorted(asked.keys() - TRAIN.keys()):
+            raise ConfigError(f"unknown key {unknown[0]}; the keys are {', '.join(TRAIN)}")
+        found = {name: TRAIN[name].of(value, "Session") for name, value in asked.items()}
+        self.config: dict[str, Any] = settle(Given({**defaults(TRAIN), **found}, dict.fromkeys(found, "Session")), warn=warn)
+        check_data(self.config)
+        self.device = pick_device(self.config["device"])
+        start = find_start(self.config, lambda line: None, warn)
+        self.iteration = start.iteration
+        self._resolved = translate(self.config, start.args, start.gelu).config
+        self._dataset = open_dataset(self._resolved.data.path, self._resolved.data.tokenizer)
+        self.model = _build(start, self.device)
+        self._drawn = {"train": 0, "val": 0}
+
+    def get_batch(self, split: str) -> tuple[Tensor, Tensor]:
+        """Tokens (batch_size, block_size) from random places of a split, and their targets, on the device.
+
+        The batches of `train` are those of training, in its order.
+        """
+        if split not in self._drawn:
+            raise ConfigError(f"there is no split {split!r}; the splits are train and val")
+        tokens, rows, size = self._dataset.split(split), self.config["batch_size"], self.config["block_size"]
+        if tokens.tokens <= size:
+            raise DataError(f"{split}.bin has {tokens.tokens:,} tokens, too few for rows of block_size={size}")
+        batch = np.empty((rows, 2, size), np.int32)
+        first = self._drawn[split]
+        Windows(tokens, Random(tokens.tokens, size, SEED), size).read(range(first, first + rows), range(rows), batch)
+        self._drawn[split] += rows
+        host = torch.from_numpy(batch)
+        if self.device.type == "cuda":
+            host = host.pin_memory()
+        x, y = host.to(self.device, non_blocking=True).long().unbind(1)
+        return x, y
+
+    def estimate_loss(self) -> dict[str, Tensor]:
+        """The mean loss of eval_iters batches of each split, those that training reads at its evaluations."""
+        precision, training = PRECISIONS[self.config["dtype"]], self.model.training
+
+        @torch.no_grad()
+        def nats(batch: Batch) -> float:
+            with torch.autocast(self.device.type, DTYPES[precision], enabled=precision != "fp32"):
+                loss = GPT2.forward(self.model, *torch.from_numpy(batch).to(self.device).long().unbind(1))
+            return float(loss) * int(np.count_nonzero(batch[:, 1] != IGNORED))
+
+        self.model.eval()
+        try:
+            losses = {}
+            for split in ("train", "val"):
+                judge = Judge.of(self._resolved, self._dataset.split(split), self._dataset.tokenizer)
+                losses[split] = torch.tensor(judge.score(judge.rows(self._resolved.evaluation.rows), nats).loss)
+        finally:
+            self.model.train(training)
+        return losses
+
+    def get_lr(self, it: int) -> float:
+        """The learning rate of an iteration: up in a line, down along a cosine; constant where decay_lr is False."""
+        return learning_rate(self.config, it)
+
+
+def _build(start: Start, device: torch.device) -> GPT:
+    """The model of a start, with the weights that training would begin with."""
+    torch.manual_seed(SEED)
+    model = GPT(GPTConfig(**asdict(start.args)), start.gelu)
+    if start.weights is not None:
+        load_model(model, start.weights, "the checkpoint")
+    return model.to(device)

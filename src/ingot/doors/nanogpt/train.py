@@ -1,0 +1,163 @@
+"""train.py: nanoGPT's training, by our loop.
+
+The folder `out_dir` is a run folder of ours with nanoGPT's ckpt.pt in it, so every `ingot` command understands it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingot.doors.nanogpt.command_line import Given
+from ingot.doors.nanogpt.entry import enter, say
+from ingot.doors.nanogpt.mfu import RunningMfu, find_peak
+from ingot.doors.nanogpt.translate import ModelArgs, check_data, record, settle, translate
+from ingot.errors import IngotError, PeerLost
+from ingot.runtime.ranks import Ranks, ranks_from_environment
+
+if TYPE_CHECKING:
+    import torch
+
+    from ingot.config.loading import ResolvedConfig
+    from ingot.runs.checkpoints import Checkpoint
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run train.py; returns the exit code."""
+    return enter("train.py", train, arguments)
+
+
+def train(given: Given) -> None:
+    """Train, continue or evaluate as the keys say."""
+    from ingot.runs.wandb import WandbRun, check_installed
+    from ingot.runtime.device import pick_device
+
+    ranks = ranks_from_environment()
+    values = settle(given, ranks.world_size, warn if ranks.first else _nothing)
+    check_data(values)
+    tokens = values["gradient_accumulation_steps"] * values["batch_size"] * values["block_size"]
+    if ranks.first:
+        say(f"tokens per iteration will be: {tokens:,}")
+    if values["eval_only"]:
+        if ranks.first:
+            evaluate(values)
+        return
+    if values["wandb_log"]:
+        check_installed("wandb_log=True")
+    device = pick_device(values["device"], ranks.local_rank)
+    args, resolved, elapsed = _agreed_start(values, ranks, device)
+    with contextlib.ExitStack() as stack:
+        track = None
+        if ranks.first:
+            _tell_model(args, values)
+            if values["wandb_log"]:
+                out, continued = Path(values["out_dir"]), values["init_from"] == "resume"
+                wandb = WandbRun(out, values["wandb_project"], values["wandb_run_name"], record(values), warn, continued)
+                track = stack.enter_context(wandb).log
+        _run(values, resolved, args, ranks, device, elapsed, track)
+
+
+def _run(
+    values: Mapping[str, Any],
+    resolved: ResolvedConfig,
+    args: ModelArgs,
+    ranks: Ranks,
+    device: torch.device,
+    elapsed: float,
+    track: Callable[[Mapping[str, Any]], None] | None,
+) -> None:
+    from ingot.doors.nanogpt.checkpoint import CKPT, write_ckpt
+    from ingot.doors.nanogpt.reporter import NanoGPTReporter
+    from ingot.train.session import run
+
+    if not ranks.first:
+        run(resolved)
+        return
+    peak = find_peak(values["mfu_peak"], device)
+    say(str(peak))
+    flops = args.flops_per_token * resolved.config.training.tokens_per_step
+    mfu = RunningMfu(flops, peak.flops * ranks.world_size)
+    path = Path(values["out_dir"]) / CKPT
+
+    def write(checkpoint: Checkpoint) -> None:
+        write_ckpt(path, checkpoint, record(values), best_val_loss(checkpoint.progress))
+
+    reporter = NanoGPTReporter(values, mfu, say, warn, write, elapsed, track, behind=unwritten(path))
+    run(resolved, reporter)
+    if reporter.failure is not None:
+        raise reporter.failure
+
+
+def unwritten(path: Path) -> Path | None:
+    """The newest checkpoint of ours, if a kill came between it and the ckpt.pt that is written after it."""
+    from ingot.runs.checkpoints import INDEX, saved_steps
+
+    newest = max(saved_steps(path.parent / "checkpoints").items(), default=(0, None))[1]
+    if newest is None or not path.exists() or path.stat().st_mtime_ns >= (newest / INDEX).stat().st_mtime_ns:
+        return None
+    return newest
+
+
+def best_val_loss(progress: Mapping[str, Any]) -> float | None:
+    """The lowest val loss so far, from the last one: both were found on the same rows."""
+    loss, now, best = progress["val_loss"], progress["val_bpb"], progress["best_bpb"]
+    return float(loss * best / now) if loss and now and best else None
+
+
+def evaluate(values: Mapping[str, Any]) -> None:
+    """Print the losses of what init_from names; nothing is written anywhere."""
+    if values["wandb_log"]:
+        warn("eval_only=True: nothing is sent to Weights & Biases")
+    from ingot.doors.nanogpt.reporter import evaluation_line
+    from ingot.doors.nanogpt.session import Session
+
+    session = Session(values)
+    losses = session.estimate_loss()
+    say(evaluation_line(session.iteration, float(losses["train"]), float(losses["val"])))
+
+
+def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: torch.device) -> tuple[ModelArgs, ResolvedConfig, float]:
+    """What the run starts from: the first rank looks and tidies the folder, and tells the others."""
+    from ingot.backends.collectives import Collectives
+    from ingot.doors.nanogpt.initial import find_start, settle_folder
+
+    group = Collectives(ranks, device)
+    told: dict[str, Any] = {}
+    if ranks.first:
+        try:
+            start = find_start(values, say, warn)
+            resolved, elapsed = settle_folder(values, start, say, warn)
+        except IngotError as error:
+            group.tell(json.dumps({"exit_code": error.exit_code}))
+            raise
+        told = {"args": asdict(start.args), "gelu": start.gelu}
+        group.tell(json.dumps(told))
+        return start.args, resolved, elapsed
+    told = json.loads(group.tell(""))
+    if "exit_code" in told:
+        raise PeerLost(told["exit_code"])
+    args = ModelArgs(**told["args"])
+    return args, translate(values, args, told["gelu"]), 0.0
+
+
+def _tell_model(args: ModelArgs, values: Mapping[str, Any]) -> None:
+    say(f"number of parameters: {args.parameters / 1e6:.2f}M")
+    for words, (tensors, parameters) in (("decayed", args.decayed), ("non-decayed", args.not_decayed)):
+        say(f"num {words} parameter tensors: {tensors}, with {parameters:,} parameters")
+    if values["compile"]:
+        say("the first iteration compiles the model and takes about a minute")
+
+
+def warn(line: str) -> None:
+    """Print a line that is no part of the log."""
+    with contextlib.suppress(OSError, ValueError):  # whoever read it may have left
+        print(line, file=sys.stderr, flush=True)
+
+
+def _nothing(line: str) -> None:
+    pass

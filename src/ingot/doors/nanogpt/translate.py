@@ -1,0 +1,244 @@
+"""From the keys of train.py to one Config: what only nanoGPT says is translated here and known nowhere else.
+
+Its iterations count from 0 and include max_iters, so there is one more step than it says. It evaluates before an iteration, which
+is where our loop stands after as many steps. Its accumulation is that of all ranks together.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.config.loading import ResolvedConfig, load_config
+from ingot.doors.nanogpt.command_line import Given
+from ingot.doors.nanogpt.keys import TRAIN, theirs
+from ingot.errors import ConfigError, DataError
+
+SEED = 1337
+PADDED_GPT2 = 50304  # GPT-2's 50,257 ids, rounded up to a multiple of 64
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+POSITIVE = (
+    "eval_interval", "log_interval", "eval_iters", "gradient_accumulation_steps", "batch_size", "block_size",
+    "n_layer", "n_head", "n_embd",
+)  # fmt: skip
+NOT_NEGATIVE = ("learning_rate", "max_iters", "weight_decay", "grad_clip", "warmup_iters", "lr_decay_iters", "min_lr", "mfu_peak")
+BELOW_ONE = ("dropout", "beta1", "beta2")
+# Keys that are settings of ours under another name.
+SETTINGS = {
+    "out_dir": "training.output_dir", "batch_size": "training.micro_batch", "block_size": "data.seq_len",
+    "learning_rate": "optimizer.learning_rate", "weight_decay": "optimizer.weight_decay", "beta1": "optimizer.beta1",
+    "beta2": "optimizer.beta2", "grad_clip": "optimizer.clip_norm", "warmup_iters": "optimizer.warmup_steps",
+    "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
+    "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
+    "dropout": "model.dropout", "bias": "model.bias",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    """What nanoGPT calls model_args: all that its model is built from."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    bias: bool
+    vocab_size: int
+    dropout: float
+
+    @property
+    def decayed(self) -> tuple[int, int]:
+        """Tensors and parameters with weight decay: those of two dimensions."""
+        matrices = 12 * self.n_layer * self.n_embd**2
+        return 4 * self.n_layer + 2, (self.vocab_size + self.block_size) * self.n_embd + matrices
+
+    @property
+    def not_decayed(self) -> tuple[int, int]:
+        """Tensors and parameters without: gains of norms, and biases."""
+        norms = 2 * self.n_layer + 1
+        biases = (norms + 4 * self.n_layer, (norms + 9 * self.n_layer) * self.n_embd) if self.bias else (0, 0)
+        return norms + biases[0], norms * self.n_embd + biases[1]
+
+    @property
+    def parameters(self) -> int:
+        """What nanoGPT reports: all but the table of positions."""
+        return self.decayed[1] + self.not_decayed[1] - self.block_size * self.n_embd
+
+    @property
+    def flops_per_token(self) -> int:
+        """Of a training step: six for each parameter, and attention."""
+        return 6 * self.parameters + 12 * self.n_layer * self.n_embd * self.block_size
+
+
+def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """The value of every key, checked, with those that depend on the device as this machine has it."""
+    v = dict(given.values)
+    _check(v, world_size)
+    v["out_dir"] = os.path.expanduser(str(v["out_dir"]))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    v["device"], on_gpu = _device(str(v["device"]), world_size)
+    if v["dtype"] is None:
+        v["dtype"] = _best_dtype() if on_gpu else "float32"
+    elif v["dtype"] == "float16" and not on_gpu:
+        warn("dtype=float16 needs a GPU; computing in float32")
+        v["dtype"] = "float32"
+    if "compile" not in given.origins:
+        v["compile"] = on_gpu
+    if v["backend"] == "gloo" and on_gpu and world_size > 1:
+        warn("backend=gloo: GPUs exchange gradients over nccl, and ranks their messages over gloo")
+    return v
+
+
+def record(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `config` of a ckpt.pt: nanoGPT's own keys."""
+    return {name: values[name] for name in theirs(TRAIN.values())}
+
+
+def data_path(values: Mapping[str, Any]) -> Path:
+    """The folder of the dataset, as nanoGPT finds it: below data/ of the folder one works in."""
+    return Path("data") / values["dataset"]
+
+
+def check_data(values: Mapping[str, Any]) -> None:
+    """Refuse a dataset that is not there, with the command that makes it."""
+    folder = data_path(values)
+    if not folder.is_dir() or not any((folder / name).is_file() for name in ("train.bin", "dataset.json")):
+        script = folder / "prepare.py"
+        how = f"make it with: python {script}" if script.is_file() else "its folder needs train.bin and val.bin"
+        raise DataError(f"there is no data of dataset={values['dataset']} in {folder}; {how}")
+
+
+def vocabulary(folder: Path) -> int | None:
+    """The size of the vocabulary of a data folder, nanoGPT's or ours; None where the ids are GPT-2's."""
+    from ingot.data.formats.meta import META, char_tokenizer, read_meta
+    from ingot.data.samples import open_dataset
+
+    meta = folder / META
+    if not meta.is_file():
+        tokenizer = open_dataset(str(folder)).tokenizer
+        return None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
+    if char_tokenizer(meta) is None:
+        raise DataError(
+            f"{meta} does not list single characters in their order, and this door reads no other vocabulary; "
+            "prepare the text with: ingot data prepare --tokenizer FILE, and train with: ingot train"
+        )
+    return int(read_meta(meta)["vocab_size"])
+
+
+def fresh_args(values: Mapping[str, Any], vocab_size: int | None) -> ModelArgs:
+    """The model that the keys describe."""
+    names = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
+    return ModelArgs(**{name: values[name] for name in names}, vocab_size=vocab_size or PADDED_GPT2)
+
+
+def translate(values: Mapping[str, Any], args: ModelArgs, gelu: str = "erf") -> ResolvedConfig:
+    """The config of a run with these keys and this model; a mistake is told in the words of the keys."""
+    v = {**values, **asdict(args)}
+    settings = {path: v[name] for name, path in SETTINGS.items()} | _computed(v, args, gelu)
+    try:
+        return load_config(python=settings, environment={})
+    except ConfigError as error:
+        said = str(error)
+        for name, path in SETTINGS.items():
+            said = said.replace(path, name)
+        raise ConfigError(said.replace(" (python)", "")) from None
+
+
+def learning_rate(values: Mapping[str, Any], iteration: int) -> float:
+    """The learning rate of an iteration."""
+    v = values
+    if not v["decay_lr"]:
+        return float(v["learning_rate"])
+    end = _decay_end(v)
+    if iteration < v["warmup_iters"]:
+        return float(v["learning_rate"] * (iteration + 1) / (v["warmup_iters"] + 1))
+    done = min(1.0, (iteration - v["warmup_iters"]) / (end - v["warmup_iters"]))
+    return float(v["min_lr"] + 0.5 * (1.0 + math.cos(math.pi * done)) * (v["learning_rate"] - v["min_lr"]))
+
+
+def _decay_end(v: Mapping[str, Any]) -> int:
+    # An end at or before the warm-up's leaves no room for a cosine: what is left of the run then has min_lr.
+    return int(max(v["lr_decay_iters"], v["warmup_iters"] + 1))
+
+
+def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any]:
+    """The settings that say what several keys say, or what nanoGPT never lets anybody choose."""
+    rows = v["gradient_accumulation_steps"] * v["batch_size"]
+    return {
+        "model.family": "gpt2",
+        "model.context": args.block_size,
+        "model.vocab_size": args.vocab_size,
+        "model.gelu": gelu,
+        "data.path": str(data_path(v)),
+        "data.sampling": "random",
+        "data.seed": SEED,
+        "optimizer.name": "adamw",
+        "optimizer.epsilon": 1e-8,
+        "optimizer.schedule": "cosine" if v["decay_lr"] else "constant",
+        "optimizer.warmup_steps": v["warmup_iters"] if v["decay_lr"] else 0,
+        "optimizer.decay_steps": _decay_end(v) if v["decay_lr"] else None,
+        "optimizer.floor": v["min_lr"] / v["learning_rate"] if v["decay_lr"] and v["learning_rate"] else 0.0,
+        "training.max_steps": v["max_iters"] + 1,
+        "training.tokens_per_step": rows * v["block_size"],
+        "training.seed": SEED,
+        "training.precision": PRECISIONS[v["dtype"]],
+        "training.priming_steps": 0,
+        "training.save_every": v["eval_interval"] if v["always_save_checkpoint"] else 0,
+        "evaluation.at_start": True,
+        "evaluation.at_end": False,
+        "evaluation.rows": v["eval_iters"] * v["batch_size"],
+        "evaluation.train_rows": v["eval_iters"] * v["batch_size"],
+        "evaluation.micro_batch": v["batch_size"],
+        "artifact.write": False,
+    }
+
+
+def _check(v: Mapping[str, Any], world_size: int) -> None:
+    """The mistakes that can be made with single keys, in their words."""
+    for names, low, high in ((POSITIVE, 1, math.inf), (NOT_NEGATIVE, 0, math.inf), (BELOW_ONE, 0, 1)):
+        for name in names:
+            if v[name] is not None and not low <= v[name] < high:
+                below = " and below 1" if high == 1 else ""
+                raise ConfigError(f"{name}={v[name]} must be {low} or more{below}")
+    if v["dtype"] not in (None, *PRECISIONS):
+        raise ConfigError(f"dtype={v['dtype']} must be {', '.join(PRECISIONS)} or None")
+    if v["backend"] not in ("nccl", "gloo"):
+        raise ConfigError(f"backend={v['backend']} must be nccl or gloo")
+    if v["n_embd"] % v["n_head"]:
+        raise ConfigError(f"n_embd={v['n_embd']} is not divisible by n_head={v['n_head']}")
+    if v["decay_lr"] and v["min_lr"] > v["learning_rate"]:
+        raise ConfigError(
+            f"min_lr={v['min_lr']} is above learning_rate={v['learning_rate']}, so the learning rate would rise where it should "
+            "decay; lower min_lr, usually to a tenth of learning_rate, or set decay_lr=False"
+        )
+    if v["gradient_accumulation_steps"] % world_size:
+        below = v["gradient_accumulation_steps"] // world_size * world_size
+        nearest = f"{below} or {below + world_size}" if below else f"{world_size}"
+        raise ConfigError(
+            f"gradient_accumulation_steps={v['gradient_accumulation_steps']} cannot be shared by {world_size} ranks; "
+            f"set it to {nearest}, or use other ranks"
+        )
+
+
+def _device(name: str, world_size: int) -> tuple[str, bool]:
+    """The device as training.device has it, and whether it is a GPU of CUDA; under torchrun each rank has one of its own."""
+    import torch
+
+    from ingot.runtime.device import pick_device
+
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={name} and this machine has no CUDA GPU; add --device=cpu, or --device=mps on a Mac")
+    name = "cuda" if name.startswith("cuda") and world_size > 1 else name
+    try:
+        return name, pick_device(name).type == "cuda"
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("training.device", "device")) from None
+
+
+def _best_dtype() -> str:
+    import torch
+
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"

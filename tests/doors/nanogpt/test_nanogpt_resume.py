@@ -1,0 +1,228 @@
+"""init_from=resume: the losses of the unbroken run, from our own checkpoints and from ckpt.pt files of any origin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import PATIENCE, Ingot, losses
+from small_runs import ROOT, words
+
+# Dropout, so that random numbers have to be right too. The schedule does not depend on max_iters.
+KEYS: dict[str, Any] = {"dropout": 0.2, "lr_decay_iters": 40, "eval_interval": 3, "always_save_checkpoint": True}
+
+
+@pytest.fixture
+def unbroken(train) -> dict[int, float]:
+    """The losses of twelve iterations in one go, by step, as floats."""
+    train(words(out_dir="unbroken", max_iters=11, **KEYS))
+    return losses(Path("unbroken"))
+
+
+def test_a_run_that_is_continued_has_the_losses_of_the_unbroken_one_bit_for_bit(train, unbroken):
+    train(words(max_iters=4, **KEYS))
+    ran = train(words(max_iters=11, init_from="resume", **KEYS))
+    assert list(ran.losses) == list(range(5, 12)) and list(ran.evaluations) == [6, 9]
+    assert losses(Path("out")) == unbroken
+    weights = [torch.load(f"{name}/ckpt.pt", weights_only=True) for name in ("out", "unbroken")]
+    assert all(torch.equal(weights[0]["model"][name], value) for name, value in weights[1]["model"].items())
+    assert weights[0]["iter_num"] == weights[1]["iter_num"] == 12
+
+
+def test_a_run_that_is_stopped_by_a_signal_is_continued_bit_for_bit(train, unbroken):
+    metrics = Path("out/metrics.jsonl")
+
+    def stop() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and (not metrics.exists() or metrics.read_text().count('"kind": "train"') < 7):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    ran = train(words(max_iters=100_000, **KEYS))
+    stopper.join()
+    stopped = torch.load("out/ckpt.pt", weights_only=True)["iter_num"]
+    assert f"stopped before iteration {stopped}; continue with the same command and --init_from=resume" in ran.err
+    assert list(train(words(max_iters=stopped + 3, init_from="resume", **KEYS)).losses) == list(range(stopped, stopped + 4))
+    found = losses(Path("out"))
+    assert all(found[step] == loss for step, loss in unbroken.items() if step in found) and len(found) == stopped + 4
+
+
+def test_a_kill_during_a_save_leaves_a_ckpt_pt_that_loads_and_a_run_that_goes_on(train, unbroken, work, ingot: Ingot):
+    keys = {**KEYS, "eval_interval": 1, "eval_iters": 1}
+    program = start(ingot, work, words(max_iters=100_000, **keys))
+    printed(program, "iter 5")
+    printed(program, "saving checkpoint to out", times=program.stdout.count("saving checkpoint") + 1)
+    program.kill()
+    assert "Overriding: max_iters = 100000" in program.stdout
+    reached = torch.load("out/ckpt.pt", weights_only=True)["iter_num"]
+    train(words(max_iters=reached + 3, init_from="resume", **keys))
+    found = losses(Path("out"))
+    assert reached >= 4 and all(found[step] == loss for step, loss in unbroken.items() if step in found)
+
+
+def test_a_ckpt_pt_that_a_kill_left_behind_its_checkpoint_is_brought_up_to_it(train):
+    train(words(max_iters=2, **KEYS))
+    old = Path("out/ckpt.pt").read_bytes()
+    train(words(max_iters=4, init_from="resume", **KEYS))
+    Path("out/ckpt.pt").write_bytes(old)
+    os.utime("out/ckpt.pt", (0, 0))  # as if killed after the checkpoint of iteration 5 and before its ckpt.pt
+    train(words(max_iters=4, init_from="resume", **KEYS))
+    assert torch.load("out/ckpt.pt", weights_only=True)["iter_num"] == 5
+
+
+def test_a_run_of_another_family_is_not_for_this_door(train):
+    from ingot import api
+
+    api.train(
+        model={"family": "llama", "layers": 1, "heads": 2, "width": 8},
+        data={"path": "data/words", "seq_len": 8},
+        training={"max_steps": 1, "tokens_per_step": 16, "output_dir": "out", "device": "cpu"},
+        artifact={"write": False},
+    )
+    assert "is a model of the family llama" in train(words(init_from="resume"), code=4).err
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."], ids=["plain", "compiled"])
+def test_a_ckpt_pt_without_its_run_restores_weights_optimizer_and_iteration(train, unbroken, prefix):
+    train(words(max_iters=4, **KEYS))
+    found = torch.load("out/ckpt.pt", weights_only=True)
+    del found["ingot"]
+    found["model"] = {prefix + name: value for name, value in found["model"].items()}
+    Path("foreign").mkdir()
+    torch.save(found, "foreign/ckpt.pt")
+    ran = train(words(out_dir="foreign", max_iters=11, init_from="resume", **KEYS))
+    assert "resuming from foreign/ckpt.pt at iteration 5" in ran.out
+    assert "does not hold the order of the data" in ran.err
+    assert "ingot" not in torch.load("foreign/earlier-1/ckpt.pt", weights_only=True)  # the original is kept
+    # With us the place in the data and the random numbers follow from the iteration, so nothing is lost after all.
+    assert {int(number): loss for number, loss in ran.losses.items()} == {
+        step - 1: f"{loss:.4f}" for step, loss in unbroken.items() if step > 5
+    }
+
+
+def test_a_smaller_block_size_crops_the_model_and_the_optimizer_s_memory(train):
+    train(words(max_iters=4, **KEYS))
+    before = torch.load("out/ckpt.pt", weights_only=True)
+    ran = train(words(max_iters=8, init_from="resume", block_size=8, **KEYS))
+    assert list(ran.losses) == [5, 6, 7, 8] and "data.seq_len was 16 and is 8" in ran.err
+    after = torch.load("out/ckpt.pt", weights_only=True)
+    assert after["model_args"]["block_size"] == 8 and after["model"]["transformer.wpe.weight"].shape == (8, 16)
+    kept = torch.load("out/earlier-1/ckpt.pt", weights_only=True)  # the uncropped one is not lost
+    assert torch.equal(kept["model"]["transformer.wpe.weight"], before["model"]["transformer.wpe.weight"])
+
+
+def test_a_larger_block_size_than_the_checkpoint_s_is_refused(train):
+    train(words(max_iters=4, **KEYS))
+    ran = train(words(max_iters=8, init_from="resume", block_size=32, **KEYS), code=2)
+    assert "block_size=32 is more than the 16 positions of out/checkpoints/step-00000005; give --block_size=16" in ran.err
+
+
+def test_the_shape_of_the_model_is_the_checkpoint_s_and_the_rest_the_command_line_s(train):
+    train(words(max_iters=4, **KEYS))
+    keys = {**KEYS, "dropout": 0.0, "batch_size": 2}
+    ran = train(words(max_iters=6, init_from="resume", n_layer=5, n_embd=32, bias=True, **keys))
+    found = torch.load("out/ckpt.pt", weights_only=True)
+    assert found["model_args"] == {
+        "n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 16, "bias": False, "vocab_size": 12, "dropout": 0.0
+    }  # fmt: skip
+    assert "model.dropout was 0.2 and is 0.0" in ran.err and "tokens per iteration will be: 64" in ran.out
+    assert list(ran.losses) == [5, 6]
+
+
+def test_a_ckpt_pt_that_was_brought_into_a_folder_is_what_is_resumed(train):
+    train(words(out_dir="mine", max_iters=4, **KEYS))
+    train(words(out_dir="other", max_iters=4, **{**KEYS, "batch_size": 3}))
+    shutil.copy("other/ckpt.pt", "mine/ckpt.pt")
+    ran = train(words(out_dir="mine", max_iters=4, init_from="resume", eval_only=True, **KEYS))
+    assert list(ran.evaluations) == [5]
+    expected = train(words(out_dir="other", max_iters=4, init_from="resume", eval_only=True, **KEYS))
+    assert ran.evaluations == expected.evaluations
+
+
+def test_a_finished_run_says_that_nothing_is_left_and_goes_on_when_there_is(train):
+    train(words(max_iters=4, **KEYS))
+    ran = train(words(max_iters=4, init_from="resume", **KEYS))
+    assert not ran.losses and "nothing is left to do" in ran.err
+    assert list(train(words(max_iters=5, init_from="resume", **KEYS)).losses) == [5]
+
+
+def test_a_damaged_ckpt_pt_alone_is_refused_in_a_sentence(train):
+    Path("out").mkdir()
+    Path("out/ckpt.pt").write_bytes(b"not a checkpoint")
+    ran = train(words(init_from="resume"), code=4)
+    assert "out/ckpt.pt" in ran.err and len(ran.err.splitlines()) == 1
+
+
+def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
+    from ingot.artifact.huggingface import write_gpt2
+    from ingot.backends.torch_state import model_records
+    from ingot.model.gpt2 import GPT2
+
+    section = {
+        "vocab_size": 50257,
+        "context": 32,
+        "layers": 1,
+        "heads": 2,
+        "width": 16,
+        "dropout": 0.0,
+        "bias": True,
+        "gelu": "tanh",
+    }
+    model = GPT2(**section)
+    write_gpt2(Path("small-gpt2"), model_records(model), {"family": "gpt2", "dropout": 0.0, **section}, None)
+    own = work / "own"
+    shutil.copytree(work / "data/words", own / "words")
+    Path("data").unlink()
+    Path("data").symlink_to(own)
+    (own / "words/meta.pkl").unlink()  # ids of GPT-2, as it were
+    keys = {"init_from": "small-gpt2", "max_iters": 2, "learning_rate": 0.0, "min_lr": 0.0, "weight_decay": 0.0}
+    ran = train(words(**keys))
+    found = torch.load("out/ckpt.pt", weights_only=True)
+    assert found["model_args"]["block_size"] == 16 and found["model_args"]["bias"] is True  # cropped, with biases
+    weight = found["model"]["transformer.h.0.mlp.c_fc.weight"]
+    assert torch.equal(weight, model.transformer.h[0].mlp.c_fc.weight)
+    assert found["ingot"]["gelu"] == "tanh"
+    resumed = train(words(**{**keys, "init_from": "resume", "max_iters": 4}))
+    assert list(resumed.losses) == [3, 4] and list(ran.losses) == [0, 1, 2]
+
+
+def test_two_ranks_under_torchrun_give_the_losses_of_one(train, work, ingot: Ingot):
+    keys = {**KEYS, "dropout": 0.0, "max_iters": 5, "backend": "gloo"}
+    train(words(out_dir="one", **keys))
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "train.py"))
+    two = ingot(*words(out_dir="two", **keys), command=(sys.executable, *launch), folder=work)
+    assert losses(work / "two") == pytest.approx(losses(work / "one"), abs=1e-5, rel=0)
+    assert two.stdout.count("tokens per iteration will be: 128") == 1 and two.stdout.count("iter 5:") == 1
+
+
+def test_what_every_rank_finds_wrong_is_said_once(train, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    assert "cannot be shared by 3 ranks; set it to 3" in train(words(gradient_accumulation_steps=2), code=2).err
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("ingot.doors.nanogpt.entry.PATIENCE_SECONDS", 0)
+    silent = train(words(gradient_accumulation_steps=2), code=2)
+    assert silent.err == silent.out == ""
+
+
+def start(ingot: Ingot, work: Path, arguments: list[str]) -> Any:
+    return ingot.start(*arguments, command=(sys.executable, str(ROOT / "train.py")), folder=work)
+
+
+def printed(program: Any, words: str, times: int = 1) -> None:
+    """Return when these words stand so often on stdout."""
+    deadline = time.monotonic() + PATIENCE
+    while program.stdout.count(words) < times:
+        assert program.process.poll() is None, f"it ended:\n{program.stderr}"
+        assert time.monotonic() < deadline, f"it never said {words!r}:\n{program.stdout[-500:]}"
+        time.sleep(0.001)

@@ -1,0 +1,216 @@
+"""train.py from its first line to its last: what it prints, what it leaves behind, what it refuses."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import EVALUATION, ITERATION, SMALL, words
+
+from ingot.doors.nanogpt import Session
+from ingot.errors import ConfigError
+
+
+def test_there_are_max_iters_and_one_iterations_and_evaluations_before_those_that_are_due(train):
+    ran = train(words(max_iters=9, eval_interval=4))
+    assert list(ran.losses) == list(range(10))
+    assert list(ran.evaluations) == [0, 4, 8]
+    lines = ran.out.splitlines()
+    place = {line.partition(":")[0]: number for number, line in enumerate(lines)}
+    assert place["iter 3"] < place["step 4"] < place["iter 4"]
+    assert lines[place["step 4"] + 1] == "saving checkpoint to out"
+    assert lines[place["step 0"] + 1].startswith("iter 0")  # nothing is saved before the first iteration
+
+
+def test_the_lines_are_those_that_people_search_for(train):
+    out = train(words()).out
+    assert "tokens per iteration will be: 128" in out.splitlines()
+    assert re.search(r"^number of parameters: 0\.01M$", out, re.M)
+    assert re.search(r"^num decayed parameter tensors: 10, with [\d,]+ parameters$", out, re.M)
+    assert all(ITERATION.fullmatch(line) for line in out.splitlines() if line.startswith("iter "))
+    assert all(EVALUATION.fullmatch(line) for line in out.splitlines() if line.startswith("step "))
+    assert "mfu is a part of 1 TFLOP/s, as mfu_peak says" in out
+
+
+def test_only_every_log_interval_th_iteration_is_printed(train):
+    assert list(train(words(log_interval=3)).losses) == [0, 3, 6]
+
+
+def test_the_first_losses_are_those_of_a_guess(train):
+    ran = train(words(max_iters=0))
+    train_loss, val_loss = map(float, ran.evaluations[0])
+    size = pickle.loads(Path("data/words/meta.pkl").read_bytes())["vocab_size"]
+    assert all(abs(loss - math.log(size)) < 0.1 for loss in (train_loss, val_loss, float(ran.losses[0])))
+
+
+def test_the_loss_falls(train):
+    ran = train(words(max_iters=60, lr_decay_iters=60, eval_interval=30))
+    assert float(ran.evaluations[60][1]) < float(ran.evaluations[0][1]) - 0.2
+
+
+def test_ckpt_pt_holds_what_nanogpt_s_does(train):
+    train(words(max_iters=9, eval_interval=4))
+    found = torch.load("out/ckpt.pt", weights_only=True)
+    assert found.keys() >= {"model", "optimizer", "model_args", "iter_num", "best_val_loss", "config"}
+    assert found["iter_num"] == 10 and found["config"]["n_embd"] == 16 and len(found["config"]) == 33
+    assert "transformer.h.1.mlp.c_proj.weight" in found["model"] and found["best_val_loss"].dim() == 0
+
+
+def test_with_always_save_checkpoint_off_ckpt_pt_stays_the_best(train):
+    # A learning rate that ruins the model: the first evaluation behind the start is better, then all are worse.
+    keys = {"learning_rate": 3e-3, "min_lr": 3e-3, "warmup_iters": 0, "eval_interval": 10}
+    first = train(words(max_iters=10, lr_decay_iters=1000, always_save_checkpoint=False, **keys))
+    best = torch.load("out/ckpt.pt", weights_only=True)
+    assert best["iter_num"] == 10 and float(best["best_val_loss"]) == pytest.approx(float(first.evaluations[10][1]), abs=1e-3)
+    ruin = {**keys, "learning_rate": 1.0, "min_lr": 1.0}
+    worse = train(words(init_from="resume", max_iters=30, lr_decay_iters=1000, always_save_checkpoint=False, **ruin))
+    assert all(float(val) > float(first.evaluations[10][1]) for _, val in worse.evaluations.values())
+    kept = torch.load("out/ckpt.pt", weights_only=True)
+    assert kept["iter_num"] == 10
+    assert torch.equal(kept["model"]["transformer.wte.weight"], best["model"]["transformer.wte.weight"])
+    assert Path("out/checkpoints/step-00000010").is_dir()  # the best of ours, beside the newest
+    assert max(path.name for path in Path("out/checkpoints").iterdir()) == "step-00000031"
+
+
+def test_a_new_run_sets_the_one_before_it_aside(train):
+    train(words())
+    before = Path("out/ckpt.pt").read_bytes()
+    ran = train(words(max_iters=3))
+    assert "the run that was in out is now in out/earlier-1" in ran.out
+    assert Path("out/earlier-1/ckpt.pt").read_bytes() == before
+    assert list(ran.losses) == [0, 1, 2, 3]
+    train(words(max_iters=3))
+    assert {path.name for path in Path("out").glob("earlier-*")} == {"earlier-1", "earlier-2"}
+
+
+def test_evaluating_only_writes_nothing_and_repeats_the_number_of_training(train, work):
+    ran = train(words(max_iters=8))
+    before = {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))}
+    for init_from, iteration in (("scratch", 0), ("resume", 9)):
+        found = train(words(eval_only=True, init_from=init_from))
+        assert list(found.evaluations) == [iteration] and not found.losses
+        if init_from == "scratch":
+            assert found.evaluations[0] == ran.evaluations[0]
+    assert {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))} == before
+
+
+def test_a_run_of_this_door_is_a_run_folder_of_ours(train):
+    from ingot import api
+
+    train(words(max_iters=9))
+    assert len(api.load("out", device="cpu").generate("ab", tokens=10)) == 12
+    lines = Path("out/metrics.jsonl").read_text().splitlines()
+    assert sum('"kind": "train"' in line for line in lines) == 10
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "says"),
+    [
+        ({"dataset": "nothing"}, 3, "there is no data of dataset=nothing in data/nothing"),
+        ({"init_from": "resume"}, 4, "there is no out/ckpt.pt"),
+        ({"init_from": "gpt5"}, 2, "gpt5"),
+        ({"block_size": 5000}, 3, "too few for rows of block_size=5,000"),
+        ({"device": "abacus"}, 2, "device=abacus is no device"),
+        ({"eval_interval": 0}, 2, "eval_interval=0 must be 1 or more"),
+        ({"out_dir": "data/words/train.bin/x"}, 4, "cannot write"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(train, keys, code, says):
+    ran = train(words(**keys), code=code)
+    assert says in ran.err and len(ran.err.splitlines()) == 1 and ran.err.startswith("train.py: error: ")
+    assert not Path("out").exists() or not any(Path("out").iterdir())
+
+
+def test_a_meta_pkl_that_runs_something_is_refused(train, work):
+    class Evil:
+        def __reduce__(self):
+            return Path.touch, (work / "ran",)
+
+    Path("own/data/evil").mkdir(parents=True)
+    for split in ("train", "val"):
+        Path(f"own/data/evil/{split}.bin").write_bytes(bytes(2000))
+    Path("own/data/evil/meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "stoi": Evil()}))
+    Path("data").unlink()
+    Path("data").symlink_to("own/data")
+    assert "is refused" in train(words(dataset="evil"), code=3).err
+    assert not (work / "ran").exists()
+
+
+def test_a_folder_that_ingot_prepared_does_as_data_too(train, work, tmp_path):
+    from ingot.data.prepare import prepare
+
+    Path("text.txt").write_text("to be or not to be\n" * 200)
+    Path("data").unlink()
+    prepare([Path("text.txt")], Path("data/bytes"), "byte")
+    ran = train(words(dataset="bytes"))
+    assert "with vocab_size 260" in ran.out and float(ran.evaluations[0][1]) == pytest.approx(math.log(260), abs=0.1)
+
+
+def test_another_process_in_the_folder_is_respected(train):
+    from ingot.runs.lock import RunLock
+
+    train(words())
+    before = {path.name for path in Path("out").iterdir()}
+    with RunLock(Path("out")):
+        for init_from in ("scratch", "resume"):
+            assert "is in use" in train(words(init_from=init_from, max_iters=12), code=1).err
+    assert {path.name for path in Path("out").iterdir()} == before
+
+
+def test_a_disk_that_is_full_is_told_and_ends_with_an_error(train, monkeypatch):
+    from ingot.doors.nanogpt import checkpoint
+    from ingot.errors import CheckpointError
+
+    def full(*arguments: object) -> None:
+        raise CheckpointError("out/ckpt.pt cannot be written: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_ckpt", full)
+    ran = train(words(), code=4)
+    assert list(ran.losses) == list(range(9))  # training went on
+    assert "training goes on and the next save tries again" in ran.err
+
+
+def test_a_session_gives_batches_of_the_data_with_targets_one_further(work):
+    session = Session({**SMALL, "batch_size": 3})
+    data = torch.frombuffer(bytearray(Path("data/words/val.bin").read_bytes()), dtype=torch.uint16).long()
+    windows = data.unfold(0, 17, 1)
+    for _ in range(3):
+        x, y = session.get_batch("val")
+        assert x.shape == y.shape == (3, 16) and x.dtype == y.dtype == torch.int64
+        for row in torch.cat([x, y[:, -1:]], dim=1):
+            assert (windows == row).all(dim=1).any()
+        assert torch.equal(x[:, 1:], y[:, :-1])
+    assert not torch.equal(session.get_batch("train")[0], session.get_batch("train")[0])
+
+
+def test_the_batches_of_a_session_are_those_of_training(train):
+    ran = train(words(max_iters=0))
+    session = Session(SMALL)
+    with torch.no_grad():
+        losses = [float(session.model(*session.get_batch("train"))[1]) for _ in range(SMALL["gradient_accumulation_steps"])]
+    assert f"{sum(losses) / len(losses):.4f}" == ran.losses[0]
+
+
+def test_a_session_estimates_losses_and_leaves_the_model_in_its_mode(work):
+    session = Session(SMALL, dropout=0.5)
+    first, second = session.estimate_loss(), session.estimate_loss()
+    assert first.keys() == {"train", "val"} and first == second and session.model.training
+    assert float(first["val"]) == pytest.approx(math.log(session.model.config.vocab_size), abs=0.1)
+
+
+def test_a_session_knows_the_learning_rate(work):
+    rates = [Session(SMALL).get_lr(it) for it in range(12)]
+    assert rates[0] == pytest.approx(1e-2 / 3) and rates[2] == pytest.approx(1e-2) and rates[11] == pytest.approx(1e-3)
+    assert all(later < before for before, later in pairwise(rates[2:9]))
+
+
+def test_a_session_refuses_keys_and_splits_it_does_not_know(work):
+    with pytest.raises(ConfigError, match="unknown key batch_siz"):
+        Session(batch_siz=3)
+    with pytest.raises(ConfigError, match="there is no split 'test'"):
+        Session(SMALL).get_batch("test")
