@@ -52,7 +52,7 @@ def ours(tokenizer: str) -> Callable[[Path, Path], int]:
     """What `ingot data prepare` does."""
 
     def run(source: Path, output: Path) -> int:
-        summary = prepare([source], output, tokenizer, val_fraction=0, val_documents=0)
+        summary = prepare([source], output, tokenizer, val_documents=0)
         return sum(split.tokens for split in summary.splits.values())
 
     return run

@@ -3,7 +3,13 @@
 import sys
 from pathlib import Path
 
-from ingot.doors.golf_data import cached_challenge_fineweb
+try:
+    from ingot.doors.golf_data import cached_challenge_fineweb
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"cached_challenge_fineweb.py: {missing.name} is not installed here: "
+        "run `make train` once and use .venv/bin/python, or pip install -e ."
+    )
 
 if __name__ == "__main__":
     sys.exit(cached_challenge_fineweb(sys.argv[1:], Path(__file__).resolve().parent))

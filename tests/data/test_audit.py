@@ -238,9 +238,37 @@ def test_documents_that_do_not_start_at_their_marks_are_found(folder):
     starts = np.fromfile(path, "<u8")
     starts[2] += 3
     path.write_bytes(starts.tobytes())
+    edit(folder, lambda record: record["splits"]["val"].pop("document_index_sha256"), sign=False)  # as in older folders
     (finding,) = audit(folder).findings
     assert finding.code == "document-marks" and finding.place == f"token {starts[2] - 3:,}"
     assert "1 starts have no mark and 1 marks are no start" in finding.problem
+
+
+def test_an_index_with_a_moved_start_is_found_where_no_mark_tells(tmp_path):
+    folder = prepare(tmp_path / "set", tokenizer=CharTokenizer("".join(TRAIN + VAL)))
+    starts = np.fromfile(folder / "val.index", "<u8")
+    starts[2] += 3
+    (folder / "val.index").write_bytes(starts.tobytes())
+    (finding,) = audit(folder).findings
+    assert (finding.code, finding.file) == ("document-index", str(folder / "val.index"))
+    assert "is not what was written" in finding.problem
+
+
+def test_a_folder_from_before_indexes_had_checksums_is_the_same_data_and_whole(folder):
+    before = audit(folder).fingerprint
+    for split in ("train", "val"):
+        edit(folder, lambda record, split=split: record["splits"][split].pop("document_index_sha256"), sign=False)
+    assert (audit(folder).findings, audit(folder).fingerprint) == ([], before)
+
+
+def test_a_vocabulary_that_folds_its_own_text_too_much_is_not_called_the_wrong_one(tmp_path):
+    spaced = [one.replace(" ", "  ") for one in ["The cats " * 30, "that cat " * 30]]
+    folder = prepare(tmp_path / "set", spaced[:1], spaced[1:], toy_sentencepiece())
+    found = [finding for finding in audit(folder).findings if finding.code == "byte-count"]
+    assert len(found) == 2
+    for finding in found:
+        assert "bits per byte by the text stay right" in finding.advice and "--byte-gap" in finding.advice
+        assert "that made the tokens" not in finding.advice
 
 
 def test_a_mark_inside_a_document_is_found(folder):

@@ -190,6 +190,29 @@ def test_tokens_that_are_not_in_the_vocabulary_are_refused_and_nothing_is_left(t
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.parametrize("format", ["shards", "nanogpt", "gpt-simple"])
+def test_a_tokenizer_that_did_not_make_the_tokens_is_refused_and_nothing_is_left(tmp_path, format):
+    (tmp_path / "toy.model").write_bytes(sentencepiece_file())
+    right = SentencePieceTokenizer(sentencepiece_file())
+    prepared(tmp_path / "in", right, ["The cat that cats teach A cat " * 9] * 5, ["A cat that teach " * 9])
+    convert(open_source(tmp_path / "in"), tmp_path / "tokens", format)
+    (tmp_path / "tokens/meta.pkl").unlink(missing_ok=True)
+    message = f"the gpt2 tokenizer did not make the tokens of {tmp_path / 'tokens'}"
+    refused(message, convert, open_source(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer="gpt2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "tokens", "toy.model"]
+    convert(open_source(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer=str(tmp_path / "toy.model"))
+    assert texts(tmp_path / "out") == texts(tmp_path / "in")
+
+
+def test_a_meta_that_lists_no_characters_must_have_as_many_ids_as_the_tokenizer(tmp_path):
+    prepared(tmp_path / "in", ByteTokenizer(), ["some text"] * 3)
+    convert(open_source(tmp_path / "in"), tmp_path / "tokens", "nanogpt")
+    tokens = open_source(tmp_path / "tokens")
+    refused("says vocab_size 260 and the gpt2", convert, tokens, tmp_path / "out", "ingot", tokenizer="gpt2")
+    convert(open_source(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer="byte")
+    assert texts(tmp_path / "out") == texts(tmp_path / "in")
+
+
 def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
     source = nanogpt(tmp_path / "in", 5)
     refused(

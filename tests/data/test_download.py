@@ -18,6 +18,7 @@ from ingot.data.download import Progress, download
 from ingot.data.download_manifest import dataset_name, plan_files
 from ingot.data.pairing import check_tokenizer_pair
 from ingot.data.shards import HEADER_INTS, MAGIC, VERSION
+from ingot.doors.cli.data_download import _summary
 from ingot.errors import ConfigError, DataError
 
 ROOT = Path(ingot.__file__).parents[2]
@@ -104,6 +105,7 @@ def test_the_first_train_shards_all_of_validation_and_the_tokenizer_arrive(folde
     assert (result.files, result.fetched_files) == (5, 5)
     assert result.fetched_bytes == sum(len(folder.files[f"datasets/{name}"]) for name in WANTED[:-1])
     assert (result.repo, result.commit, result.dataset) == (REPO, folder.commit, str(folder / SETS))
+    assert _summary(result).endswith(f"train on it with: ingot train --recipe demo --data.path {folder / SETS}")
     assert result.tokenizer == [str(folder / MODEL), str(folder / VOCAB)]
 
 
@@ -453,6 +455,29 @@ def test_a_manifest_of_unknown_origin_is_kept_beside(folder):
     assert folder.is_whole()
     assert (folder / "manifest.previous.json").read_text() == '{"mine": 1}'
     assert folder.said("the one that was here is kept as manifest.previous.json")
+
+
+def test_a_data_set_of_ones_own_is_not_overwritten(folder):
+    (folder / SETS).mkdir(parents=True)
+    for name in ("dataset.json", "fineweb_train_000000.bin"):
+        (folder / SETS / name).write_text("mine")
+    with pytest.raises(DataError, match="is not overwritten by a download; choose another output"):
+        folder()
+    assert folder.names() == {f"{SETS}/dataset.json", TRAIN.format(0), ".download.lock"}
+    assert (folder / TRAIN.format(0)).read_text() == "mine"
+
+
+def test_a_tokenizer_of_ones_own_is_not_overwritten_and_one_that_was_downloaded_is_mended(folder):
+    (folder / MODEL).parent.mkdir(parents=True)
+    (folder / MODEL).write_text("mine")
+    with pytest.raises(DataError, match="no download brought it, so it is not overwritten"):
+        folder()
+    assert folder.names() == {MODEL, ".download.lock"} and (folder / MODEL).read_text() == "mine"
+    (folder / MODEL).unlink()
+    folder()
+    (folder / MODEL).write_text("damaged")
+    folder()
+    assert folder.is_whole()
 
 
 def test_a_refused_request_leaves_the_manifest_as_it_was(folder):

@@ -1,13 +1,16 @@
+import json
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_tokenizers import sentencepiece_file
+from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.data.foreign import open_foreign
+from ingot.data.formats.meta import meta_bytes
 from ingot.data.samples import open_dataset
 from ingot.data.shards import write_shard
+from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 
 
@@ -86,3 +89,81 @@ def test_another_tokenizer_than_the_characters_is_refused(tmp_path):
 def test_a_folder_of_neither_kind_is_told_as_before(tmp_path):
     with pytest.raises(DataError, match=r"has no dataset\.json"):
         open_dataset(str(tmp_path))
+
+
+# Which tokenizer made them
+
+TEXT = "The cat that cats teach. A cat, that the cats teach; that A cat. " * 40
+
+
+def other_vocabulary(folder: Path) -> Path:
+    """A folder of nanoGPT's with a meta.pkl that lists no single characters, as `ingot data convert` writes it for bytes."""
+    nanogpt(folder, ByteTokenizer().encode_document(TEXT).tolist(), None)
+    (folder / "meta.pkl").write_bytes(meta_bytes(ByteTokenizer()))
+    return folder
+
+
+@pytest.fixture
+def text_shards(tmp_path):
+    """Shards of a SentencePiece vocabulary where a download puts them, and the tokenizer."""
+    folder = tmp_path / "datasets/fineweb10B_toy"
+    folder.mkdir(parents=True)
+    for name in ("train_000000", "val_000000"):
+        write_shard(folder / f"fineweb_{name}.bin", toy_sentencepiece().encode_document(TEXT))
+    (tmp_path / "tokenizers").mkdir()
+    (tmp_path / "tokenizers/toy.model").write_bytes(sentencepiece_file())
+    return folder
+
+
+def test_a_meta_that_is_not_understood_needs_the_tokenizer_to_be_named(tmp_path):
+    folder = other_vocabulary(tmp_path / "d")
+    with pytest.raises(DataError, match=r"260 ids that are no single characters; name what made them with data\.tokenizer"):
+        open_dataset(str(folder))
+    assert open_dataset(str(folder), "byte").tokenizer.kind == "byte"
+
+
+def test_a_meta_with_another_number_of_ids_than_the_tokenizer_is_refused(tmp_path):
+    with pytest.raises(DataError, match="says vocab_size 260 and the gpt2 tokenizer has 50,257"):
+        open_dataset(str(other_vocabulary(tmp_path / "d")), "gpt2")
+
+
+def test_a_tokenizer_that_did_not_make_the_shards_is_refused(text_shards, tmp_path):
+    assert open_foreign(text_shards, str(tmp_path / "tokenizers/toy.model")) is not None
+    with pytest.raises(DataError, match="are not those that their text has in the tokenizer"):
+        open_foreign(text_shards, "gpt2")
+
+
+def test_a_folder_of_nanogpt_without_meta_is_not_taken_for_gpt2s_if_it_is_not(tmp_path):
+    folder = nanogpt(tmp_path / "d", ByteTokenizer().encode_document(TEXT).tolist(), None)
+    with pytest.raises(DataError, match="name the one that made them"):
+        open_dataset(str(folder))
+
+
+@pytest.mark.parametrize("place", [0, 3000, 5999])
+def test_ids_outside_the_vocabulary_are_found_in_every_file(tmp_path, place):
+    for number in range(40):
+        tokens = np.full(6000, 100, np.uint16)
+        tokens[place] = 300 if number == 33 else 100
+        write_shard(tmp_path / f"fineweb_train_{number:06d}.bin", tokens)
+    with pytest.raises(DataError, match=r"fineweb_train_000033\.bin holds token 300, outside the 260 ids"):
+        open_foreign(tmp_path, "byte")
+
+
+def listed(folder: Path, **tokenizer: str) -> None:
+    dataset = {"name": folder.name, "tokenizer_name": "toy"}
+    (folder.parents[1] / "manifest.json").write_text(
+        json.dumps({"datasets": [dataset], "tokenizers": [{"name": "toy", **tokenizer}]})
+    )
+
+
+def test_downloaded_shards_need_no_tokenizer_to_be_named(text_shards):
+    listed(text_shards, model_path="tokenizers/toy.model")
+    assert open_dataset(str(text_shards)).tokenizer.kind == "sentencepiece"
+
+
+@pytest.mark.parametrize("path", ["tokenizers/other.model", "../toy.model", "/etc/hostname", ""])
+def test_a_manifest_whose_tokenizer_is_not_in_its_folder_says_nothing(text_shards, path):
+    listed(text_shards, model_path=path)
+    (text_shards.parents[2] / "toy.model").write_bytes(sentencepiece_file())
+    with pytest.raises(DataError, match=r"does not say their tokenizer"):
+        open_dataset(str(text_shards))

@@ -3,7 +3,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from golf_kit import TEXTS, THREE, Folder, Repository, byte_ids, forget_user, lines, sidecar
+from golf_kit import REPO, TEXTS, THREE, Folder, Repository, byte_ids, forget_user, lines, sidecar
 from hub_server import serving
 
 from ingot.data.golf_export import Settings
@@ -67,6 +67,36 @@ def test_a_sidecar_whose_numbers_are_none_is_refused(repository, key, value):
     repository.commit(DOCS, json.dumps({**json.loads(sidecar(DOCS)), key: value}).encode())
     with pytest.raises(DataError, match=f"says {key}={value!r}, which is no number of documents"):
         repository(val_documents=None)
+
+
+def test_documents_without_text_are_refused_without_an_option_that_the_script_has_not(repository):
+    repository.commit(b'{"content": "a"}\n')
+    with pytest.raises(DataError, match=r"no field 'text'; fields found: 'content'$"):
+        repository(val_documents=0)
+
+
+def offline(repository):
+    hub = repository.hub()
+    hub.offline = True
+    return hub
+
+
+def test_offline_the_repository_is_named_only_if_the_text_is_known_to_be_its_own(repository):
+    repository.commit(DOCS, sidecar(DOCS))
+    repository()
+    assert repository.out(hub=offline(repository)).manifest["docs_meta"]["remote_repo_id"] == REPO
+    (repository.out / "docs_selected.jsonl").write_bytes(lines(["my own"]))
+    (repository.out / "docs_selected.source_manifest.json").unlink()
+    assert repository.out(hub=offline(repository)).manifest["docs_meta"]["remote_repo_id"] is None
+
+
+def test_offline_documents_of_a_commit_in_the_cache_are_found(repository, monkeypatch):
+    repository.commit(DOCS, sidecar(DOCS))
+    repository()
+    for name in ("docs_selected.jsonl", "docs_selected.source_manifest.json"):
+        (repository.out / name).unlink()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert repository.out(hub=repository.hub()).manifest["num_docs"] == 3
 
 
 def test_a_repository_without_documents_is_named_with_the_path(repository):

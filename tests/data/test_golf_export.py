@@ -240,6 +240,16 @@ def test_an_export_killed_between_two_renames_has_lost_nothing(folder):
     assert folder.content() == before
 
 
+def test_downloaded_shards_and_tokenizers_are_not_replaced_without_a_word(folder):
+    folder()
+    assert not folder.said("replaced")
+    (folder / "datasets/fineweb10B_byte260/dataset.json").unlink()
+    (folder / "tokenizers/fineweb_pure_byte_260.json").write_text("{}")
+    folder()
+    assert folder.said("holds shards that were not made here, but downloaded perhaps; they are replaced")
+    assert folder.said("fineweb_pure_byte_260.json was another tokenizer and is replaced")
+
+
 def test_a_file_where_the_folder_belongs_is_not_touched(folder):
     (folder / "datasets").mkdir()
     (folder / "datasets/fineweb10B_byte260").write_text("mine")
@@ -275,8 +285,8 @@ def test_the_manifest_has_golfs_schema_with_paths_below_the_output(folder):
     ]  # fmt: skip
     assert (manifest["version"], manifest["num_docs"], manifest["num_val_docs"], manifest["shard_size"]) == ("10B", 60, 1, 5)
     assert manifest["docs_meta"] == {
-        "remote_repo_id": REPO,
-        "remote_root": "datasets",
+        "remote_repo_id": None,
+        "remote_root": None,
         "num_docs": 60,
         "docs_sha256": hashlib.sha256((folder / "docs_selected.jsonl").read_bytes()).hexdigest(),
         "source_manifest": None,

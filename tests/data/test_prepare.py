@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stopping import stop_behind, take_small_steps
-from toy_tokenizers import llama_config, sentencepiece_file, shared
+from toy_tokenizers import llama_config, sentencepiece_file, shared, toy_sentencepiece
 
 import ingot.data.prepare as prepare_module
 from ingot.data.audit import Limits, audit
 from ingot.data.dataset import Dataset
+from ingot.data.encoding import encode_block
 from ingot.data.holdout import hold_out_ends, spread_documents
 from ingot.data.prepare import prepare
 from ingot.data.sources import WHAT
@@ -294,6 +295,7 @@ def test_something_must_be_left_to_train_on(tmp_path, text, settings):
     [
         {"val_fraction": 1},
         {"val_fraction": -0.1},
+        {"val_fraction": 0.2, "val_documents": 3},
         {"val_fraction": float("nan")},
         {"val_documents": -1},
         {"shard_tokens": 0},
@@ -366,6 +368,49 @@ def test_a_folder_with_anything_else_is_never_replaced(tmp_path, text, beside):
     with pytest.raises(DataError, match=r"holds thesis.tex, .* never replaced"):
         prepare([text], tmp_path / "out", "byte", overwrite=True)
     assert (tmp_path / "out/thesis.tex").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train/story.txt", "val/story.txt"],
+        ["dataset.json", "train/story.txt"],
+        ["dataset.json", "train/web"],
+        ["dataset.json", "val"],
+        ["train/web/00000.bin"],
+        ["meta.pkl"],
+        ["train_000000.bin"],
+        ["train/web/00000.idx", "train/web/notes.idx"],
+    ],
+)
+def test_files_of_somebodys_own_are_never_replaced_wherever_they_lie(tmp_path, text, names):
+    for name in names:
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(DataError, match="is never replaced"):
+        prepare([text], tmp_path / "out", "byte", overwrite=True)
+    assert all((tmp_path / "out" / name).read_text() == "mine" for name in names)
+
+
+def test_a_link_inside_the_output_to_a_folder_is_not_replaced(tmp_path, text):
+    prepare([text], tmp_path / "out", "byte")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "out/train").symlink_to(tmp_path / "mine")
+    with pytest.raises(DataError, match=r"holds train, .* never replaced"):
+        prepare([text], tmp_path / "out", "byte", overwrite=True)
+    assert (tmp_path / "out/train").is_symlink()
+
+
+def test_a_replacement_killed_between_its_two_renames_has_lost_nothing(tmp_path, text, caplog):
+    prepare([text], tmp_path / "out", "byte")
+    before = contents(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / ".out.partial-0123abcd-old")
+    (tmp_path / ".out.partial-0123abcd").mkdir()
+    with pytest.raises(DataError, match="exists; replace it with --force"):
+        prepare([text], tmp_path / "out", "char")
+    assert contents(tmp_path / "out") == before
+    assert "out is back" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out"]
 
 
 def test_a_file_in_the_place_of_the_output_is_refused(tmp_path, text):
@@ -531,6 +576,20 @@ def test_work_without_a_point_to_go_on_from_begins_anew(tmp_path, whole):
     assert contents(tmp_path / "out") == whole
 
 
+def test_inputs_may_be_named_another_way_when_killed_work_goes_on(tmp_path, whole, monkeypatch):
+    killed(tmp_path, 15)
+    monkeypatch.chdir(tmp_path)
+    summary = prepare([Path("corpus/../corpus")], Path("out"), "byte", shard_tokens=1000)
+    assert summary.continued_documents > 0
+    assert Dataset.open("out").fingerprint == Dataset.open("whole").fingerprint
+
+
+def test_kept_work_that_is_removed_is_named_with_the_reason(tmp_path, whole, caplog):
+    partial = killed(tmp_path, 15)
+    prepare_corpus(tmp_path, val_fraction=0.2)
+    assert f"removing {partial}" in caplog.text and "other work (what is held out differed)" in caplog.text
+
+
 def touch_input(tmp_path, partial):
     (tmp_path / "corpus/c.csv").write_text("text\nother\n")
 
@@ -637,3 +696,48 @@ def test_two_processes_at_the_same_work_do_not_disturb_each_other(tmp_path, whol
     assert summaries[0].continued_documents == 0
     assert contents(tmp_path / "out") == whole
     assert not list(tmp_path.glob(".out.partial-*"))
+
+
+# Large documents
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process's memory is read from /proc")
+@pytest.mark.parametrize("shard_tokens", [100_000_000, 3_000_000])
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_a_large_file_takes_a_few_times_its_size_in_memory(tmp_path, tokenizer, shard_tokens):
+    size = 24_000_000
+    (tmp_path / "in.txt").write_text("all work and no play \U0001f600\n" * (size // 27), encoding="utf-8")
+    program = (
+        "import re, sys; from pathlib import Path; from ingot.data.prepare import prepare\n"
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        "prepare([Path('small.txt')], Path('small'), sys.argv[1]); before = peak()\n"
+        "prepare([Path('in.txt')], Path('out'), sys.argv[1], shard_tokens=int(sys.argv[2])); print((peak() - before) * 1024)"
+    )
+    (tmp_path / "small.txt").write_text("all work " * 500_000)
+    environment = {**os.environ, "PYTHONPATH": str(Path(prepare_module.__file__).parents[2])}
+    command = [sys.executable, "-c", program, tokenizer, str(shard_tokens)]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 6 * size
+
+
+@given(st.text(max_size=60), st.floats(0, 0.99), st.integers(1, 9))
+def test_utf8_is_cut_where_its_characters_are(text, fraction, part):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ingot.data.holdout.PART_BYTES", part)
+        data = text.encode("utf-8", "ignore")
+        found = [(split, piece.decode()) for split, piece in hold_out_ends([data], fraction)]
+    assert found == list(hold_out_ends([data.decode()], fraction))
+
+
+@given(st.lists(st.text("The cats teach", min_size=1, max_size=40), min_size=1, max_size=8), st.integers(1, 30))
+def test_bytes_are_counted_the_same_in_parts_of_any_size(texts, part):
+    tokenizer = toy_sentencepiece()
+    whole = encode_block(tokenizer, texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ingot.data.encoding.PART_TOKENS", part)
+        assert encode_block(tokenizer, texts).piece_bytes.tolist() == whole.piece_bytes.tolist()
+
+
+def test_a_tokenizer_that_is_not_there_is_noticed_before_the_input_is_looked_for(tmp_path):
+    with pytest.raises(ConfigError, match="unknown tokenizer 'gtp2'"):
+        prepare([Path("hf:nobody/nothing")], tmp_path / "out", "gtp2")

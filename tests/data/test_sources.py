@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.data.sources import count_documents, file_bytes, find_files, is_text, read_documents
-from ingot.data.sources.hub import select
+from ingot.data.sources.hub import commits, select
 from ingot.errors import ConfigError, DataError
 
 PACK = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -45,6 +45,27 @@ def refused(path, field="text", error=DataError):
         read(path, field)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_linked_folders_are_searched_once_and_links_to_nowhere_are_told(tmp_path):
+    for name in ("in/b/b.txt", "elsewhere/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        put(tmp_path / name, "text")
+    for link, to in (("a.txt", "nowhere.txt"), ("b/up", ".."), ("linked", "../elsewhere"), ("twice", "../elsewhere")):
+        (tmp_path / "in" / link).symlink_to(to)
+    files, ignored = find_files([tmp_path / "in"])
+    assert [path.relative_to(tmp_path / "in").as_posix() for path in files] == ["b/b.txt", "linked/c.txt"]
+    assert ignored == [tmp_path / "in/a.txt"]
+
+
+def test_the_commit_of_a_dataset_is_known_by_the_place_of_its_files():
+    cached = Path("/cache/datasets--org--name/snapshots") / ("0a" * 20) / "data/a.parquet"
+    assert commits([cached, Path("b.txt")]) == {"org/name": "0a" * 20}
+
+
+def test_what_looks_like_a_dataset_of_the_hub_is_told_how_to_be_written():
+    with pytest.raises(DataError, match="a dataset on the hub is written hf:org/name"):
+        find_files([Path("org/name")])
 
 
 def test_a_folder_is_searched_to_the_bottom_in_sorted_order(tmp_path):
@@ -110,7 +131,7 @@ def test_another_text_field_can_be_named(tmp_path):
         ('{"body": 1, "id": 2}', "no field 'text'; fields found: 'body', 'id'; name the right one with --text-field"),
         ("{}", "no field 'text'; fields found: none"),
         ('{"text": 3}', "field 'text' is not a string but int"),
-        ('{"text": null}', "field 'text' is not a string but NoneType"),
+        ('{"text": null}', "field 'text' is null, which is no text"),
         ('{"text": "\\ud800"}', "field 'text' holds half a surrogate pair"),
     ],
 )
@@ -320,7 +341,7 @@ def test_every_row_of_a_parquet_file_is_a_document(tmp_path):
 
 def test_what_is_wrong_in_a_parquet_file_is_named(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", "b", None])
-    assert refused(path).startswith(f"{path}, row 3: field 'text' is not a string but NoneType")
+    assert refused(path).startswith(f"{path}, row 3: field 'text' is null, which is no text")
     assert "no column 'body'; columns found: 'id', 'text'" in refused(path, "body")
     whole = path.read_bytes()
     for damaged in (b"", b"PAR1", whole[:-20], whole[: len(whole) // 2]):

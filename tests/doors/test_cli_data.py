@@ -73,6 +73,31 @@ def test_every_option_reaches_the_preparation(ingot, tmp_path):
     assert result["splits"]["val"]["bytes"] == 6
 
 
+def test_without_validation_the_printed_command_does_not_evaluate(ingot, text, tmp_path):
+    last = prepare(ingot, text, tmp_path / "out", "--val-fraction", "0").stdout.splitlines()[-1]
+    assert last.endswith(f"--data.path {tmp_path / 'out'} --evaluation.every 0 --evaluation.at_start false")
+
+
+def test_files_that_a_shell_wrote_behind_one_input_are_told_how_to_be_given(ingot, text, tmp_path):
+    result = prepare(ingot, text, tmp_path / "out", "b.txt", "c.txt")
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith("b.txt stands alone; give --input again in front of each file")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_negative_number_of_ids_can_be_listed(ingot, text, tmp_path):
+    prepare(ingot, text, tmp_path / "out")
+    assert ingot("data", "inspect", tmp_path / "out", "--top", "-1").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["cached_challenge_fineweb.py", "download_hf_docs_and_tokenize.py"])
+def test_outside_the_environment_a_script_of_golf_says_in_one_line_how_to_get_in(name):
+    script = Path(package.__file__).parents[2] / "data" / name
+    ran = subprocess.run([sys.executable, "-S", "-E", script], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "pip install -e ." in ran.stderr and len(ran.stderr.splitlines()) == 1
+
+
 def test_several_inputs_are_one_dataset(ingot, text, tmp_path):
     (tmp_path / "more.txt").write_text("abc")
     result = prepare(ingot, text, tmp_path / "out", "--input", tmp_path / "more.txt", "--json")

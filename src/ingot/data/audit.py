@@ -17,7 +17,7 @@ from ingot.data.audit_counts import count_tokens, read_index, starts_by_marks
 from ingot.data.audit_folder import AuditSplit, Finding, Folder, Starts, open_folder
 from ingot.data.audit_overlap import Match, Side, find_overlap
 from ingot.data.dataset import AGAIN, MANIFEST
-from ingot.data.shards import TOKEN_BYTES
+from ingot.data.shards import TOKEN_BYTES, file_sha256
 from ingot.errors import ConfigError
 
 CODES = {
@@ -198,9 +198,11 @@ def _index(split: AuditSplit, findings: list[Finding]) -> Starts | None:
     """The document index, where there is one that fits the shards."""
     if split.record is None:
         return None
-    found = read_index(split)
+    found, path, told = read_index(split), split.folder / split.record.document_index, split.record.document_index_sha256
+    if not isinstance(found, str) and told is not None and file_sha256(path) != told:
+        found = "is not what was written: documents begin elsewhere"
     if isinstance(found, str):
-        findings.append(Finding("document-index", str(split.folder / split.record.document_index), found, AGAIN))
+        findings.append(Finding("document-index", str(path), found, AGAIN))
         return None
     return found if split.whole and split.tokens == split.record.tokens else None
 

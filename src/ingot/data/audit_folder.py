@@ -22,12 +22,13 @@ from ingot.data.dataset import AGAIN, MANIFEST, SPLITS, Dataset, Manifest, Shard
 from ingot.data.formats import detect
 from ingot.data.formats.base import Stream
 from ingot.data.formats.shard_files import NO_TOKENS, VALIDATION, WIDE_MAGIC, WIDE_VERSION, open_tokens
+from ingot.data.pairing import MANIFEST as PUBLISHED
+from ingot.data.pairing import listed_dataset, paired_tokenizer
 from ingot.data.shards import HEADER_BYTES, MAGIC, TOKEN_BYTES, VERSION
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
 from ingot.errors import ConfigError, DataError
 
 HEADERS = {MAGIC: (VERSION, TOKEN_BYTES), WIDE_MAGIC: (WIDE_VERSION, 2 * TOKEN_BYTES)}
-PUBLISHED = "manifest.json"
 Starts = NDArray[np.int64]  # where documents begin, and behind them the end of the last
 
 
@@ -186,15 +187,15 @@ def _bare(path: Path, shards: list[Path], name: str | None, findings: list[Findi
         raise ConfigError(f"{path} does not say what its tokens stand for; give --tokenizer (gpt2, a .model, tokenizer.json)")
     opened = {one: _open_tokenizer(folder, one) for one in (name, known) if one}
     folder.tokenizer = opened.get(name or known or "")
-    if name and known and (mine := opened[name]) and (told := opened[known]) and mine.fingerprint() != told.fingerprint():
+    if name and known and (mine := opened[name]) and (its := opened[known]) and mine.fingerprint() != its.fingerprint():
         problem = f"was made with {known} by its {PUBLISHED}, and {name} is another tokenizer"
         folder.findings.append(Finding("tokenizer-mismatch", str(path), problem, f"give --tokenizer {known}"))
     for split in SPLITS:
         paths = [shard for shard in shards if bool(VALIDATION.search(shard.stem.lower())) == (split == "val")]
         if paths:
             complete = stats.get(f"files_{split}") == len(paths)
-            listed = stats.get(f"docs_{split}") if complete else None
-            folder.splits[split] = _split(folder, split, paths, listed=listed if isinstance(listed, int) else None)
+            told = stats.get(f"docs_{split}") if complete else None
+            folder.splits[split] = _split(folder, split, paths, listed=told if isinstance(told, int) else None)
     return folder
 
 
@@ -207,19 +208,11 @@ def _open_tokenizer(folder: Folder, name: str) -> Tokenizer | None:
 
 
 def _published(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """The tokenizer and the counts that the manifest.json of published data gives for a folder of it, if it does."""
-    folder = Path(os.path.abspath(path))  # noqa: PTH100 (a data folder may be a link to another disk)
-    root = folder.parent.parent
+    """The tokenizer and the counts of published data; a manifest.json that is damaged may be somebody else's."""
     try:
-        manifest = json.loads((root / PUBLISHED).read_bytes())
-        entry = next(entry for entry in manifest["datasets"] if entry["name"] == folder.name)
-        paired = next(one for one in manifest["tokenizers"] if one["name"] == entry["tokenizer_name"])
-        file = root / str(paired.get("model_path") or paired["path"])
-        stats = entry["stats"] if isinstance(entry.get("stats"), dict) else {}
-        if "byte" in str(paired.get("kind")):
-            return "byte", stats
-        return str(file) if file.is_file() and file.resolve().is_relative_to(root.resolve()) else None, stats
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
+        stats = (listed_dataset(path) or {}).get("stats")
+        return paired_tokenizer(path), stats if isinstance(stats, dict) else {}
+    except (DataError, OSError):
         return None, {}
 
 

@@ -15,16 +15,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ingot.data.dataset import SPLITS, ShardRecord, SplitRecord
+from ingot.data.fitting import HEAD, SHARE, comes_back
 from ingot.data.formats import SOURCES
 from ingot.data.formats.base import ByteCounter, Document, Marks, StreamWriter, TokenSource, TokenWriter
 from ingot.data.formats.gpt_simple import IndexedWriter, token_width
 from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
 from ingot.data.formats.shard_files import shard_writer
-from ingot.data.shards import MAX_TOKENS, ShardWriter
+from ingot.data.shards import MAX_TOKENS, ShardWriter, file_sha256
 from ingot.data.staging import check_output, staged
 from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer, open_tokenizer
 from ingot.data.writer import INDEX_BYTES, index_name, shard_name, write_manifest
@@ -36,6 +40,7 @@ FORMATS = tuple(SOURCES)
 SHARD_TOKENS = 100_000_000
 NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the name that golf's and modded-nanogpt's scripts look for; a bucket
 PROGRESS_TOKENS = 1 << 20
+SAMPLED = 32  # documents of a split by which a tokenizer is judged
 ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|eos|>", "[EOS]", "[SEP]")
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -96,6 +101,8 @@ def convert(
     reading = known if mark is None else Marks(mark, mark)
     if reading == Marks() and source.format in ("nanogpt", "shards") and opened is None:
         log.warning("nothing says where documents begin, so each split is one; give --tokenizer, or --mark ID")
+    if opened and source.tokenizer is None:
+        _check_tokenizer(source, opened, reading)
     with staged(output, overwrite) as stage, ExitStack() as files:
         make = partial(_writer, stage.folder, to, known, opened, layout, files, str(source.path))
         writers = {split: make(split) for split in SPLITS if split in source.tokens or to == "ingot"}
@@ -129,7 +136,7 @@ class PreparedWriter(StreamWriter):
     """A split of a prepared folder: shards, and an index of where documents begin."""
 
     def __init__(self, folder: Path, split: str, bos: int | None, counter: ByteCounter, limit: int, files: ExitStack) -> None:
-        self._name = index_name(split)
+        self._folder, self._name = folder, index_name(split)
         self._index = files.enter_context((folder / self._name).open("xb"))
         super().__init__(
             Marks(bos, None), counter, limit, lambda number: ShardWriter(folder / shard_name(split, number), files, limit)
@@ -158,6 +165,7 @@ class PreparedWriter(StreamWriter):
             piece_bytes=size,
             shards=shards,
             document_index=self._name,
+            document_index_sha256=file_sha256(self._folder / self._name),
         )
 
 
@@ -188,6 +196,19 @@ def _tokenizer(source: TokenSource, name: str | None, to: str) -> Tokenizer | No
             f"{source.path} does not say what its tokens stand for; give --tokenizer (gpt2, a .model, tokenizer.json)"
         )
     return None if name is None else open_tokenizer(name)
+
+
+def _check_tokenizer(source: TokenSource, tokenizer: Tokenizer, marks: Marks) -> None:
+    """Refuse a tokenizer that did not make the tokens, as far as the first documents of each split tell."""
+    source.check_tokenizer(tokenizer)
+    documents = chain.from_iterable(islice(source.documents(split, marks), SAMPLED) for split in source.tokens)
+    heads = [np.concatenate(document)[:HEAD] for parts in documents if (document := [part[:HEAD] for part in parts[:8]])]
+    fits = [fit for head in heads if head.max() < tokenizer.vocab_size for fit in comes_back(tokenizer, head)]
+    if sum(fits) < SHARE * len(fits):
+        raise DataError(
+            f"the {tokenizer.kind} tokenizer did not make the tokens of {source.path}: it makes other tokens of the text of "
+            f"{len(fits) - sum(fits)} of {len(fits)} documents; give the one that made them"
+        )
 
 
 def _end(tokenizer: Tokenizer) -> int | None:

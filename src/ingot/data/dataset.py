@@ -29,6 +29,7 @@ MANIFEST = "dataset.json"
 VERSION = 1
 SPLITS = ("train", "val")
 IDENTITY = ("format", "version", "tokenizer", "splits")  # what the fingerprint covers
+UNTOLD = ("piece_bytes", "document_index_sha256")  # of a split, which older data does not say
 AGAIN = "copy the folder again or prepare the data again"
 
 Count = Annotated[int, Field(ge=0)]
@@ -62,6 +63,7 @@ class SplitRecord(_Record):
     piece_bytes: Count | None = None
     shards: list[ShardRecord]
     document_index: FileName
+    document_index_sha256: str | None = None
 
 
 class TokenizerRecord(_Record):
@@ -96,11 +98,11 @@ def identity(record: dict[str, Any]) -> str:
     """The fingerprint of a dataset: equal when tokenizer, tokens, documents and bytes are.
 
     A file inside the tokenizer is covered by the tokenizer's own fingerprint, whatever compressed it. `piece_bytes` counts only
-    where it says something new, so that data prepared before it was recorded keeps its fingerprint.
+    where it says something new and the index's checksum never, so that data from before they were recorded keeps its fingerprint.
     """
     tokenizer = {**record["tokenizer"], "spec": {k: v for k, v in record["tokenizer"]["spec"].items() if k != PACKED}}
     splits = {
-        name: {k: v for k, v in split.items() if k != "piece_bytes" or v not in (None, split.get("bytes"))}
+        name: {k: v for k, v in split.items() if k not in UNTOLD or (k == "piece_bytes" and v not in (None, split.get("bytes")))}
         for name, split in record["splits"].items()
     }
     return digest({key: record.get(key) for key in IDENTITY} | {"tokenizer": tokenizer, "splits": splits})

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from ingot.data.dataset import MANIFEST as PREPARED
 from ingot.data.download_files import Stopped, alone_in, check_space, disk_of, in_threads, place, sweep, writing
 from ingot.data.download_hub import Facts, Hub, client_messages
 from ingot.data.download_manifest import (
@@ -187,6 +188,7 @@ class _Job:
         names = [*plan.files, *self.docs]
         if alone:
             sweep({(self.output / name).parent for name in names})
+        self._refuse_own_work(plan)
         self._refuse_strangers(plan, workers)
         check_space(self._needs(names))
         if not self.local or self.source is not None:
@@ -239,6 +241,21 @@ class _Job:
 
     def _tokens(self, names: Sequence[str]) -> int:
         return sum(token_count(self.output / name) for name in names)
+
+    def _refuse_own_work(self, plan: Plan) -> None:
+        """Keep what was made here and not downloaded: a data set with dataset.json, a tokenizer that no download brought."""
+        folder, brought = self.output / plan.folder, self.source.files if self.source else {}
+        if (folder / PREPARED).is_file():
+            raise DataError(
+                f"{folder} was made by an export or a conversion ({PREPARED} is in it) and is not overwritten by a download; "
+                "choose another output, or move it away"
+            )
+        for name in plan.tokenizer:
+            if name not in brought and self._problem(name) not in (None, "missing"):
+                raise DataError(
+                    f"{self.output / name} is not that of {self.hub.repo} and no download brought it, so it is not overwritten; "
+                    "choose another output, or move it away"
+                )
 
     def _refuse_strangers(self, plan: Plan, workers: int) -> None:
         """Training reads every shard of the folder, so those that were not asked for must be the repository's too."""

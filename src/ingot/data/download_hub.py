@@ -30,6 +30,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 
 from ingot.data.download_files import Stopped
 from ingot.data.shards import file_sha256
@@ -144,6 +145,12 @@ class Hub:
         """Whether the client's cache has a file."""
         found = try_to_load_from_cache(self.repo, path, cache_dir=self.cache, revision=commit, repo_type="dataset")
         return isinstance(found, str)
+
+    def cached_commit(self, path: str) -> str | None:
+        """The commit of which the client's cache has a file, the latest to arrive; None without one."""
+        folder = Path(self.cache) / repo_folder_name(repo_id=self.repo, repo_type="dataset") / "snapshots"
+        found = [snapshot for snapshot in folder.glob("*") if (snapshot / path).is_file()]
+        return max(found, key=lambda snapshot: snapshot.stat().st_mtime).name if found else None
 
     def _request(self, path: str, commit: str | None, count: Callable[[int], None], again: bool) -> tuple[Path, int]:
         counted = 0

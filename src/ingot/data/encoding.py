@@ -20,12 +20,14 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event, Lock
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.sources import READERS, read_documents
+from ingot.data.shards import PART_TOKENS
+from ingot.data.sources import READERS, Text, read_texts
 from ingot.data.sources.records import read_lines
 from ingot.data.sources.unpacking import CODECS, open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec
@@ -54,7 +56,7 @@ class Lines(NamedTuple):
     bytes_before: int
 
 
-Block = Lines | list[str]
+Block = Lines | list[Text]
 
 
 class Encoded(NamedTuple):
@@ -82,17 +84,17 @@ def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int],
     others: list[Path] = []
     for path in files:
         if _has_lines(path):
-            yield from text_blocks(read_documents(others, text_field, advance))
+            yield from text_blocks(read_texts(others, text_field, advance))
             yield from _line_blocks(path, text_field, advance)
             others = []
         else:
             others.append(path)
-    yield from text_blocks(read_documents(others, text_field, advance))
+    yield from text_blocks(read_texts(others, text_field, advance))
 
 
-def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES) -> Iterator[list[str]]:
+def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES) -> Iterator[list[Text]]:
     """Texts a block at a time."""
-    block: list[str] = []
+    block: list[Text] = []
     size = 0
     for text in texts:
         block.append(text)
@@ -106,7 +108,7 @@ def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES) -> Iterator
 
 def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
     """The documents of a block."""
-    texts = [utf8(text) for text in block] if isinstance(block, list) else _parse(block)
+    texts = [text if isinstance(text, bytes) else utf8(text) for text in block] if isinstance(block, list) else _parse(block)
     documents = [text for text in texts if text]
     ids, tokens = tokenizer.encode_batch(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
@@ -115,12 +117,20 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
 
 
 def _piece_bytes(tokenizer: Tokenizer, ids: NDArray[np.uint16], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bytes that the tokens of each document stand for, counted a part at a time: one document may be all there is."""
     ends = np.cumsum(tokens)
-    previous = np.empty(len(ids), np.int32)
-    previous[1:] = ids[:-1]
-    previous[(ends - tokens)[tokens > 0]] = OUTSIDE
-    counted = np.append(0, np.cumsum(tokenizer.target_bytes(previous, ids), dtype=np.int64))
-    return np.asarray(counted[ends] - counted[ends - tokens])
+    starts, sums, total = (ends - tokens)[tokens > 0], np.zeros(len(ends), np.int64), 0
+    for begin in range(0, len(ids), PART_TOKENS):
+        part = ids[begin : begin + PART_TOKENS]
+        end = begin + len(part)
+        previous = np.append(np.int32(ids[begin - 1]), part[:-1].astype(np.int32))
+        first, last = np.searchsorted(starts, [begin, end])
+        previous[starts[first:last] - begin] = OUTSIDE
+        counted = np.cumsum(tokenizer.target_bytes(previous, part), dtype=np.int64)
+        first, last = np.searchsorted(ends, [begin, end], "right")
+        sums[first:last] = total + counted[ends[first:last] - begin - 1]
+        total += int(counted[-1])
+    return np.diff(sums, prepend=0)
 
 
 def encode_or_explain(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
@@ -165,12 +175,20 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
         return
     spec = tokenizer.spec()
     idle: SimpleQueue[_Worker] = SimpleQueue()
-    crew = [_Worker(spec) for _ in range(workers)]
-    for worker in crew:
-        idle.put(worker)
+    crew: list[_Worker] = []
+    starting, ended = Lock(), Event()
+
+    def take() -> _Worker:
+        with starting:
+            if ended.is_set():
+                raise RunError("the work has ended")
+            if idle.empty() and len(crew) < workers:  # a block would wait though there may be another process
+                crew.append(_Worker(spec))
+                return crew[-1]
+        return idle.get()
 
     def encode(block: Block) -> Encoded:
-        worker = idle.get()
+        worker = take()
         try:
             return worker.encode(block)
         finally:
@@ -181,8 +199,10 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
         ahead = BLOCKS_AHEAD * workers + BLOCKS_AHEAD
         yield lambda blocks: in_order(blocks, lambda block: threads.submit(encode, block), lambda begun: begun.result(), ahead)
     finally:
-        for worker in crew:
-            worker.close()
+        with starting:
+            ended.set()
+            for worker in crew:
+                worker.close()
         threads.shutdown(cancel_futures=True)
 
 

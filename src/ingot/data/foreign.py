@@ -1,7 +1,8 @@
 """Token files that other programs made, read as they lie: nanoGPT's folder and folders of shards.
 
 Nobody recorded their documents, their text or their checksums, so packing and document masks need `ingot data convert`. The
-fingerprint covers names, sizes and both ends of every file: enough to notice other data, and quick for a hundred files.
+fingerprint covers names, sizes and both ends of every file: enough to notice other data, and quick for a hundred files. Nor did
+anybody record the tokenizer, and a wrong one gives wrong bits per byte: a few places of every file are held against it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.dataset import SPLITS, Dataset, Manifest, OpenTokens, ShardRecord, SplitRecord, TokenizerRecord
+from ingot.data.fitting import SHARE, comes_back
+from ingot.data.pairing import paired_tokenizer
 from ingot.data.shards import open_shard
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
 from ingot.errors import DataError
 
 ENDS = 4096  # bytes of a file's start and of its end that the fingerprint covers
+OTHER = "the tokenizer; name the one that made them with data.tokenizer"
+PLACES, LOOKED_AT = 32, 4096  # looked at in all, at least 2 of every file, and tokens of each
 NANOGPT = {split: f"{split}.bin" for split in SPLITS}
 
 
@@ -29,7 +34,7 @@ def open_foreign(folder: Path, tokenizer: str | None) -> Dataset | None:
     splits = {split: shard_files(folder, split) for split in SPLITS}
     if not splits["train"] and not splits["val"]:
         return None
-    if tokenizer is None:
+    if (tokenizer := tokenizer or paired_tokenizer(folder)) is None:
         raise DataError(f"{folder} holds shards and does not say their tokenizer; name it with data.tokenizer")
     return _dataset(folder, splits, open_tokenizer(tokenizer), open_shard)
 
@@ -51,29 +56,33 @@ def open_plain(path: Path) -> NDArray[np.uint16]:
 
 
 def _open_nanogpt(folder: Path, tokenizer: str | None) -> Dataset:
-    from ingot.data.formats.meta import META, char_tokenizer
+    from ingot.data.formats.meta import nanogpt_tokenizer
 
-    found = char_tokenizer(folder / META) if (folder / META).is_file() else None
-    built = found or open_tokenizer(tokenizer or "gpt2")
-    if found is not None and tokenizer not in (None, "char"):
-        raise DataError(f"data.tokenizer is {tokenizer} and {folder} has characters, as its {META} says; leave it out")
     files = {split: [folder / name] for split, name in NANOGPT.items() if (folder / name).is_file()}
-    return _dataset(folder, {"val": [], **files}, built, open_plain)
+    return _dataset(folder, {"val": [], **files}, nanogpt_tokenizer(folder, tokenizer), open_plain)
 
 
 def _dataset(folder: Path, splits: dict[str, list[Path]], tokenizer: Tokenizer, open_tokens: OpenTokens) -> Dataset:
     records = {split: _split(paths, open_tokens) for split, paths in splits.items()}
-    known = TokenizerRecord(
-        kind=tokenizer.kind,
-        vocab_size=tokenizer.vocab_size,
-        bos=tokenizer.bos,
-        fingerprint=tokenizer.fingerprint(),
-        spec=tokenizer.spec(),
-    )
+    _check_tokens([path for paths in splits.values() for path in paths], tokenizer, open_tokens)
+    known = TokenizerRecord.of(tokenizer)
     ends = {split: [[path.name, _ends(path)] for path in paths] for split, paths in splits.items()}
     fingerprint = digest({"tokenizer": known.fingerprint, "files": ends})
     manifest = Manifest(tokenizer=known, splits=records, fingerprint=fingerprint, source=str(folder))
     return Dataset(folder, manifest, tokenizer, open_tokens)
+
+
+def _check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens) -> None:
+    fits = []
+    for path in paths:
+        tokens = open_tokens(path)
+        for place in np.linspace(0, max(0, len(tokens) - LOOKED_AT), max(2, PLACES // len(paths))).astype(int):
+            part = tokens[place : place + LOOKED_AT]
+            if (largest := part.max(initial=0)) >= tokenizer.vocab_size:
+                raise DataError(f"{path} holds token {largest}, outside the {tokenizer.vocab_size:,} ids of {OTHER}")
+            fits += comes_back(tokenizer, part)
+    if sum(fits) < SHARE * len(fits):
+        raise DataError(f"the tokens of {paths[0].parent} are not those that their text has in {OTHER}")
 
 
 def _split(paths: Sequence[Path], open_tokens: OpenTokens) -> SplitRecord:

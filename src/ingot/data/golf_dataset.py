@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.dataset import Dataset, Manifest
+from ingot.data.dataset import MANIFEST, Dataset, Manifest
 from ingot.data.download_files import writing
-from ingot.data.encoding import BLOCK_BYTES, Encoded, local_engine, workers_for
+from ingot.data.encoding import BLOCK_BYTES, Block, Encoded, local_engine, workers_for
 from ingot.data.golf_docs import Docs, Notify, Progress, read_docs
 from ingot.data.golf_tokenizers import Built
 from ingot.data.staging import Stage, staged
@@ -59,6 +59,9 @@ def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progres
     if (found := _finished(target, work)) is not None:
         notify(f"{target} is complete and stays as it is")
         return found, False
+    if any(target.glob("fineweb_*.bin")):
+        made = "made here before" if (target / MANIFEST).is_file() else "not made here, but downloaded perhaps"
+        notify(f"{target} holds shards that were {made}; they are replaced when those of this export are whole")
     try:
         with staged(target, True, work, is_sound) as stage, ExitStack() as files:
             manifest = _make(one, plan, work, stage, files, target, notify, progress)
@@ -121,11 +124,11 @@ def _write_documents(
         done += size
         progress(f"exporting {name}", done, total)
 
-    def blocks() -> Iterator[list[str]]:
+    def blocks() -> Iterator[Block]:
         documents = read_docs(path, begin.documents, advance)
         for split, texts in _cut(documents, begin.documents, plan.val_documents, plan.batch):
             waiting.append((split, np.array([bool(text) for text in texts])))
-            yield texts
+            yield [*texts]
 
     count = begin.documents
     written = saved = sum(writer.tokens for writer in writers.values())

@@ -11,17 +11,17 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ingot.data.download_files import check_space, disk_of, place, writing
 from ingot.data.download_hub import Facts, Hub, client_messages
-from ingot.data.download_manifest import DOCS, DOCS_SOURCE
+from ingot.data.download_manifest import DOCS, DOCS_SOURCE, read_source
 from ingot.data.formats import open_source
 from ingot.data.formats.base import Document, Marks, TokenSource
-from ingot.data.pairing import parse_manifest
+from ingot.data.pairing import MANIFEST, parse_manifest
 from ingot.data.shards import file_sha256
 from ingot.data.sources.records import read_lines
 from ingot.data.tokenizers import GPT2Tokenizer
@@ -57,6 +57,8 @@ def read_docs(path: Path, skip: int = 0, advance: Callable[[int], None] = lambda
     try:
         with path.open("rb") as file:
             yield from read_lines(cast(BinaryIO, _lines(file, skip, advance)), path, "text")
+    except DataError as error:
+        raise DataError(str(error).partition("; name the right one with --text-field")[0]) from None  # no option of an export
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
@@ -70,7 +72,8 @@ def fetch_docs(output: Path, hub: Hub, root: str, notify: Notify, progress: Prog
     with client_messages(notify):
         if hub.offline and path.is_file():
             notify(f"HF_HUB_OFFLINE is set; using {path} as it is")
-            return checked(output, hub.repo, root)
+            docs = checked(output)
+            return replace(docs, repo=hub.repo, root=root) if _came_from(output, hub.repo, docs.sha256) else docs
         commit, files = _list(hub, start, path)
         remote = start + DOCS
         if remote not in files:
@@ -131,11 +134,24 @@ def checked(output: Path, repo: str | None = None, root: str | None = None, sha2
     return Docs(path, documents, sha256, sidecar, repo, root)
 
 
+def _came_from(output: Path, repo: str, sha256: str) -> bool:
+    """Whether the text in a folder is known to be a repository's: by a download into it, or by an export while online."""
+    source = read_source(output)
+    if source is not None and source.repo == repo and DOCS in source.files:
+        return source.files[DOCS].sha256 == sha256
+    try:
+        meta = json.loads((output / MANIFEST).read_bytes())["docs_meta"]
+        return bool(meta["remote_repo_id"] == repo and meta["docs_sha256"] == sha256)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def _list(hub: Hub, start: str, path: Path) -> tuple[str | None, dict[str, Facts]]:
     """What a repository has; offline, what the client's cache has of it."""
     if hub.offline:
-        cached = {start + name: Facts() for name in (DOCS, DOCS_SOURCE) if hub.has_cached(start + name, None)}
-        return None, {start + DOCS: Facts(), **cached}
+        commit = hub.cached_commit(start + DOCS)
+        cached = {start + name: Facts() for name in (DOCS, DOCS_SOURCE) if hub.has_cached(start + name, commit)}
+        return commit, {start + DOCS: Facts(), **cached}
     try:
         listing = hub.listing()
     except DataError as error:

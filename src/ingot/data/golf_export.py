@@ -97,10 +97,10 @@ def export(
         for one in built:
             workers = (settings.tiktoken_workers if one.spec.kind == TIKTOKEN else None) or settings.workers
             plan = Plan(docs, held_out, chunk_tokens, workers, settings.batch)
-            _place(one, output, replace=False)
+            _place(one, output, tell, replace=False)
             record, new = export_dataset(one, plan, output / "datasets" / one.spec.dataset, tell, progress)
             kept += [] if new else [one.spec.dataset]
-            _place(one, output, replace=True)
+            _place(one, output, tell, replace=True)
             listing["tokenizers"].append(_relative(one.entry, output))
             listing["datasets"].append(_dataset_entry(one, record))
             _write(output / MANIFEST, listing)
@@ -141,13 +141,16 @@ def _held_out(docs: Docs, given: int | None) -> int:
     return count
 
 
-def _place(one: Built, output: Path, replace: bool) -> None:
+def _place(one: Built, output: Path, notify: Notify, replace: bool) -> None:
     """Write a tokenizer's files; those of a data set that still lies there are not replaced before it is."""
     for name, content in one.files.items():
         path = output / "tokenizers" / name
         with writing(path):
-            if not path.exists() or (replace and path.read_bytes() != content):
+            there = path.exists()
+            if not there or (replace and path.read_bytes() != content):
                 write_atomically(path, content)
+                if there:
+                    notify(f"{path} was another tokenizer and is replaced by that of this export")
 
 
 def _listing(output: Path, docs: Docs, held_out: int, chunk: int, specs: Sequence[Spec]) -> dict[str, Any]:

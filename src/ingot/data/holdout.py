@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 
-Piece = tuple[str, str]  # the split and the text of a document
+import numpy as np
+from numpy.typing import NDArray
+
+Piece = tuple[str, str | bytes]  # the split of a document, and its text or the UTF-8 of it
+PART_BYTES = 1 << 20  # looked at at once
 Rule = Callable[[int], str]  # the split of the document with this number, from 0
 
 
@@ -26,11 +30,28 @@ def spread_documents(fraction: float) -> Rule:
     return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
 
 
-def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
+def hold_out_ends(texts: Iterable[str | bytes], fraction: float) -> Iterator[Piece]:
     """The last `fraction` of the characters of every document is validation, rounded as nanoGPT does."""
     for text in texts:
-        cut = int(len(text) * (1 - fraction))
+        cut = int(len(text) * (1 - fraction)) if isinstance(text, str) else _cut(text, fraction)
         if cut or not text:
             yield "train", text[:cut]
         if cut < len(text):
             yield "val", text[cut:]
+
+
+def _cut(text: bytes, fraction: float) -> int:
+    """Where in UTF-8 the character is at which validation begins."""
+    starts = range(0, len(text), PART_BYTES)
+    counts = [int(np.count_nonzero(_begins(text[start : start + PART_BYTES]))) for start in starts]
+    left = int(sum(counts) * (1 - fraction))
+    for start, count in zip(starts, counts, strict=True):
+        if left < count:
+            return start + int(np.flatnonzero(_begins(text[start : start + PART_BYTES]))[left])
+        left -= count
+    return len(text)
+
+
+def _begins(text: bytes) -> NDArray[np.bool_]:
+    """The bytes with which characters begin."""
+    return (np.frombuffer(text, np.uint8) & 0xC0) != 0x80

@@ -45,8 +45,7 @@ def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
     if found is None or entry is None:
         return []
     where, manifest = found
-    paired = next((one for one in _entries(manifest, "tokenizers") if one.get("name") == entry.get("tokenizer_name")), {})
-    expected = PurePosixPath(str(paired.get("model_path") or paired.get("path") or "")).name
+    expected = PurePosixPath(_tokenizer(manifest, entry)[1]).name
     if expected and tokenizer.name != expected:
         raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
     stats = entry.get("stats")
@@ -59,5 +58,22 @@ def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
     return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]
 
 
+def paired_tokenizer(dataset: Path) -> str | None:
+    """The tokenizer of a folder of shards by its manifest: byte, or a file that is there; None where nothing says it."""
+    found, entry = manifest_of(dataset), listed_dataset(dataset)
+    if found is None or entry is None:
+        return None
+    kind, file = _tokenizer(found[1], entry)
+    path = found[0].parent / file.lstrip("/")  # a manifest is a stranger's: no name leads out of its folder
+    return "byte" if "byte" in kind else str(path) if file and ".." not in path.parts and path.is_file() else None
+
+
+def _tokenizer(manifest: Record, entry: Record) -> tuple[str, str]:
+    """The kind and the file of a data set's tokenizer, by its manifest."""
+    paired = next((one for one in _entries(manifest, "tokenizers") if one.get("name") == entry.get("tokenizer_name")), {})
+    return str(paired.get("kind")), str(paired.get("model_path") or paired.get("path") or "")
+
+
 def _entries(manifest: Record, kind: str) -> list[Record]:
-    return [entry for entry in manifest.get(kind) or () if isinstance(entry, dict)]
+    found = manifest.get(kind)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []

@@ -24,7 +24,9 @@ from ingot.data.dataset import SPLITS, Manifest
 from ingot.data.encoding import BLOCK_BYTES, Block, Engine, local_engine, read_blocks, text_blocks, workers_for
 from ingot.data.holdout import Piece, Rule, always, first_documents, hold_out_ends, spread_documents
 from ingot.data.shards import MAX_TOKENS
-from ingot.data.sources import WHAT, count_documents, file_bytes, find_files, read_documents
+from ingot.data.sources import WHAT, Text, count_documents, file_bytes, find_files, read_texts
+from ingot.data.sources.hub import commits
+from ingot.data.sources.records import characters
 from ingot.data.staging import Stage, check_output, staged
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.data.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, made_by, where_to_begin, write_manifest
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FEW_DOCUMENTS = 20  # up to here validation is the end of every document, above it is whole documents
 SHARD_TOKENS = 100_000_000
+VAL_FRACTION = 0.1
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 RuledBlocks = Iterator[tuple[Rule, Block]]
 EngineName = Literal["local", "ray"]
@@ -85,7 +88,7 @@ def prepare(
     tokenizer: str,
     *,
     bos: str | None = None,
-    val_fraction: float = 0.1,
+    val_fraction: float | None = None,
     val_inputs: Sequence[Path] | None = None,
     val_documents: int | None = None,
     text_field: str = "text",
@@ -105,33 +108,23 @@ def prepare(
     _check_settings(val_fraction, val_inputs, val_documents, shard_tokens)
     _check_engine(workers, engine, ray_address)
     check_output(output, overwrite)
-    files, ignored = find_files(inputs)
-    val_files, val_ignored = find_files(val_inputs or [])
-    _refuse_doubles(files + val_files)
-    if ignored := ignored + val_ignored:
-        log.warning("files passed over, being hidden or not %s: %d (%s for one)", WHAT, len(ignored), ignored[0])
-    for group, given in ((files, inputs), (val_files, val_inputs)):
-        if given is not None and not count_documents(group, text_field, 1):
-            raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give files with text: {WHAT}")
-
-    opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)
+    opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)  # before inputs are downloaded
+    files, val_files, ignored = _find(inputs, val_inputs, text_field)
     total = sum(map(file_bytes, files + val_files))
     advance = _advance(total if opened else 2 * total, progress)
-    built = opened or CharTokenizer(_alphabet(read_documents(files + val_files, text_field, advance)))
+    built = opened or CharTokenizer(_alphabet(read_texts(files + val_files, text_field, advance)))
     texts = _Texts(files, val_files, text_field, advance)
-    rule, blocks = _held_out(texts, val_fraction, val_inputs, val_documents)
-    source = {"inputs": [str(path) for path in inputs], "validation": rule}
-    sizes = {"block": BLOCK_BYTES, "shard": shard_tokens}
-    work = {"by": made_by(), "of": source, "field": text_field, "tokenizer": built.fingerprint(), "sizes": sizes}
+    rule, blocks = _held_out(texts, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
+    known = commits(files + val_files)
     manifest, last, continued = _write(
         blocks,
         output,
         built,
         partial(_open_engine, built, engine, workers, ray_address, total),
-        source=source,
+        source={"inputs": [str(path) for path in inputs], "validation": rule} | ({"commits": known} if known else {}),
         shard_tokens=shard_tokens,
         overwrite=overwrite,
-        work={**work, "files": [_file_identity(path) for path in files + val_files]},
+        work=_work(texts, built, "documents of their own" if val_inputs else rule, shard_tokens),
     )
     return Summary(
         folder=output,
@@ -144,6 +137,35 @@ def prepare(
         fingerprint=manifest.fingerprint,
         seconds=time.monotonic() - started,
     )
+
+
+def _find(
+    inputs: Sequence[Path], val_inputs: Sequence[Path] | None, text_field: str
+) -> tuple[list[Path], list[Path], list[Path]]:
+    """The files to train on, those of validation, and those passed over."""
+    files, ignored = find_files(inputs)
+    val_files, val_ignored = find_files(val_inputs or [])
+    _refuse_doubles(files + val_files)
+    if ignored := ignored + val_ignored:
+        log.warning("files passed over, being hidden or not %s: %d (%s for one)", WHAT, len(ignored), ignored[0])
+    for group, given in ((files, inputs), (val_files, val_inputs)):
+        if given is not None and not count_documents(group, text_field, 1):
+            raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give files with text: {WHAT}")
+    return files, val_files, ignored
+
+
+def _work(texts: _Texts, tokenizer: Tokenizer, rule: str, shard_tokens: int) -> dict[str, Any]:
+    """What must be the same for work to be continued, by names that a user understands; files count, not how they were named."""
+    return {
+        "the version of ingot": made_by(),
+        "the files to train on": [_file_identity(path) for path in texts.files],
+        "the files of validation": [_file_identity(path) for path in texts.val_files],
+        "what is held out": rule,
+        "the text field": texts.text_field,
+        "the tokenizer": tokenizer.fingerprint(),
+        "the tokens in a file": shard_tokens,
+        "the size of a block": BLOCK_BYTES,
+    }
 
 
 class _Texts(NamedTuple):
@@ -171,7 +193,7 @@ def _held_out(
     if count_documents(texts.files, texts.text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
         rule = spread_documents(val_fraction)
         return f"{val_fraction} of the documents, evenly spread", _ruled(rule, texts.blocks(texts.files))
-    pieces = hold_out_ends(read_documents(texts.files, texts.text_field, texts.advance), val_fraction)
+    pieces = hold_out_ends(read_texts(texts.files, texts.text_field, texts.advance), val_fraction)
     return f"the last {val_fraction} of the characters of every document", _piece_blocks(pieces)
 
 
@@ -271,11 +293,12 @@ def _open_engine(
     return local_engine(tokenizer, workers or workers_for(tokenizer, total))
 
 
-def _alphabet(texts: Iterable[str]) -> set[str]:
-    characters: set[str] = set()
+def _alphabet(texts: Iterable[Text]) -> set[str]:
+    found: set[str] = set()
     for text in texts:
-        characters.update(text)
-    return characters
+        for part in [text] if isinstance(text, str) else characters(text):
+            found.update(part)
+    return found
 
 
 def _advance(total: int, progress: Progress | None) -> Callable[[int], None]:
@@ -307,11 +330,15 @@ def _check_engine(workers: int | None, engine: EngineName, ray_address: str | No
         raise ConfigError("--ray-address is for --engine ray; give both or neither")
 
 
-def _check_settings(val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None, shard_tokens: int) -> None:
-    if not 0 <= val_fraction < 1:
+def _check_settings(
+    val_fraction: float | None, val_inputs: Sequence[Path] | None, val_documents: int | None, shard_tokens: int
+) -> None:
+    if val_fraction is not None and not 0 <= val_fraction < 1:
         raise ConfigError(f"--val-fraction {val_fraction} is not a part of the text; give 0 or more and less than 1")
-    if val_inputs and val_documents is not None:
-        raise ConfigError("--val-input and --val-documents both say what validation is; give one of them")
+    options = {"--val-input": val_inputs or None, "--val-documents": val_documents, "--val-fraction": val_fraction}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} both say what validation is; give one of them")
     if val_documents is not None and val_documents < 0:
         raise ConfigError(f"--val-documents {val_documents} is negative; give 0 or more")
     if not 1 <= shard_tokens <= MAX_TOKENS:

@@ -73,8 +73,8 @@ def _connect(ray: Any, address: str, workers: int | None) -> None:
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head`, or leave --ray-address out to "
-            "use this machine"
+            f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head`, set RAY_AUTH_MODE=token if a "
+            "token guards it (from Ray 2.59 on), or leave --ray-address out to use this machine"
         ) from None
 
 

@@ -2,7 +2,7 @@
 
 The folder is locked by the process that writes it. What a killed process leaves is continued if it was the same work, which its
 journal says, and removed if not. A journal is lines of JSON: what the work is, and then the points from which it can go on. An
-output that exists is replaced only if it holds nothing but token data, of whatever format.
+output that exists is replaced only if it holds nothing but token data, of whatever format: it may be somebody's only text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ingot.data.formats.shard_files import has_header
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir
 
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
-OURS = re.compile(r"dataset\.json|meta\.pkl|(train|val)(\.bin|\.index|/[^/]+(/\d{5}\.(bin|idx))?)?|[\w.-]*(train|val)_\d{6}\.bin")
+ADVICE = {
+    (errno.ENOSPC, errno.EDQUOT): "; free space, or give a folder on another disk",
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG): "; give a folder you can write to",
+}
+OLD = "-old"  # behind the name of the hidden folder: what the output was before
+FILES = re.compile(
+    r"dataset\.json|meta\.pkl|(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
+)
+FOLDERS = re.compile(r"(train|val)(/[^/]+)?")  # gpt-simple's splits and buckets
+EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # beside these a shard with its header shows that it is token data
 
 
 class Stage:
@@ -79,9 +89,8 @@ def staged(
             fsync_dir(target.parent)
     except OSError as error:
         stays = "; what was written stays, and the same command then continues" if stage and stage.can_continue else ""
-        raise DataError(
-            f"cannot write {output}: {error.strerror or error}; free space, or give a folder you can write to{stays}"
-        ) from error
+        advice = next((words for numbers, words in ADVICE.items() if error.errno in numbers), "")
+        raise DataError(f"cannot write {output}: {error.strerror or error}{advice}{stays}") from error
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -91,16 +100,23 @@ def check_output(output: Path, overwrite: bool) -> None:
             return
         if not output.is_dir():
             raise DataError(f"output {output} is a file; give a folder that does not exist yet")
-        names = (path.relative_to(output).as_posix() for path in output.rglob("*"))
-        foreign, empty = next((name for name in names if not OURS.fullmatch(name)), None), not any(output.iterdir())
+        found = {path: path.relative_to(output).as_posix() for path in output.rglob("*")}
+        foreign = next((name for path, name in found.items() if not _is_ours(path, name)), None)
+        proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
     except OSError as error:
         raise DataError(f"cannot read {output}: {error.strerror}") from error
-    if foreign:
-        raise DataError(
-            f"output {output} holds {foreign}, so it is not only token data and is never replaced; give another folder"
-        )
-    if not empty and not overwrite:
+    if foreign or (found and not proven):
+        holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
+        raise DataError(f"output {output} holds {holds}, so it is not only token data and is never replaced; give another folder")
+    if found and not overwrite:
         raise DataError(f"output {output} exists; replace it with --force or give another folder")
+
+
+def _is_ours(path: Path, name: str) -> bool:
+    """Whether a file or folder is what token data consists of; a link to a folder may lead to anything."""
+    if path.is_dir():
+        return FOLDERS.fullmatch(name) is not None and not path.is_symlink()
+    return FILES.fullmatch(name) is not None
 
 
 def _abandon(stage: Stage, error: BaseException | None) -> bool:
@@ -119,14 +135,19 @@ def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
     taken: tuple[Stage, int] | None = None
     for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix)):
         with suppress(OSError):
+            if folder.name.endswith(OLD) and not os.path.lexists(target):
+                folder.rename(target)  # the process that was to replace it was killed before the new folder got its name
+                log.warning("%s is back: a run that was to replace it was killed in between", target)
+                continue
             lock = os.open(folder, os.O_RDONLY)
             if not _lock(lock) or not _is_at(folder, lock):  # a folder that is being written is locked by its writer
                 os.close(lock)
                 continue
-            point = None if taken or work is None else _last_point(folder, work)
+            point, why = (None, "this command cannot continue it") if taken or work is None else _last_point(folder, work)
             if point is not None and is_sound(folder, point):
                 taken = Stage(folder, work, point), lock
                 continue
+            log.warning("removing %s, which a run that was stopped left: %s", folder, why or "its files are not what it noted")
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
     if taken:
@@ -135,18 +156,23 @@ def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
     return Stage(folder, work), lock
 
 
-def _last_point(folder: Path, work: Any) -> Any:
-    """The last point in a journal of this work; a line that was cut short is removed from it."""
+def _last_point(folder: Path, work: Any) -> tuple[Any, str]:
+    """The last point in a journal of this work, or None and why; a line that was cut short is removed from it."""
     journal = folder / JOURNAL
+    nothing = "it had not come far enough to be continued"
     try:
         text = journal.read_bytes()
         os.truncate(journal, text.rfind(b"\n") + 1)
         lines = text.split(b"\n")[:-1]
-        if len(lines) < 2 or json.loads(lines[0]) != json.loads(json.dumps(work)):
-            return None
-        return json.loads(lines[-1])
+        if len(lines) < 2:
+            return None, nothing
+        was, now = json.loads(lines[0]), json.loads(json.dumps(work))
+        if was != now:
+            told = [key for key in now if was.get(key) != now[key]] if isinstance(was, dict) and isinstance(now, dict) else []
+            return None, f"it was other work ({', '.join(told) or 'of another kind'} differed)"
+        return json.loads(lines[-1]), ""
     except (OSError, ValueError):
-        return None
+        return None, nothing
 
 
 def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
@@ -180,7 +206,7 @@ def _is_at(folder: Path, opened: int) -> bool:
 
 
 def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
-    old = folder.with_name(f"{folder.name}-old")
+    old = folder.with_name(folder.name + OLD)
     while True:
         try:
             folder.rename(target)  # succeeds where there is nothing or an empty folder

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ingot.data.dataset import MANIFEST, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
 from ingot.data.encoding import Encoded
-from ingot.data.shards import HEADER_BYTES, TOKEN_BYTES, ShardWriter
+from ingot.data.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter, file_sha256
 from ingot.data.staging import JOURNAL, Stage
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import OUTSIDE
@@ -167,18 +167,20 @@ class SplitWriter:
             piece_bytes=self.piece_bytes,
             shards=self._shards,
             document_index=index_name(self._name),
+            document_index_sha256=file_sha256(self._folder / index_name(self._name)),
         )
 
     def _cut(self, ids: NDArray[np.uint16], left: int) -> None:
         """Adds a document that does not end in the shard where it begins."""
-        sizes = self._tokenizer.target_bytes(np.append(OUTSIDE, ids[:-1].astype(np.int32)), ids)
-        begins_here = 1
+        previous, begins_here = OUTSIDE, 1
         while len(ids):
-            part = ids[: self._shard_tokens - (self._shard.tokens if self._shard else 0)]
+            room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
+            part = ids[: min(room, PART_TOKENS)]  # counted a part at a time: all at once takes many times the document's memory
             ids = ids[len(part) :]
+            sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
             # The last part takes what is left, so that shards add up to the document however a tokenizer counts its pieces.
-            size = min(left, int(sizes[: len(part)].sum())) if len(ids) else left
-            left, sizes = left - size, sizes[len(part) :]
+            size = min(left, int(sizes.sum())) if len(ids) else left
+            left, previous = left - size, int(part[-1])
             self._append(part, begins_here, size)
             begins_here = 0
 

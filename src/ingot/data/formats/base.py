@@ -52,6 +52,9 @@ class TokenSource(ABC):
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
         """The documents of a split in order."""
 
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:  # noqa: B027 (most formats say nothing)
+        """Refuse a tokenizer that the data itself says is not its own."""
+
 
 class Stream:
     """The tokens of several files as one; ids of 32 bits are checked and narrowed where they are read.

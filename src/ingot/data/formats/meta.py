@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data.formats.base import read_file
-from ingot.data.tokenizers import CharTokenizer, Tokenizer
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError
 
 META = "meta.pkl"
@@ -63,6 +63,31 @@ def char_tokenizer(path: Path) -> CharTokenizer | None:
     if meta["vocab_size"] != len(characters) or stoi != {character: token for token, character in enumerate(characters)}:
         raise DataError(f"{path} is damaged: vocab_size, stoi and itos do not fit together; prepare the data again")
     return CharTokenizer(characters)
+
+
+def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
+    """The tokenizer of nanoGPT's folder: its characters, else the one that is named, and GPT-2's only without a meta.pkl."""
+    path = folder / META
+    if not path.is_file():
+        return open_tokenizer(name or "gpt2")
+    if (found := char_tokenizer(path)) is not None:
+        if name not in (None, "char"):
+            raise DataError(f"data.tokenizer is {name} and {folder} has characters, as its {META} says; leave it out")
+        return found
+    if name is None:
+        size = read_meta(path)["vocab_size"]
+        raise DataError(f"{path} has {size:,} ids that are no single characters; name what made them with data.tokenizer")
+    return checked_size(path, open_tokenizer(name))
+
+
+def checked_size(path: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer that has as many ids as a meta.pkl says."""
+    if (size := read_meta(path)["vocab_size"]) != tokenizer.vocab_size:
+        raise DataError(
+            f"{path} says vocab_size {size:,} and the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids; name the one "
+            f"that made the tokens, or remove {META} if it is wrong"
+        )
+    return tokenizer
 
 
 def meta_bytes(tokenizer: Tokenizer) -> bytes:

@@ -24,7 +24,7 @@ from ingot.data.formats.base import (
     map_tokens,
     read_file,
 )
-from ingot.data.formats.meta import META, char_tokenizer, meta_bytes
+from ingot.data.formats.meta import META, char_tokenizer, checked_size, meta_bytes
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import DataError
 from ingot.runtime.files import write_atomically
@@ -48,7 +48,7 @@ class NanoGPTSource(TokenSource):
             raise DataError(f"{path} has neither train.bin nor val.bin; it is no data of nanoGPT")
         self._streams = {split: Stream([file], [token_count(file, sure)], open_plain) for split, file in files.items()}
         self.tokens = {split: stream.tokens for split, stream in self._streams.items()}
-        meta = next(iter(files.values())).with_name(META)
+        self._meta = meta = next(iter(files.values())).with_name(META)
         self.about = f"nanoGPT's {' and '.join(file.name for file in files.values())}"
         if meta.is_file():
             self.tokenizer = char_tokenizer(meta)
@@ -56,6 +56,10 @@ class NanoGPTSource(TokenSource):
 
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
         return cut(self._streams[split], marks, ends_first=True)
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        if self._meta.is_file():
+            checked_size(self._meta, tokenizer)
 
 
 def nanogpt_writer(folder: Path, split: str, marks: Marks, counter: ByteCounter | None, files: ExitStack) -> StreamWriter:

@@ -7,7 +7,7 @@ that the hub makes of small ones; a copy of only a part is refused, because the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ingot.errors import ConfigError, DataError
 
 HUB = "hf:"
 NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+))?(?::(?P<split>[\w.-]+))?")
+CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")
 COPY = "refs/convert/parquet"  # where the hub keeps its copies, as CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 
@@ -48,6 +49,12 @@ def fetch(name: str) -> list[Path]:
         raise DataError(
             f"cannot fetch {name}: {where} ({' '.join(reason.split())[:200]}); try again online, or give parquet files as input"
         ) from None
+
+
+def commits(files: Iterable[Path]) -> dict[str, str]:
+    """Of the datasets whose files are in the hub's cache, the commit they are of."""
+    found = (CACHED.search(str(path)) for path in files)
+    return {match["repository"].replace("--", "/"): match["commit"] for match in found if match}
 
 
 def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str | None, split: str, name: str) -> list[str]:

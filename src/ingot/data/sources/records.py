@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from ingot.errors import DataError
 
 FILE_MARK = "\ufeff"  # in front of a file, never part of a document
+PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
 JSON_BYTES = 1 << 16  # read at once from a JSON file
 JSON_TOKEN = 16  # no escape or literal is longer: an error nearer to the end of what was read may be for want of more
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
@@ -25,11 +26,29 @@ LONGEST_FIELD = 2**31 - 1  # of a table; the library's own limit is 131,072 char
 
 def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
     """The file as one document."""
+    yield read_whole(stream, path).decode()
+
+
+def read_whole(stream: BinaryIO, path: Path) -> bytes:
+    """The UTF-8 of a file that is one document, checked in parts: as characters it may take four times the memory."""
     data = stream.read()
     try:
-        yield data.decode()
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, data[error.start], error.start) from None
+        for _ in characters(data):
+            pass
+    except UnicodeDecodeError:
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:  # which knows the place in the whole
+            raise _not_utf8(path, data[error.start], error.start) from None
+    return data
+
+
+def characters(data: bytes) -> Iterator[str]:
+    """The characters of UTF-8 a part at a time."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(data), PART_BYTES):
+        yield decoder.decode(data[start : start + PART_BYTES])
+    decoder.decode(b"", final=True)
 
 
 def read_lines(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
@@ -93,6 +112,8 @@ def field_text(record: Any, place: str, name: str) -> str:
     if name not in record:
         raise no_field(place, name, list(record), "field")
     text = record[name]
+    if text is None:
+        raise DataError(f"{place}: field {name!r} is null, which is no text; leave the record out, or write an empty text")
     if not isinstance(text, str):
         raise DataError(
             f"{place}: field {name!r} is not a string but {type(text).__name__}; name the right one with --text-field"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, Tokenizer, utf8
 from ingot.errors import DataError
 
+PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
 PURE_BYTE = "pure_byte"  # what golf calls the byte tokenizer
 GOLF_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_offset": 4, "byte_count": 256}
 
@@ -94,6 +96,13 @@ class CharTokenizer(Tokenizer):
                 "remove these, or prepare the data again with text that holds them or with the byte tokenizer"
             )
         return ids.astype(np.uint16)
+
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+        """A part at a time: characters take up to four bytes each, and numbers of them as much again."""
+        for text in texts:
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            parts = [self.encode(decoder.decode(text[at : at + PART_BYTES])) for at in range(0, len(text) or 1, PART_BYTES)]
+            yield np.concatenate(parts) if len(parts) != 1 else parts[0]
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         return self._codes[self._checked(ids)].tobytes().decode("utf-32-le").encode()

@@ -17,9 +17,10 @@ from ingot.doors.cli.data_verify import verify_command
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.output import print_json
 from ingot.doors.cli.progress import progress_bar
+from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.data.prepare import SplitSummary
+    from ingot.data.prepare import SplitSummary, Summary
 
 
 TOKENIZER = (
@@ -35,6 +36,7 @@ Inputs = Annotated[
         "hf:ORG/NAME; may be given again.",
     ),
 ]
+MoreInputs = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="--input PATH")]
 TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
 
 
@@ -73,12 +75,12 @@ def prepare_command(
     ] = None,
     val_documents: Annotated[int | None, typer.Option(metavar="N", help="The first N documents are validation.")] = None,
     val_fraction: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="PART",
-            help="Otherwise this part is: of up to 20 documents the end of each, of more whole ones, evenly spread.",
+            help="This part is (0.1 unless said): of up to 20 documents the end of each, of more whole ones, evenly spread.",
         ),
-    ] = 0.1,
+    ] = None,
     bos: Annotated[
         str | None,
         typer.Option(metavar="TOKEN", help="What starts a document, where a tokenizer.json does not say so; empty: nothing."),
@@ -94,10 +96,12 @@ def prepare_command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
+    more: MoreInputs = None,
 ) -> None:
     """Turn text into a folder of tokens that training reads. If it is killed, the same command continues."""
     from ingot.data.prepare import prepare
 
+    _refuse_bare(more)
     with progress_bar("preparing", in_bytes=True) as progress:
         summary = prepare(
             inputs,
@@ -117,14 +121,19 @@ def prepare_command(
         )
     if as_json:
         print_json(summary.as_dict())
-        return
-    print(f"{output}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
+    else:
+        _print_summary(summary)
+
+
+def _print_summary(summary: Summary) -> None:
+    print(f"{summary.folder}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     _print_splits(summary.splits)
     if summary.continued_documents:
         print(f"{summary.continued_documents:,} documents were there already, from a run that had been stopped")
     if summary.empty_documents:
         print(f"{summary.empty_documents:,} empty documents were left out")
-    print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(str(output))}")
+    blind = "" if summary.splits["val"].tokens else " --evaluation.every 0 --evaluation.at_start false"
+    print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(str(summary.folder))}{blind}")
 
 
 def train_tokenizer_command(
@@ -139,12 +148,14 @@ def train_tokenizer_command(
     text_field: TextField = "text",
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
+    more: MoreInputs = None,
 ) -> None:
     """Learn a tokenizer from text."""
     import time
 
     from ingot.data.tokenizers.training import train_tokenizer
 
+    _refuse_bare(more)
     started = time.monotonic()
     with progress_bar("reading", in_bytes=True) as progress:
         tokenizer = train_tokenizer(
@@ -165,6 +176,12 @@ def train_tokenizer_command(
     print(f"{output}: {tokenizer.kind} tokenizer, {tokenizer.vocab_size:,} ids, {seconds:.1f} s")
     words = " ".join(f"--input {shlex.quote(str(path))}" for path in inputs)
     print(f"use it with: ingot data prepare {words} --tokenizer {shlex.quote(str(output))} --output DIR")
+
+
+def _refuse_bare(words: list[str] | None) -> None:
+    """Refuse what a shell makes of --input *.jsonl: one value for the option, and the rest bare."""
+    if words:
+        raise ConfigError(f"{words[0]} stands alone; give --input again in front of each file, or give the folder they are in")
 
 
 def _print_splits(splits: Mapping[str, SplitSummary]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -81,7 +82,8 @@ def _summary(result: Downloaded) -> str:
     return (
         f"{result.dataset}: {train}, {val}\n"
         f"tokenizer: {', '.join(result.tokenizer)}\n"
-        f"{result.repo} {commit}: {result.files:,} files, {fetched}, all checked, {result.seconds:.1f} s"
+        f"{result.repo} {commit}: {result.files:,} files, {fetched}, all checked, {result.seconds:.1f} s\n"
+        f"train on it with: ingot train --recipe demo --data.path {shlex.quote(result.dataset)}"
     )
 
 

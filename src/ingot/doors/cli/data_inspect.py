@@ -29,7 +29,7 @@ def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
     split: Annotated[SplitName | None, typer.Option(help="One split alone.")] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="What made the tokens of bare shards.")] = None,
-    top: Annotated[int, typer.Option(metavar="N", help="The most frequent ids to list.")] = 10,
+    top: Annotated[int, typer.Option(metavar="N", min=0, help="The most frequent ids to list.")] = 10,
     documents: Annotated[int, typer.Option(metavar="N", help="The documents to show the beginning of.")] = 5,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the lengths of documents as a PNG.")] = None,
     as_json: AsJson = False,
