@@ -37,6 +37,7 @@ LEFT_OUT = (
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
+    "ingot.data.samples": "ingot.doors.golf.alone.samples",
     "ingot.data.tokenizers.naming": "ingot.doors.golf.alone.naming",
     "ingot.data.writer": "ingot.doors.golf.alone.writer",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",

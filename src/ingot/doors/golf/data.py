@@ -24,8 +24,11 @@ def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
-            if not shard_files(path, split):
+            files = shard_files(path, split)
+            if not files:
                 raise DataError(f"no files found for {pattern(values, split)}; download them or set DATA_PATH")
+            if others := [file.name for file in files if not file.name.startswith("fineweb_")]:
+                raise DataError(f"{path} also holds {others[0]}, which is none of {pattern(values, split)}; move it elsewhere")
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; download it or set TOKENIZER_PATH")
     warnings = check_tokenizer_pair(path, tokenizer)
@@ -53,8 +56,9 @@ def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
-    """The names of a split's files, as the original writes them."""
-    return os.path.join(values["DATA_PATH"], f"fineweb_{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)
+    """The names of a split's files, as the original writes them; a folder that Ingot prepared has shorter ones."""
+    name = "" if (Path(values["DATA_PATH"]) / MANIFEST).is_file() else "fineweb_"
+    return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)
 
 
 def _counts(dataset: Dataset, val: Split, usable: int) -> tuple[int, int]:
@@ -70,9 +74,9 @@ def _counts(dataset: Dataset, val: Split, usable: int) -> tuple[int, int]:
 
 def _check_listed(path: Path, tokens: int, documents: int) -> None:
     """Hold the validation split against what the manifest of the data says of it, where there is one."""
-    listed = (listed_dataset(path) or {}).get("stats") or {}
+    listed = (listed_dataset(path) or {}).get("stats")
     for name, found in (("tokens_val", tokens), ("docs_val", documents)):
-        if isinstance(listed.get(name), int) and listed[name] != found:
+        if isinstance(listed, dict) and isinstance(listed.get(name), int) and listed[name] != found:
             what = "tokens" if name == "tokens_val" else "documents"
             raise DataError(
                 f"the validation split in {path} has {found} {what} and its manifest lists {listed[name]}; it is cut short or "

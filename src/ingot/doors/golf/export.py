@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from ingot.doors.golf.bundle import bundle
-from ingot.doors.golf.files import read_golf, write_packed, write_state
+from ingot.doors.golf.files import read_file, read_golf, write_packed, write_state
 from ingot.doors.golf.journal import Journal, timing
 from ingot.doors.golf.variables import CODE, PACKED, STATE, differing
+from ingot.errors import RunError
 from ingot.eval.bits import Score
 from ingot.runtime.files import write_atomically, writing
 from ingot.train.session import Exported
@@ -24,7 +27,8 @@ class GolfExporter:
 
     def __init__(self, values: Mapping[str, Any], journal: Journal):
         self._v, self._journal, self.over = values, journal, 0
-        self._code = bundle(differing(values))  # now, not after the training: who changed the package hears of mistakes first
+        # Now, not after the training: who changed the package hears of mistakes first.
+        self._code = bundle(differing(values)) if journal.writes else b""
 
     def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
         """Called on every rank: the first writes, all of them score what the file holds."""
@@ -34,12 +38,15 @@ class GolfExporter:
             line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{self._v['ITERATIONS']}")
         allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
         line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
+        content = b""
         if trainer.desk is not None:
             self._write(trainer)
-        trainer.backend.tell("written")  # no rank reads before the first has written
-        trainer.backend.put(read_golf(PACKED), str(PACKED))
+            content = read_file(PACKED)
+        # What the first rank read again goes to the others, which may be on machines that do not see the file.
+        content = base64.b64decode(trainer.backend.tell(base64.b64encode(content).decode()))
+        trainer.backend.put(read_golf(content, PACKED), str(PACKED))
         score = score_lines(trainer, self._journal)
-        return Exported(PACKED, PACKED.stat().st_size, score.bits_per_byte)
+        return Exported(PACKED, len(content), score.bits_per_byte)
 
     def _write(self, trainer: Trainer) -> None:
         v, line = self._v, self._journal.line
@@ -74,14 +81,16 @@ class GolfExporter:
                 write_atomically(path, content)
 
 
-def score_lines(trainer: Trainer, journal: Journal) -> Score:
+def score_lines(trainer: Trainer, journal: Journal, name: str = "final_int8_zlib_roundtrip") -> Score:
     """Score what the model now holds and write it, once to read and once exactly."""
     began = time.perf_counter()
     score = trainer.score("val", None)
     milliseconds = 1000 * (time.perf_counter() - began)
     found = f"val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f}"
-    journal.line(f"final_int8_zlib_roundtrip {found} eval_time:{milliseconds:.0f}ms")
-    journal.line(f"final_int8_zlib_roundtrip_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
+    journal.line(f"{name} {found} eval_time:{milliseconds:.0f}ms")
+    journal.line(f"{name}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
+    if not math.isfinite(score.loss):
+        raise RunError(f"the loss is {score.loss}: the weights hold numbers that are not finite, and this is no score")
     return score
 
 

@@ -26,7 +26,7 @@ from ingot.runtime.files import write_atomically, writing
 FORMAT = "int8_clean_per_row_v1"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
-LARGEST = 1 << 34  # bytes that a file may unpack to
+LARGEST = 1 << 32  # bytes that a file may unpack to
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,25 @@ def pack(records: Iterable[TensorRecord], quantiser: str, control: Sequence[str]
     return _saved(contents), payload
 
 
-def read_golf(path: Path) -> dict[str, TensorRecord]:
-    """The weights in either file, in their original number formats."""
+def read_file(path: Path) -> bytes:
+    """The content of a file that a user names."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def is_state(data: bytes) -> bool:
+    """Whether this is final_model.pt rather than its quantised twin."""
+    return data[:2] == b"PK"
+
+
+def read_golf(data: bytes, path: Path) -> dict[str, TensorRecord]:
+    """The weights in either file, in their original number formats."""
     try:
-        file = io.BytesIO(data if data[:2] == b"PK" else _unpacked(data))
+        file = io.BytesIO(data if is_state(data) else _unpacked(data))
         contents = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(contents, dict):
             raise ValueError("it holds no tensors by name")
@@ -105,7 +114,11 @@ def read_golf(path: Path) -> dict[str, TensorRecord]:
         if contents["__quant_format__"] != FORMAT:
             raise ValueError(f"its format is {contents['__quant_format__']!r:.40} and not {FORMAT}")
         return _restored(contents)
-    except (ValueError, KeyError, TypeError, AttributeError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path} is damaged, or holds more than weights; it was not loaded, because it could run code"
+        ) from None
+    except Exception as error:  # whatever a damaged file makes of torch's reader
         said = " ".join(str(error).split("\n")[0].split())
         raise CheckpointError(f"{path} is not a model that golf wrote, or it is damaged: {said:.160}") from None
 

@@ -16,7 +16,7 @@ from typing import Any
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.data.writer import made_by
-from ingot.doors.golf.translate import accumulation
+from ingot.doors.golf.translate import SPANS, accumulation
 from ingot.doors.golf.variables import as_lines
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
 from ingot.runtime.files import writing
@@ -31,6 +31,7 @@ class Journal:
 
     def __init__(self, path: Path | None):
         self._path = path  # None on ranks that do not write
+        self.writes = path is not None
 
     def line(self, text: str, console: bool = True) -> None:
         """A line, on the console too unless that would be too much."""
@@ -38,7 +39,7 @@ class Journal:
             return
         if console:
             print(text, flush=True)
-        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text + "\n")
 
     def note(self, text: str) -> None:
@@ -90,6 +91,7 @@ class GolfReporter(Reporter):
         self._journal.note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
         if report.resumed_at:
             self._journal.note(f"goes on from step {report.resumed_at}")
+            self._epoch = report.resumed_at * (v["TRAIN_BATCH_TOKENS"] + SPANS) // report.train_tokens
 
     def primed(self, step: int, steps: int) -> None:
         if steps <= 20 or step % 10 == 0 or step == steps:
@@ -98,9 +100,7 @@ class GolfReporter(Reporter):
     def step(self, report: StepReport, log: bool) -> None:
         if report.epoch > self._epoch:
             self._epoch = report.epoch
-            self._journal.note(
-                f"the training data ended in step {report.step} and begins again, for the {report.epoch + 1}. time"
-            )
+            self._journal.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
         every = self._v["TRAIN_LOG_EVERY"]
         if report.step <= ALWAYS_LOGGED or (every > 0 and report.step % every == 0):
             self._journal.line(

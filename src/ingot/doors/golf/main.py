@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,28 +14,47 @@ from typing import Any
 from ingot.config.loading import ResolvedConfig
 from ingot.doors.golf.data import check_data
 from ingot.doors.golf.journal import GolfReporter, Journal
-from ingot.doors.golf.translate import translate
-from ingot.doors.golf.variables import look_alikes, read_variables
-from ingot.errors import INTERRUPTED, CheckpointError, IngotError, PeerLost
+from ingot.doors.golf.translate import reworded, translate
+from ingot.doors.golf.variables import STATE, look_alikes, read_variables
+from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost
 from ingot.runs.lock import RunLock
 from ingot.runs.state import read_state
 from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 
 LOGS = Path("logs")
+BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
+PATIENCE_SECONDS = 10
 
 
 def main() -> int:
     """Run as the environment says; a user's mistake is one line and the exit code of its class."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
     try:
         return golf(os.environ)
-    except PeerLost as error:
-        return error.exit_code
     except IngotError as error:
-        print(f"train_gpt.py: error: {error}", file=sys.stderr)
+        if _speaks(error):
+            print(f"train_gpt.py: error: {' '.join(reworded(str(error)).split())}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(PATIENCE_SECONDS)  # the rank that knows why speaks first; whoever started the ranks then ends this one
         return error.exit_code
     except KeyboardInterrupt:
+        print("train_gpt.py: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
+        return BROKEN_PIPE
+
+
+def _speaks(error: IngotError) -> bool:
+    """Whether this rank says what went wrong: what every rank finds wrong, the first one does."""
+    try:
+        first = ranks_from_environment().first
+    except ConfigError:
+        first = True  # nobody knows which one is
+    return not isinstance(error, PeerLost) and (first or not isinstance(error, ConfigError | DataError | CheckpointError))
 
 
 def golf(environment: Mapping[str, str]) -> int:
@@ -43,37 +63,37 @@ def golf(environment: Mapping[str, str]) -> int:
     for warning in look_alikes(environment) if ranks.first else ():
         print(f"train_gpt.py: warning: {warning}", file=sys.stderr)
     run_id = values["RUN_ID"] or str(uuid.uuid4())
-    if Path(run_id).name != run_id:
-        raise CheckpointError(f"RUN_ID={run_id} names a file in {LOGS}/ and may not be a path")
+    if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable():
+        raise ConfigError(f"RUN_ID={run_id} names a file in {LOGS}/; it may not be a path or have line breaks")
     resolved = translate(values, ranks.world_size, _on_gpu(), _run_folder(run_id) if ranks.first else LOGS / run_id)
     with ExitStack() as stack:
         journal = Journal(None)
         if ranks.first:
             with writing(LOGS):
                 LOGS.mkdir(exist_ok=True)
-            stack.enter_context(RunLock(LOGS, elsewhere="another folder to run in"))
+            if not values["EVAL_ONLY_PATH"]:
+                stack.enter_context(RunLock(LOGS, elsewhere="another folder to run in"))
             journal = Journal(LOGS / f"{run_id}.txt")
             print(LOGS / f"{run_id}.txt", flush=True)
             journal.head(resolved, values)
-        check_data(values, journal, ranks.first)
-        if values["EVAL_ONLY_PATH"]:
-            return _score(values, resolved, ranks, journal)
-        return _train(values, resolved, journal)
+        try:
+            check_data(values, journal, ranks.first)
+            if values["EVAL_ONLY_PATH"]:
+                return _score(values, resolved, ranks, journal)
+            return _train(values, resolved, journal, run_id)
+        except IngotError as error:
+            journal.line(f"error: {reworded(str(error))}", console=False)
+            raise
 
 
-def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal) -> int:
+def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal, run_id: str) -> int:
     from ingot.doors.golf.export import GolfExporter
     from ingot.train.session import run
 
     exporter = GolfExporter(values, journal)
-    try:
-        result = run(resolved, GolfReporter(values, journal), exporter)
-    except CheckpointError as error:
-        raise CheckpointError(str(error).replace("training.output_dir", "RUN_ID")) from None
+    result = run(resolved, GolfReporter(values, journal), exporter)
     if result.status == "stopped":
-        journal.note(
-            f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={result.run_dir.name} goes on"
-        )
+        journal.note(f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={run_id} goes on")
     return 1 if exporter.over else 0
 
 
@@ -81,17 +101,22 @@ def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, jo
     """Read a file of an earlier run and score it as the end of a run does."""
     from ingot.backends.torch import TorchBackend
     from ingot.doors.golf.export import score_lines
-    from ingot.doors.golf.files import read_golf
+    from ingot.doors.golf.files import is_state, read_file, read_golf
     from ingot.runs.report import Reporter
     from ingot.train.session import open_data
     from ingot.train.trainer import Progress, Trainer
 
     path = Path(values["EVAL_ONLY_PATH"])
+    content = read_file(path)
     dataset, rows = open_data(resolved.config, ranks.world_size)
     backend = TorchBackend(resolved.config, dataset.tokenizer.vocab_size, ranks)
-    backend.put(read_golf(path), str(path))
+    backend.put(read_golf(content, path), str(path))
     journal.line(f"model_params:{backend.parameters}")
-    score_lines(Trainer(resolved.config, dataset, rows, backend, Progress(), Reporter(), None), journal)
+    trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), Reporter(), None)
+    if is_state(content):
+        score_lines(trainer, journal, STATE.stem)
+    else:
+        score_lines(trainer, journal)
     backend.close()
     return 0
 

@@ -194,7 +194,8 @@ def _settings(run: FinishedRun) -> str:
 
 
 def _commands(run: FinishedRun) -> str:
-    where = " ".join(f"{name}={shlex.quote(run.values[name])}" for name in ("DATA_PATH", "TOKENIZER_PATH"))
+    data, tokenizer = (shlex.quote(Path(run.values[name]).name) for name in ("DATA_PATH", "TOKENIZER_PATH"))
+    where = f"DATA_PATH=data/datasets/{data} TOKENIZER_PATH=data/tokenizers/{tokenizer}"  # a reader has other folders than we
     start = f"torchrun --standalone --nproc_per_node={run.ranks} {CODE}" if run.ranks > 1 else f"python {CODE}"
     return f"```bash\n{where} SEED={run.seed} {start}\n{where} EVAL_ONLY_PATH={PACKED} {start}\n```"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,32 @@ SETTINGS = {
     "VOCAB_SIZE": "model.vocab_size", "NUM_LAYERS": "model.layers", "NUM_KV_HEADS": "model.kv_heads", "MODEL_DIM": "model.width",
     "NUM_HEADS": "model.heads", "MLP_MULT": "model.mlp_multiple", "TIE_EMBEDDINGS": "model.tied", "ROPE_BASE": "model.rope_base",
     "LOGIT_SOFTCAP": "model.softcap", "TIED_EMBED_INIT_STD": "model.embedding_std",
+    "TIED_EMBED_LR": "optimizer.embedding_learning_rate",
     "HEAD_LR": "optimizer.head_learning_rate", "MATRIX_LR": "optimizer.muon_learning_rate",
     "SCALAR_LR": "optimizer.learning_rate", "MUON_MOMENTUM": "optimizer.muon_momentum",
     "MUON_BACKEND_STEPS": "optimizer.muon_iterations", "BETA1": "optimizer.beta1",
     "BETA2": "optimizer.beta2", "ADAM_EPS": "optimizer.epsilon", "GRAD_CLIP_NORM": "optimizer.clip_norm",
 }  # fmt: skip
+
+# What errors of the engine say of settings that are no variables, in words that help here.
+PHRASES = {
+    "make room for it or choose another training.output_dir": "make room for it or run in another folder",
+    "lengthen optimizer.warmup_steps": "set GRAD_CLIP_NORM",
+    " or set training.gradient_checkpointing=true": "",
+    "training.micro_batch": "TRAIN_BATCH_TOKENS",
+    "training.output_dir": "RUN_ID",
+    "optimizer.muon_momentum_start": "MUON_MOMENTUM_WARMUP_START",
+    "model.embedding_dtype": "EMBED_DTYPE",
+    "model.control": "CONTROL_TENSOR_NAME_PATTERNS",
+    " (python)": "",
+}
+
+
+def reworded(said: str) -> str:
+    """A sentence about our settings as one about variables."""
+    for ours, theirs in (PHRASES | {path: name for name, path in SETTINGS.items()}).items():
+        said = re.sub(re.escape(ours) + r"(?!\w)", theirs, said)
+    return said
 
 
 def accumulation(world_size: int) -> int:
@@ -41,10 +64,8 @@ def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = Fal
     try:
         return load_config(python=settings, environment={})
     except ConfigError as error:
-        said = str(error)
-        for name, path in SETTINGS.items():
-            said = said.replace(path, name)
-        raise ConfigError(said.replace(" (python)", "")) from None
+        said = reworded(str(error))
+        raise ConfigError(said if values["TIE_EMBEDDINGS"] else said.replace("TIED_EMBED_LR", "EMBED_LR")) from None
 
 
 def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, Any]:
@@ -65,7 +86,8 @@ def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, 
         "optimizer.decay_steps": warmdown if warmdown > 0 else None,
         "optimizer.floor": 0.0,
         "training.priming_steps": max(v["WARMUP_STEPS"], 0),
-        "budget.seconds": cap if cap > 0 else None,
+        "optimizer.clip_norm": max(v["GRAD_CLIP_NORM"], 0.0),
+        "budget.seconds": cap if 0 < cap < math.inf else None,
         "budget.overshoot": True,
         "budget.artifact_bytes": v["ARTIFACT_LIMIT_BYTES"] if v["ARTIFACT_LIMIT_BYTES"] > 0 else None,
         "evaluation.every": every,
@@ -83,9 +105,10 @@ def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, 
 def _check(v: Mapping[str, Any], world_size: int) -> None:
     """The mistakes that golf's users know, in its words."""
     dim, heads, kv_heads, length = v["MODEL_DIM"], v["NUM_HEADS"], v["NUM_KV_HEADS"], v["TRAIN_SEQ_LEN"]
-    if length < 1:
-        raise ConfigError(f"TRAIN_SEQ_LEN={length} must be positive")
-    if heads < 1 or kv_heads < 1 or dim % heads:
+    for name in ("TRAIN_SEQ_LEN", "TRAIN_BATCH_TOKENS", "NUM_HEADS", "NUM_KV_HEADS"):
+        if v[name] < 1:
+            raise ConfigError(f"{name}={v[name]} must be positive")
+    if dim % heads:
         raise ConfigError(f"MODEL_DIM={dim} is not divisible by NUM_HEADS={heads}")
     if heads % kv_heads:
         raise ConfigError(f"NUM_HEADS={heads} is not divisible by NUM_KV_HEADS={kv_heads}")

@@ -5,6 +5,7 @@ docs/golf.md shows this table, and the door knows no other. Defaults are the bas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -34,7 +35,9 @@ class Variable:
                 case "int":
                     return int(text)
                 case "float":
-                    return float(text)
+                    if math.isnan(number := float(text)):
+                        raise ValueError
+                    return number
                 case "0 or 1":
                     return bool(int(text))
                 case "list":
@@ -140,9 +143,15 @@ def look_alikes(environment: Mapping[str, str]) -> list[str]:
     for name in sorted(environment.keys() - NAMES.keys() - set(RANKS)):
         if name in OF_RECORDS:
             said.append(f"{name} belongs to scripts of some records and has no effect here")
-        elif close := get_close_matches(name.upper(), NAMES, n=1, cutoff=0.86):
-            said.append(f"{name} has no effect; did you mean {close[0]}?")
+        elif meant := _meant(name.upper()):
+            said.append(f"{name} has no effect; did you mean {meant[0]}?")
     return said
+
+
+def _meant(name: str) -> list[str]:
+    """The variable that a name resembles, or words of which it is."""
+    words = name.count("_") and len(name) > 5  # the shell itself sets `_`
+    return get_close_matches(name, NAMES, n=1, cutoff=0.8) or [other for other in NAMES if words and f"_{name}_" in f"_{other}_"]
 
 
 def markdown() -> str:

@@ -1,0 +1,21 @@
+"""In place of ingot.data.samples: folders of tokens, and no text that comes along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingot.data.dataset import MANIFEST, Dataset
+from ingot.data.foreign import open_foreign
+from ingot.data.tokenizers import open_tokenizer
+from ingot.errors import DataError
+
+
+def open_dataset(path: str, tokenizer: str) -> Dataset:
+    """The tokens of a folder; where it says which tokenizer made them, it must be this one."""
+    folder = Path(path)
+    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer)) is not None:
+        return foreign
+    dataset = Dataset.open(folder)
+    if dataset.tokenizer.fingerprint() != open_tokenizer(tokenizer).fingerprint():
+        raise DataError(f"{path} was prepared with another tokenizer than {tokenizer}")
+    return dataset

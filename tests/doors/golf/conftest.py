@@ -1,0 +1,43 @@
+"""What the tests of the golf door share: toys to play with, and a folder to do it in."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+from programs import once
+
+sys.path.append(str(Path(__file__).parents[2] / "data"))  # the toy tokenizers
+
+from golf_toys import Golf, Ran, make_toys, run_here
+
+
+@pytest.fixture(scope="session")
+def toys(shared: Path) -> Path:
+    """Shards and a tokenizer, made once and only read."""
+    return once(shared / "golf-toys", lambda: make_toys(shared / "golf-toys"))
+
+
+@pytest.fixture
+def golf(toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Golf:
+    """train_gpt.py on the toys, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return Golf(toys)
+
+
+@pytest.fixture(scope="session")
+def once_finished(toys: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    """The folder of a toy run that is complete, and what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    with chdir(folder):
+        return folder, run_here(toys)
+
+
+@pytest.fixture
+def finished(golf: Golf, once_finished: tuple[Path, Ran], tmp_path: Path) -> Ran:
+    """A toy run that is complete; its files are in the folder that is worked in."""
+    shutil.copytree(once_finished[0], tmp_path, dirs_exist_ok=True)
+    return once_finished[1]
