@@ -49,3 +49,11 @@ def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def same_arithmetic() -> Iterator[None]:
+    """Let every test compute with the same library: torch gives up oneDNN for good where a CPU lacks bf16 products."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.backends.mkldnn.set_flags(True)

@@ -202,7 +202,7 @@ min_lr = min(learning_rate, 1e-5)
         ("batch_size = __import__('os').getpid()", "is a call"),
         ("if True: batch_size = 3", "is no setting"),
         ("for i in (1, 2): pass", "is no setting"),
-        ("def batch_size(): pass", "`batch_size` is no setting"),
+        ("def batch_size(): pass", "def batch_size(): pass is no setting"),
         ("batch_size = [1][0]", "is not a literal"),
         ("batch_size = undefined + 1", "undefined is not a key"),
         ("batch_size = 9**9**9", "is too large"),
@@ -214,12 +214,14 @@ min_lr = min(learning_rate, 1e-5)
         ("batch_size = lambda: 1", "is not a literal"),
         ("batch_size.x = 1", "is not the name of a key"),
         ("batch_size = 1 << 3", "is more than simple arithmetic"),
-        ("batch_size = time.time()", "is a call"),
+        ("batch_size = time.sleep(9)", "is a call"),
         ("batch_size = 3 4", "this is not Python"),
         ("batch_siz = 3", "unknown key batch_siz; did you mean batch_size?"),
         ("num_gpus = 8", "a name of your own begins with an underscore"),
         ("batch_size = 1.5", "batch_size = 1.5 is not a whole number"),
         ("batch_size = " + "(" * 150 + "1" + ")" * 150 + "+1" * 3000, "nested"),
+        ("batch_size = 1" + "+1" * 1500, "nested"),
+        ("batch_size = nothing()" + "+1" * 1500, "nested"),
     ],
 )
 def test_a_preset_is_never_run_and_what_it_may_not_say_is_refused_with_its_line(tmp_path, line, says):
@@ -238,6 +240,10 @@ def test_any_text_is_either_a_preset_or_refused_in_a_sentence(tmp_path_factory, 
         read(str(file))
     except ConfigError as error:
         assert str(file) in str(error)
+
+
+def test_a_preset_finds_the_clock_without_importing_it(tmp_path):
+    assert re.fullmatch(r"run-\d+\.\d+", str(read(preset(tmp_path, "wandb_run_name = f'run-{time.time()}'"))["wandb_run_name"]))
 
 
 def test_a_preset_for_training_does_for_the_other_programs_too():

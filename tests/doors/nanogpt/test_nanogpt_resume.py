@@ -166,6 +166,7 @@ def test_a_damaged_ckpt_pt_alone_is_refused_in_a_sentence(train):
 def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
     from ingot.artifact.huggingface import write_gpt2
     from ingot.backends.torch_state import model_records
+    from ingot.data.tokenizers import open_tokenizer
     from ingot.model.gpt2 import GPT2
 
     section = {
@@ -184,7 +185,9 @@ def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
     shutil.copytree(work / "data/words", own / "words")
     Path("data").unlink()
     Path("data").symlink_to(own)
-    (own / "words/meta.pkl").unlink()  # ids of GPT-2, as it were
+    (own / "words/meta.pkl").unlink()
+    for split in ("train", "val"):
+        open_tokenizer("gpt2").encode("The quick brown fox jumps over the lazy dog. " * 60).tofile(own / f"words/{split}.bin")
     keys = {"init_from": "small-gpt2", "max_iters": 2, "learning_rate": 0.0, "min_lr": 0.0, "weight_decay": 0.0}
     ran = train(words(**keys))
     found = torch.load("out/ckpt.pt", weights_only=True)
