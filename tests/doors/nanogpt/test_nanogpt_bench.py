@@ -50,7 +50,7 @@ def test_characters_are_no_data_for_the_model_that_is_measured(capfd, tmp_path, 
     assert "add --real_data=False" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("argument", ["--n_head=3", "--batch_size=0", "--device=abacus"])
+@pytest.mark.parametrize("argument", ["--n_head=3", "--batch_size=0", "--device=abacus", "--seed=-1"])
 def test_a_mistake_is_one_line(capfd, tmp_path, monkeypatch, argument):
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "--real_data=False", argument]) == 2

@@ -214,7 +214,7 @@ DAMAGES = {
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-1000]), "is damaged"),
     "flipped": (flipped, "is damaged"),
     "empty": (lambda path: path.write_bytes(b""), "is damaged"),
-    "text": (lambda path: path.write_text("hello"), "is damaged"),
+    "text": (lambda path: path.write_text("hello"), "it is not what torch.save writes"),
     "code": (lambda path: path.write_bytes(pickle.dumps(Hostile())), "is damaged, or holds more than weights"),
     "code in a zip": (lambda path: torch.save(Hostile(), path), "is damaged, or holds more than weights"),
     "list": (lambda path: torch.save([1, 2], path), "it holds no dictionary"),
@@ -261,6 +261,12 @@ CONTENTS = {
     "an unknown tensor": (changed(extra=torch.ones(7)), "has a tensor extra"),
     "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is no GPT of nanoGPT"),
 }  # fmt: skip
+
+
+def test_weights_that_are_no_numbers_are_still_a_head_and_its_embedding(tmp_path, foreign):
+    broken = torch.full((80, 48), torch.nan)
+    model = {**foreign.contents()["model"], "transformer.wte.weight": broken, "lm_head.weight": broken.clone()}
+    assert read_ckpt(foreign.save(tmp_path / "ckpt.pt", model=model)).settings["vocab_size"] == 80
 
 
 @pytest.mark.parametrize("what", CONTENTS)

@@ -6,6 +6,7 @@ import typer
 from foreign import ARGUMENTS, CONFIG, Foreign
 from typer.testing import CliRunner
 
+from ingot import api
 from ingot.artifact.container import read_artifact
 from ingot.doors.cli import export, generate, imports
 from ingot.doors.nanogpt.checkpoint import read_ckpt
@@ -25,6 +26,19 @@ def call():
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 
+@pytest.fixture(scope="module")
+def reference(prepared, tmp_path_factory):
+    """A run that this door did not train."""
+    run = tmp_path_factory.mktemp("run")
+    api.train(
+        model={"family": "gpt2", "layers": 2, "heads": 2, "width": 16},
+        data={"path": str(prepared / "data/words"), "seq_len": 16},
+        training={"max_steps": 3, "tokens_per_step": 64, "output_dir": str(run), "device": "cpu"},
+        artifact={"write": False},
+    )
+    return run
+
+
 @pytest.fixture
 def exported(call, reference, tmp_path):
     """ckpt.pt of a run of `ingot train`."""
@@ -34,7 +48,7 @@ def exported(call, reference, tmp_path):
 
 
 def written(call, path):
-    found = call("generate", path, "--prompt", "the ", "--tokens", 30, "--greedy", "--device", "cpu")
+    found = call("generate", path, "--prompt", "bad ", "--tokens", 30, "--greedy", "--device", "cpu")
     assert found.exit_code == 0, found.exception
     return found.stdout
 

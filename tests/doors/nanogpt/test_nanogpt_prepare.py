@@ -142,6 +142,7 @@ def test_a_download_of_something_else_is_refused(tmp_path, monkeypatch, capfd):
         (openwebtext, ["--input", "one.jsonl"], 3, "fewer than two"),
         (openwebtext, ["--input", "one.jsonl", "--workers", "0"], 2, "at least one"),
         (shakespeare, ["--input", "text.txt", "--output", "char"], 3, "data here are characters"),
+        (openwebtext, ["--input", "one.jsonl", "--output", "char"], 3, "data here are characters"),
         (shakespeare_char, ["--input", "text.txt", "--output", "text.txt/x"], 3, "cannot write"),
     ],
 )

@@ -67,7 +67,8 @@ def test_a_kill_during_a_save_leaves_a_ckpt_pt_that_loads_and_a_run_that_goes_on
     reached = torch.load("out/ckpt.pt", weights_only=True)["iter_num"]
     train(words(max_iters=reached + 3, init_from="resume", **keys))
     found = losses(Path("out"))
-    assert reached >= 4 and all(found[step] == loss for step, loss in unbroken.items() if step in found)
+    same = {step: pytest.approx(loss, abs=1e-5) for step, loss in unbroken.items() if step in found}  # by another process
+    assert reached >= 4 and {step: found[step] for step in same} == same
 
 
 def test_a_ckpt_pt_that_a_kill_left_behind_its_checkpoint_is_brought_up_to_it(train):
@@ -114,7 +115,8 @@ def test_a_smaller_block_size_crops_the_model_and_the_optimizer_s_memory(train):
     train(words(max_iters=4, **KEYS))
     before = torch.load("out/ckpt.pt", weights_only=True)
     ran = train(words(max_iters=8, init_from="resume", block_size=8, **KEYS))
-    assert list(ran.losses) == [5, 6, 7, 8] and "data.seq_len was 16 and is 8" in ran.err
+    assert list(ran.losses) == [5, 6, 7, 8]
+    assert "step-00000005: block_size was 16 and is 8; tokens per iteration was 128 and is 64\n" in ran.err
     after = torch.load("out/ckpt.pt", weights_only=True)
     assert after["model_args"]["block_size"] == 8 and after["model"]["transformer.wpe.weight"].shape == (8, 16)
     kept = torch.load("out/earlier-1/ckpt.pt", weights_only=True)  # the uncropped one is not lost
@@ -135,7 +137,7 @@ def test_the_shape_of_the_model_is_the_checkpoint_s_and_the_rest_the_command_lin
     assert found["model_args"] == {
         "n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 16, "bias": False, "vocab_size": 12, "dropout": 0.0
     }  # fmt: skip
-    assert "model.dropout was 0.2 and is 0.0" in ran.err and "tokens per iteration will be: 64" in ran.out
+    assert "dropout was 0.2 and is 0.0" in ran.err and "tokens per iteration will be: 64" in ran.out
     assert list(ran.losses) == [5, 6]
 
 
@@ -161,6 +163,51 @@ def test_a_damaged_ckpt_pt_alone_is_refused_in_a_sentence(train):
     Path("out/ckpt.pt").write_bytes(b"not a checkpoint")
     ran = train(words(init_from="resume"), code=4)
     assert "out/ckpt.pt" in ran.err and len(ran.err.splitlines()) == 1
+
+
+@pytest.fixture
+def damaged(train) -> None:
+    """A run whose ckpt.pt is half there and whose newest checkpoint has a byte flipped."""
+    train(words(max_iters=4, **KEYS))
+    Path("out/ckpt.pt").write_bytes(Path("out/ckpt.pt").read_bytes()[:5000])
+    weights = Path("out/checkpoints/step-00000005/model.safetensors")
+    contents = bytearray(weights.read_bytes())
+    contents[-1] ^= 1
+    weights.write_bytes(contents)
+
+
+def test_a_damaged_ckpt_pt_is_kept_and_the_run_goes_on_from_a_checkpoint_that_is_whole(train, unbroken, damaged):
+    ran = train(words(max_iters=11, init_from="resume", **KEYS))
+    assert "it is kept as ckpt.pt.damaged, and out/checkpoints/step-00000003, which does not need it" in ran.err
+    assert losses(Path("out")) == unbroken
+    assert torch.load("out/ckpt.pt", weights_only=True)["iter_num"] == 12 and Path("out/ckpt.pt.damaged").stat().st_size == 5000
+
+
+def test_evaluating_only_writes_nothing_even_where_something_is_damaged(train, damaged, work):
+    before = {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))}
+    ran = train(words(eval_only=True, init_from="resume", **KEYS))
+    assert list(ran.evaluations) == [3] and "step-00000003 is taken instead" in ran.err
+    assert {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))} == before
+
+
+def test_a_ckpt_pt_that_is_gone_is_written_anew(train):
+    train(words(max_iters=4, **KEYS))
+    Path("out/ckpt.pt").unlink()
+    train(words(max_iters=4, init_from="resume", **KEYS))
+    assert torch.load("out/ckpt.pt", weights_only=True)["iter_num"] == 5
+
+
+def test_the_best_loss_of_a_foreign_run_is_not_forgotten_before_the_next_evaluation(train):
+    keys = {**KEYS, "eval_interval": 100}
+    train(words(max_iters=4, **keys))
+    found = torch.load("out/ckpt.pt", weights_only=True)
+    del found["ingot"]
+    Path("foreign").mkdir()
+    torch.save({**found, "best_val_loss": torch.tensor(1.25)}, "foreign/ckpt.pt")
+    for max_iters in (5, 6):
+        train(words(out_dir="foreign", max_iters=max_iters, init_from="resume", **keys))
+        assert float(torch.load("foreign/ckpt.pt", weights_only=True)["best_val_loss"]) == pytest.approx(1.25)
+        keys["dropout"] = 0.0  # another run, which begins with what this one knew
 
 
 def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
@@ -199,13 +246,17 @@ def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
     assert list(resumed.losses) == [3, 4] and list(ran.losses) == [0, 1, 2]
 
 
-def test_two_ranks_under_torchrun_give_the_losses_of_one(train, work, ingot: Ingot):
+def test_two_ranks_under_torchrun_give_the_losses_of_one(train, work, ingot: Ingot, monkeypatch, capfd):
+    from torch.distributed.run import main as torchrun
+
     keys = {**KEYS, "dropout": 0.0, "max_iters": 5, "backend": "gloo"}
     train(words(out_dir="one", **keys))
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "train.py"))
-    two = ingot(*words(out_dir="two", **keys), command=(sys.executable, *launch), folder=work)
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, ingot.environment[name])
+    torchrun(["--standalone", "--nproc_per_node=2", str(ROOT / "train.py"), *words(out_dir="two", **keys)])
     assert losses(work / "two") == pytest.approx(losses(work / "one"), abs=1e-5, rel=0)
-    assert two.stdout.count("tokens per iteration will be: 128") == 1 and two.stdout.count("iter 5:") == 1
+    out = capfd.readouterr().out
+    assert out.count("tokens per iteration will be: 128") == 1 and out.count("iter 5:") == 1
 
 
 def test_what_every_rank_finds_wrong_is_said_once(train, monkeypatch):

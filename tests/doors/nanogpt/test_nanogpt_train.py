@@ -12,8 +12,10 @@ import pytest
 import torch
 from small_runs import EVALUATION, ITERATION, SMALL, words
 
+from ingot.data.tokenizers import ByteTokenizer
 from ingot.doors.nanogpt import Session
-from ingot.errors import ConfigError
+from ingot.doors.nanogpt.prepare import shakespeare
+from ingot.errors import ConfigError, DataError
 
 
 def test_there_are_max_iters_and_one_iterations_and_evaluations_before_those_that_are_due(train):
@@ -113,11 +115,13 @@ def test_a_run_of_this_door_is_a_run_folder_of_ours(train):
     [
         ({"dataset": "nothing"}, 3, "there is no data of dataset=nothing in data/nothing"),
         ({"init_from": "resume"}, 4, "there is no out/ckpt.pt"),
-        ({"init_from": "gpt5"}, 2, "gpt5"),
+        ({"init_from": "gpt5"}, 2, "there are no weights 'gpt5'; give gpt2, "),
+        ({"init_from": "scrach"}, 2, "init_from also knows resume, and in train.py scratch"),
+        ({"out_dir": ""}, 2, "out_dir is empty; give a folder"),
         ({"block_size": 5000}, 3, "too few for rows of block_size=5,000"),
         ({"device": "abacus"}, 2, "device=abacus is no device"),
         ({"eval_interval": 0}, 2, "eval_interval=0 must be 1 or more"),
-        ({"out_dir": "data/words/train.bin/x"}, 4, "cannot write"),
+        ({"out_dir": "data/words/train.bin/x"}, 4, "choose another out_dir"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(train, keys, code, says):
@@ -149,6 +153,20 @@ def test_a_folder_that_ingot_prepared_does_as_data_too(train, work, tmp_path):
     prepare([Path("text.txt")], Path("data/bytes"), "byte")
     ran = train(words(dataset="bytes"))
     assert "with vocab_size 260" in ran.out and float(ran.evaluations[0][1]) == pytest.approx(math.log(260), abs=0.1)
+
+
+def test_ids_of_a_tokenizer_are_trained_on_where_it_is_named(train, work):
+    Path("data").unlink()
+    Path("data/bytes").mkdir(parents=True)
+    for split, text in (("train", "to be or not to be\n" * 100), ("val", "that is the question\n" * 10)):
+        ByteTokenizer().encode(text).tofile(f"data/bytes/{split}.bin")
+    Path("data/bytes/meta.pkl").write_bytes(pickle.dumps({"vocab_size": 260}))
+    refused = train(words(dataset="bytes"), code=3)
+    assert "has 260 ids that are no single characters; name what made them with --tokenizer" in refused.err
+    ran = train(words(dataset="bytes", tokenizer="byte"))
+    assert "with vocab_size 260 of data/bytes" in ran.out
+    assert torch.load("out/ckpt.pt", weights_only=True)["ingot"]["tokenizer"] == {"kind": "byte"}
+    assert list(train(words(dataset="bytes", tokenizer="byte", init_from="resume", max_iters=9)).losses) == [9]
 
 
 def test_another_process_in_the_folder_is_respected(train):
@@ -214,3 +232,28 @@ def test_a_session_refuses_keys_and_splits_it_does_not_know(work):
         Session(batch_siz=3)
     with pytest.raises(ConfigError, match="there is no split 'test'"):
         Session(SMALL).get_batch("test")
+
+
+def test_data_that_the_model_has_no_ids_for_are_refused_before_it_reads_them(train, work):
+    train(words(max_iters=0))
+    Path("data").unlink()
+    Path("text").write_text("some words " * 200)
+    assert shakespeare(Path("data/words"), ["--input", "text"]) == 0
+    for eval_only in (True, False):
+        ran = train(words(init_from="resume", eval_only=eval_only), code=2)
+        assert "dataset=words has 50,257 ids and the model 12; they do not fit" in ran.err
+
+
+def test_a_session_names_a_token_that_is_none(work):
+    files = {path.name: path.read_bytes() for path in Path("data/words").iterdir() if path.is_file()}
+    Path("data").unlink()
+    Path("data/words").mkdir(parents=True)
+    for name, contents in files.items():
+        Path("data/words", name).write_bytes(contents)
+    session = Session(SMALL)
+    for name in ("train.bin", "val.bin"):
+        with Path("data/words", name).open("r+b") as file:
+            file.write(b"\x0c\0" * (len(files[name]) // 2))
+    for read in (lambda: session.get_batch("train"), session.estimate_loss):
+        with pytest.raises(DataError, match="the data holds token 12, and the model has 12 ids"):
+            read()
