@@ -117,8 +117,11 @@ def saved_steps(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
-def newest_sound(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole, None where there are none; damaged ones are named to `warn` and put aside."""
+def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = False) -> Checkpoint | None:
+    """The newest checkpoint that is whole, None where there are none; damaged ones are named to `warn` and put aside.
+
+    With `look_only` nothing is put aside.
+    """
     damaged: list[tuple[Path, CheckpointError]] = []
     for path in reversed(saved_steps(folder).values()):
         try:
@@ -127,6 +130,9 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None
             damaged.append((path, error))
             continue
         for bad, why in damaged:
+            if look_only:
+                warn(f"{why}; {path.name} is taken instead")
+                continue
             warn(f"{why}; it is kept as {bad.name}{DAMAGED} and the run goes on from {path.name}")
             shutil.rmtree(bad.with_name(bad.name + DAMAGED), ignore_errors=True)
             bad.rename(bad.with_name(bad.name + DAMAGED))

@@ -16,23 +16,44 @@ import torch
 from programs import PATIENCE, Ingot, losses
 from small_runs import ROOT, words
 
+from ingot.doors.nanogpt.train import main
+
 # Dropout, so that random numbers have to be right too. The schedule does not depend on max_iters.
 KEYS: dict[str, Any] = {"dropout": 0.2, "lr_decay_iters": 40, "eval_interval": 3, "always_save_checkpoint": True}
 
+# torchrun --standalone --nproc_per_node=2 train.py; the ranks are forks, so that torch is imported once.
+TORCHRUN = """
+import sys
+import ingot.backends.torch, ingot.doors.nanogpt.checkpoint, ingot.train.session
+from ingot.doors.nanogpt.train import main
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
+elastic_launch(LaunchConfig(1, 1, nproc_per_node=2, start_method="fork", **place), main)(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve iterations in one go."""
+    out = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(prepared)
+        assert main(words(out_dir=out, max_iters=11, **KEYS)) == 0
+    return out
+
 
 @pytest.fixture
-def unbroken(train) -> dict[int, float]:
-    """The losses of twelve iterations in one go, by step, as floats."""
-    train(words(out_dir="unbroken", max_iters=11, **KEYS))
-    return losses(Path("unbroken"))
+def unbroken(whole: Path) -> dict[int, float]:
+    """Their losses, by step, as floats."""
+    return losses(whole)
 
 
-def test_a_run_that_is_continued_has_the_losses_of_the_unbroken_one_bit_for_bit(train, unbroken):
+def test_a_run_that_is_continued_has_the_losses_of_the_unbroken_one_bit_for_bit(train, whole, unbroken):
     train(words(max_iters=4, **KEYS))
     ran = train(words(max_iters=11, init_from="resume", **KEYS))
     assert list(ran.losses) == list(range(5, 12)) and list(ran.evaluations) == [6, 9]
     assert losses(Path("out")) == unbroken
-    weights = [torch.load(f"{name}/ckpt.pt", weights_only=True) for name in ("out", "unbroken")]
+    weights = [torch.load(folder / "ckpt.pt", weights_only=True) for folder in (Path("out"), whole)]
     assert all(torch.equal(weights[0]["model"][name], value) for name, value in weights[1]["model"].items())
     assert weights[0]["iter_num"] == weights[1]["iter_num"] == 12
 
@@ -246,17 +267,12 @@ def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
     assert list(resumed.losses) == [3, 4] and list(ran.losses) == [0, 1, 2]
 
 
-def test_two_ranks_under_torchrun_give_the_losses_of_one(train, work, ingot: Ingot, monkeypatch, capfd):
-    from torch.distributed.run import main as torchrun
-
+def test_two_ranks_under_torchrun_give_the_losses_of_one(train, work, ingot: Ingot):
     keys = {**KEYS, "dropout": 0.0, "max_iters": 5, "backend": "gloo"}
     train(words(out_dir="one", **keys))
-    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, ingot.environment[name])
-    torchrun(["--standalone", "--nproc_per_node=2", str(ROOT / "train.py"), *words(out_dir="two", **keys)])
+    two = ingot(*words(out_dir="two", **keys), command=(sys.executable, "-c", TORCHRUN), folder=work)
     assert losses(work / "two") == pytest.approx(losses(work / "one"), abs=1e-5, rel=0)
-    out = capfd.readouterr().out
-    assert out.count("tokens per iteration will be: 128") == 1 and out.count("iter 5:") == 1
+    assert two.stdout.count("tokens per iteration will be: 128") == 1 and two.stdout.count("iter 5:") == 1
 
 
 def test_what_every_rank_finds_wrong_is_said_once(train, monkeypatch):

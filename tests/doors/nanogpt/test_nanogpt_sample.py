@@ -125,18 +125,16 @@ def test_an_empty_start_is_a_beginning(foreign, sample):
     assert "start is empty: the texts begin as a document does, or with a newline" in found.err
 
 
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("--dtype=bfloat16", "dtype=bfloat16 is for GPUs; computing in float32\n"),
-        ("--dtype=float16", "dtype=float16 is for GPUs; computing in float32\n"),
-        ("--compile=True", "compile=True changes nothing here: on a GPU steps are recorded and replayed as they are\n"),
-        ("--dtype=float32", ""),
-    ],
-)
-def test_settings_for_gpus_change_nothing_on_a_cpu(foreign, sample, argument, said):
-    found = sample(argument)
-    assert (found.texts, found.err) == (sample().texts, said)
+def test_settings_for_gpus_change_nothing_on_a_cpu(foreign, sample):
+    expected = sample().texts
+    for argument, said in {
+        "--dtype=bfloat16": "dtype=bfloat16 is for GPUs; computing in float32\n",
+        "--dtype=float16": "dtype=float16 is for GPUs; computing in float32\n",
+        "--compile=True": "compile=True changes nothing here: on a GPU steps are recorded and replayed as they are\n",
+        "--dtype=float32": "",
+    }.items():
+        found = sample(argument)
+        assert (found.texts, found.err) == (expected, said)
 
 
 def test_nothing_to_write_is_nothing_written(foreign, sample):

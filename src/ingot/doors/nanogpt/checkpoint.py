@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -152,7 +153,8 @@ def _load(path: Path) -> dict[str, Any]:
     except MemoryError:
         raise CheckpointError(f"{path} does not fit into the memory") from None
     except Exception as error:  # damaged and hostile files raise almost anything
-        reason = " ".join(str(error).split()).split(". ")[0][:150] or type(error).__name__
+        known = isinstance(error, RuntimeError | ValueError | pickle.UnpicklingError)
+        reason = " ".join(str(error).split()).split(". ")[0][:150] if known else "it is not what torch.save writes"
         raise CheckpointError(f"{path} is damaged, or holds more than weights and settings: {reason}") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is no checkpoint of nanoGPT: it holds no dictionary")
@@ -173,9 +175,13 @@ def _weights(model: Mapping[Any, Any], path: Path) -> dict[str, TensorRecord]:
     head = found.pop(HEAD, None)
     if EMBEDDING not in found or POSITIONS not in found or found[EMBEDDING].dim() != 2 or found[POSITIONS].dim() != 2:
         raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is no GPT of nanoGPT")
-    if head is not None and not (head.shape == found[EMBEDDING].shape and torch.equal(head, found[EMBEDDING])):
+    if head is not None and not (head.shape == found[EMBEDDING].shape and _equal(head, found[EMBEDDING])):
         raise CheckpointError(f"{path} has a head of its own, and that of nanoGPT is its embedding; it cannot be read")
     return {name: _record(name, value) for name, value in found.items()}
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ingot.doors.nanogpt.command_line import HELP, Given, help_text, read_arguments
-from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost
+from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError
 
 BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
 PATIENCE_SECONDS = 10
@@ -26,7 +26,7 @@ def enter(program: str, body: Callable[[Given], None], arguments: Sequence[str] 
     given = list(sys.argv[1:] if arguments is None else arguments)
     with explained(program) as outcome:
         if any(word in HELP for word in given):
-            print(help_text(program))
+            say(help_text(program))
         else:
             from ingot.runtime.ranks import ranks_from_environment
 
@@ -40,6 +40,12 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+def warn(line: str) -> None:
+    """Print a line that is no part of the log."""
+    with suppress(OSError, ValueError):  # whoever read it may have left
+        print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def explained(program: str) -> Iterator[Outcome]:
     """Turn our errors into a line and an exit code; whoever reads the output may leave."""
@@ -49,7 +55,7 @@ def explained(program: str) -> Iterator[Outcome]:
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
     try:
         yield outcome
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no stdout
     except PeerLost as error:
         time.sleep(PATIENCE_SECONDS)  # the rank that knows why speaks first; whoever started the ranks then ends this one
         outcome.code = error.exit_code
@@ -57,16 +63,40 @@ def explained(program: str) -> Iterator[Outcome]:
         if not _speaks(error):
             time.sleep(PATIENCE_SECONDS)
         else:
-            print(f"{program}: error: {' '.join(str(error).split())}", file=sys.stderr)
+            from ingot.doors.nanogpt.translate import in_their_words
+
+            warn(f"{program}: error: {in_their_words(' '.join(str(error).split()))}")
         outcome.code = error.exit_code
     except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+        warn(f"{program}: interrupted")
         outcome.code = INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
+        _drop_stdout()
         outcome.code = BROKEN_PIPE
+    except OSError as error:
+        if error.filename is None:  # it is the log that cannot be written
+            _drop_stdout()
+        warn(f"{program}: error: {error}")
+        outcome.code = RunError.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not _no_memory(error):
+            raise
+        warn(f"{program}: error: the memory is full; lower batch_size or block_size, ask for fewer texts or take a smaller model")
+        outcome.code = RunError.exit_code
 
 
 def _speaks(error: IngotError) -> bool:
     """Whether this rank says what went wrong: what every rank finds wrong, the first one does."""
     return os.environ.get("RANK", "0") == "0" or not isinstance(error, ConfigError | DataError | CheckpointError)
+
+
+def _drop_stdout() -> None:
+    """Let what is not yet printed go nowhere, or Python complains when it closes stdout."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _no_memory(error: BaseException) -> bool:
+    """Whether an error is that of torch's allocators, or Python's, at the end of the memory."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "not enough memory" in str(error)

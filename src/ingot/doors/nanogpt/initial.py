@@ -22,10 +22,10 @@ from ingot.data.dataset import Dataset
 from ingot.data.samples import open_dataset
 from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, model_args, read_ckpt
 from ingot.doors.nanogpt.pretrained import read_pretrained
-from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, translate, vocabulary
+from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, in_their_words, translate, vocabulary
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.eval.bits import Judge
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
+from ingot.runs.checkpoints import DAMAGED, Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
 from ingot.runs.folder import RunFolder
 from ingot.runs.lock import RunLock
 from ingot.runtime.files import fsync_dir, writing
@@ -52,21 +52,22 @@ class Start:
     optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)
     best_val_loss: float | None = None
     ours: Checkpoint | None = None
+    missing: str = ""  # in words: what a ckpt.pt of nanoGPT's does not hold
 
 
 def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
-    """What init_from means; nothing is written."""
+    """What init_from means. Nothing is written but the names of damaged files, and with eval_only not even those."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
-        found = vocabulary(data_path(values))
-        meta = f"vocab_size {found} of {data_path(values) / 'meta.pkl'}"
-        say(f"a new model from scratch, with {meta if found else 'the 50,257 ids of GPT-2, rounded up to 50,304'}")
+        found = vocabulary(data_path(values), values["tokenizer"])
+        ids = f"vocab_size {found} of {data_path(values)}" if found else "the 50,257 ids of GPT-2, rounded up to 50,304"
+        say(f"a new model from scratch, with {ids}")
         return Start(fresh_args(values, found), "erf")
     if name != "resume":
         weights, settings = read_pretrained(name)
         say(f"a model with the weights of {name}")
         return _fitted(Start(_args(settings), settings["gelu"], weights=weights), values, name)
-    ours = _own_checkpoint(out, warn)
+    ours = _own_checkpoint(out, warn, values["eval_only"])
     if ours is not None:
         say(f"resuming from {ours.path}")
         settings, tensors = ours.progress["config"]["model"], ours.tensors
@@ -76,26 +77,26 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
         return _fitted(start, values, str(ours.path))
     ckpt = read_ckpt(out / CKPT)
     say(f"resuming from {ckpt.path} at iteration {ckpt.iter_num}")
-    if ckpt.missing:
-        missing = ", ".join(ckpt.missing)
-        warn(f"{ckpt.path} does not hold {missing}: the run goes on, and not exactly as an unbroken one would")
     start = Start(_args(ckpt.settings), ckpt.settings["gelu"], ckpt.iter_num, ckpt.weights, ckpt.optimizer, ckpt.best_val_loss)
-    return _fitted(start, values, str(ckpt.path))
+    missing = f"{ckpt.path} does not hold {', '.join(ckpt.missing)}"
+    return _fitted(replace(start, missing=missing), values, str(ckpt.path))
 
 
 def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) -> tuple[ResolvedConfig, float]:
     """Make the folder such that the loop begins or resumes as `start` says; returns the config and the seconds trained before."""
     out, resolved = Path(values["out_dir"]), translate(values, start.args, start.gelu)
     dataset = open_dataset(resolved.config.data.path, resolved.config.data.tokenizer)
-    _check_dataset(dataset, values, start.args)
+    check_dataset(dataset, values, start.args)
     facts = facts_of(resolved.config, dataset)
     if start.ours is not None:
         try:
             check_fits(start.ours, facts)
             return resolved, float(start.ours.progress["elapsed_seconds"])
         except CheckpointError as error:
-            changes = str(error).partition("cannot be continued: ")[2].rpartition("; set it back")[0]
-            warn(f"not exactly the run of {start.ours.path}: {changes}")
+            changes = in_their_words(str(error)).partition("cannot be continued: ")[2].rpartition("; set it back")[0]
+            warn(f"not exactly the run of {start.ours.path}: {'; '.join(dict.fromkeys(changes.split('; ')))}")
+    elif start.missing:
+        warn(f"{start.missing}: the run goes on, and not exactly as an unbroken one would")
     set_aside(out, say, keep_ckpt=values["init_from"] == "resume")
     if start.weights is None:
         return resolved, 0.0
@@ -108,7 +109,7 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
     return resolved, progress.elapsed_seconds
 
 
-def _check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs) -> None:
+def check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs) -> None:
     """Refuse data that the run cannot be made of, in the words of the keys."""
     name, ids, tokens = values["dataset"], dataset.tokenizer.vocab_size, dataset.split("train").tokens
     if ids > args.vocab_size:
@@ -145,16 +146,24 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _own_checkpoint(out: Path, warn: Say) -> Checkpoint | None:
+def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
     """The newest checkpoint of ours in a folder, unless its ckpt.pt is not of that run but was brought there."""
     if not saved_steps(out / "checkpoints"):
         if not (out / CKPT).exists():
             raise CheckpointError(f"init_from=resume: there is no {out / CKPT}; train one with --init_from=scratch first")
         return None
-    newest = newest_sound(out / "checkpoints", warn)
+    newest = newest_sound(out / "checkpoints", warn, look_only)
     if newest is None or not (out / CKPT).exists():
         return newest
-    state = read_ckpt(out / CKPT)
+    try:
+        state = read_ckpt(out / CKPT)
+    except CheckpointError as error:
+        kept = "" if look_only else f"it is kept as {CKPT}{DAMAGED}, and "
+        warn(f"{error}; {kept}{newest.path}, which does not need it, is taken instead")
+        if not look_only:
+            with writing(out):
+                (out / CKPT).rename(out / f"{CKPT}{DAMAGED}")
+        return newest
     if state.checkpoint is None:
         return None
     named = newest if state.checkpoint.name == newest.path.name else load_checkpoint(state.checkpoint)
@@ -196,9 +205,11 @@ def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
         known, before = start.ours.progress, start.ours.progress["config"]
         p = replace(p, **{name: known[name] for name in ("tokens", "elapsed_seconds", "loss")})
         if (known["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
-            p = replace(p, best_bpb=known["best_bpb"], best_step=at if known["best_step"] == at else None)
+            p = replace(p, **{name: known[name] for name in ("best_bpb", "val_loss", "val_bpb")})
+            p = replace(p, best_step=at if known["best_step"] == at else None)
     elif start.best_val_loss is not None and at:
         judge = Judge.of(config, dataset.split("val"), dataset.tokenizer)
         sizes = judge.score(judge.rows(config.evaluation.rows), lambda batch: 0.0)
-        p = replace(p, best_bpb=start.best_val_loss / math.log(2) * sizes.tokens / sizes.bytes, best_step=at)
+        best = start.best_val_loss / math.log(2) * sizes.tokens / sizes.bytes
+        p = replace(p, best_bpb=best, best_step=at, val_loss=start.best_val_loss, val_bpb=best)
     return p

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ingot.errors import ConfigError
 
 Value = int | float | bool | str | None
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # values of dtype, and what they are called here
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
 
@@ -90,6 +91,7 @@ TRAIN = _keys(
     _DTYPE,
     Key("compile", bool, True, "torch.compile; on a CPU only if it is asked for"),
     Key("mfu_peak", float, None, "FLOP/s that mfu is a percentage of, per GPU; None: this GPU's own", True, ours=True),
+    Key("tokenizer", str, None, "what made the ids, where neither characters in meta.pkl nor GPT-2 did: a file", True, ours=True),
 )
 
 SAMPLE = _keys(

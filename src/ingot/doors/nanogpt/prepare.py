@@ -101,14 +101,19 @@ def _write_characters(folder: Path, text: str) -> None:
 
 
 def _write_gpt2(folder: Path, text: str) -> None:
-    from ingot.data.formats.meta import META
     from ingot.data.tokenizers import open_tokenizer
 
-    if (folder / META).exists():
-        raise DataError(f"{folder / META} says that the data here are characters; give another --output or remove it")
+    _refuse_characters(folder)
     tokenizer = open_tokenizer("gpt2")
     parts = [tokenizer.encode(part) for part in _split(text)]
     _place(folder, {"train.bin": _bytes(parts[0]), "val.bin": _bytes(parts[1])})
+
+
+def _refuse_characters(folder: Path) -> None:
+    from ingot.data.formats.meta import META
+
+    if (folder / META).exists():
+        raise DataError(f"{folder / META} says that the data here are characters; give another --output or remove it")
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -192,6 +197,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
         raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
     total, done, scratch = sum(map(file_bytes, files)), 0, folder / ".tokens.tmp"
     with _alone_in(folder):
+        _refuse_characters(folder)
         with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("wb") as file:
 
             def advance(size: int) -> None:

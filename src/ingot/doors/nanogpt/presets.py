@@ -45,14 +45,15 @@ def read_preset(path: Path, known: Mapping[str, Any]) -> tuple[str, list[tuple[s
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise ConfigError(f"{path}{line}: this is not Python: {getattr(error, 'msg', error)}") from None
-    return text, _Reader(path, known).read(tree)
+        reason = getattr(error, "msg", str(error)) or "it is nested too deeply"
+        raise ConfigError(f"{path}{line}: this is not Python: {reason}") from None
+    return text, _Reader(path, text, known).read(tree)
 
 
 class _Reader:
-    def __init__(self, path: Path, known: Mapping[str, Any]) -> None:
-        self._path, self._known = path, dict(known)
-        self._modules: dict[str, str] = {}  # what imports made known: a name here, and what it means
+    def __init__(self, path: Path, text: str, known: Mapping[str, Any]) -> None:
+        self._path, self._text, self._known = path, text, dict(known)
+        self._modules = {"time": "time"}  # a name here and what it means; nanoGPT's presets find this one imported
         self._found: list[tuple[str, Any, str]] = []
 
     def read(self, tree: ast.Module) -> list[tuple[str, Any, str]]:
@@ -159,7 +160,7 @@ class _Reader:
         return value
 
     def _refusal(self, node: ast.AST, why: str) -> ConfigError:
-        shown = " ".join(ast.unparse(node).split()) if not isinstance(node, ast.FunctionDef | ast.ClassDef) else f"`{node.name}`"
+        shown = " ".join((ast.get_source_segment(self._text, node) or "this").split())
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return ConfigError(
             f"{self._path}, line {getattr(node, 'lineno', 1)}: {shown} {why}; "

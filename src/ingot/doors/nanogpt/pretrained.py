@@ -33,4 +33,7 @@ def pretrained_folder(name: str) -> Path:
         return cached_model(f"{OWNER}/{name}") or cached_model(name) or fetch_model(f"{OWNER}/{name}")
     if folder.is_dir() or "/" in name:
         raise ConfigError(f"there is no {folder / CONFIG}; give a folder with GPT-2 weights, or one of {', '.join(SIZES)}")
-    raise ConfigError(f"there are no weights {name!r}; give {', '.join(SIZES)}, or a folder with GPT-2 weights")
+    raise ConfigError(
+        f"there are no weights {name!r}; give {', '.join(SIZES)}, or a folder with GPT-2 weights (init_from also knows resume, "
+        "and in train.py scratch)"
+    )

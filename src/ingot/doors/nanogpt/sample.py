@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.entry import enter, say
+from ingot.doors.nanogpt.entry import enter, say, warn
+from ingot.doors.nanogpt.keys import PRECISIONS
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 DASHES = "-" * 15
 FILE = "FILE:"
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,9 +40,9 @@ def sample(given: Given) -> None:
     loaded = open_model(str(values["init_from"]), Path(str(values["out_dir"])), device, say)
     say(f"number of parameters: {_parameters(loaded.model) / 1e6:.2f}M")
     if values["compile"]:
-        _note("compile=True changes nothing here: on a GPU steps are recorded and replayed as they are")
+        warn("compile=True changes nothing here: on a GPU steps are recorded and replayed as they are")
     if not start:
-        _note("start is empty: the texts begin as a document does, or with a newline where the tokenizer marks no beginning")
+        warn("start is empty: the texts begin as a document does, or with a newline where the tokenizer marks no beginning")
     for text in texts(loaded, start, values, dtype):
         print(text)
         say(DASHES)
@@ -98,8 +98,8 @@ def check(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"seed={values['seed']} must be at most {2**62}")
     if values["stop"] == "":
         raise ConfigError("stop is empty, and every text has that in it; leave it out or give what a text ends with")
-    if values["dtype"] not in (None, *DTYPES):
-        raise ConfigError(f"dtype={values['dtype']} must be {', '.join(DTYPES)} or None")
+    if values["dtype"] not in (None, *PRECISIONS):
+        raise ConfigError(f"dtype={values['dtype']} must be {', '.join(PRECISIONS)} or None")
 
 
 def read_start(start: str) -> str:
@@ -108,7 +108,7 @@ def read_start(start: str) -> str:
         return start
     path = Path(start.removeprefix(FILE))
     try:
-        return path.read_text(encoding="utf-8")  # with any kind of line ends
+        return path.read_text(encoding="utf-8-sig")  # with any kind of line ends, and the mark that some editors put first
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
@@ -146,29 +146,18 @@ def _machine(name: str, dtype: object) -> tuple[torch.device, torch.dtype]:
     """The device and number format that the keys name."""
     import torch
 
-    from ingot.runtime.device import DTYPES as TYPES
-    from ingot.runtime.device import pick_device, pick_precision
+    from ingot.doors.nanogpt.translate import find_device
+    from ingot.runtime.device import DTYPES, pick_precision
 
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={name} and this machine has no CUDA GPU; add --device=cpu, or --device=mps on a Mac")
     torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
-    try:
-        device = pick_device(name)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("training.", "")) from None
+    device = find_device(name)
     if device.type != "cuda":
         if dtype not in (None, "float32"):
-            _note(f"dtype={dtype} is for GPUs; computing in float32")
+            warn(f"dtype={dtype} is for GPUs; computing in float32")
         return device, torch.float32
-    return device, TYPES[pick_precision(DTYPES[str(dtype)] if dtype else "auto", device)]
+    return device, DTYPES[pick_precision(PRECISIONS[str(dtype)] if dtype else "auto", device)]
 
 
 def _parameters(model: torch.nn.Module) -> int:
     """As nanoGPT counts them: without the table of positions."""
     return sum(p.numel() for name, p in model.named_parameters() if name != "transformer.wpe.weight")
-
-
-def _note(line: str) -> None:
-    import sys
-
-    print(line, file=sys.stderr)

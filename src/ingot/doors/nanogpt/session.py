@@ -14,11 +14,11 @@ from ingot.backends.torch_state import load_model
 from ingot.data.samples import open_dataset
 from ingot.data.stream import IGNORED, Batch, Random, Windows
 from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.initial import Start, find_start
-from ingot.doors.nanogpt.keys import TRAIN, defaults
+from ingot.doors.nanogpt.entry import warn
+from ingot.doors.nanogpt.initial import Start, check_dataset, find_start
+from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, defaults
 from ingot.doors.nanogpt.model import GPT, GPTConfig
-from ingot.doors.nanogpt.train import warn
-from ingot.doors.nanogpt.translate import PRECISIONS, SEED, check_data, learning_rate, settle, translate
+from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settle, translate
 from ingot.errors import ConfigError, DataError
 from ingot.eval.bits import Judge
 from ingot.model.gpt2 import GPT2
@@ -40,10 +40,11 @@ class Session:
         self.config: dict[str, Any] = settle(Given({**defaults(TRAIN), **found}, dict.fromkeys(found, "Session")), warn=warn)
         check_data(self.config)
         self.device = pick_device(self.config["device"])
-        start = find_start(self.config, lambda line: None, warn)
+        start = find_start({**self.config, "eval_only": True}, lambda line: None, warn)  # nothing is written
         self.iteration = start.iteration
         self._resolved = translate(self.config, start.args, start.gelu).config
         self._dataset = open_dataset(self._resolved.data.path, self._resolved.data.tokenizer)
+        check_dataset(self._dataset, self.config, start.args)
         self.model = _build(start, self.device)
         self._drawn = {"train": 0, "val": 0}
 
@@ -61,11 +62,7 @@ class Session:
         first = self._drawn[split]
         Windows(tokens, Random(tokens.tokens, size, SEED), size).read(range(first, first + rows), range(rows), batch)
         self._drawn[split] += rows
-        host = torch.from_numpy(batch)
-        if self.device.type == "cuda":
-            host = host.pin_memory()
-        x, y = host.to(self.device, non_blocking=True).long().unbind(1)
-        return x, y
+        return self._upload(batch)
 
     def estimate_loss(self) -> dict[str, Tensor]:
         """The mean loss of eval_iters batches of each split, those that training reads at its evaluations."""
@@ -74,7 +71,7 @@ class Session:
         @torch.no_grad()
         def nats(batch: Batch) -> float:
             with torch.autocast(self.device.type, DTYPES[precision], enabled=precision != "fp32"):
-                loss = GPT2.forward(self.model, *torch.from_numpy(batch).to(self.device).long().unbind(1))
+                loss = GPT2.forward(self.model, *self._upload(batch))
             return float(loss) * int(np.count_nonzero(batch[:, 1] != IGNORED))
 
         self.model.eval()
@@ -86,6 +83,15 @@ class Session:
         finally:
             self.model.train(training)
         return losses
+
+    def _upload(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        if (largest := batch.max()) >= self.model.config.vocab_size:
+            raise DataError(f"the data holds token {largest}, and the model has {self.model.config.vocab_size:,} ids")
+        host = torch.from_numpy(batch)
+        if self.device.type == "cuda":
+            host = host.pin_memory()
+        x, y = host.to(self.device, non_blocking=True).long().unbind(1)
+        return x, y
 
     def get_lr(self, it: int) -> float:
         """The learning rate of an iteration: up in a line, down along a cosine; constant where decay_lr is False."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.entry import enter, say
+from ingot.doors.nanogpt.entry import enter, say, warn
 from ingot.doors.nanogpt.mfu import RunningMfu, find_peak
 from ingot.doors.nanogpt.translate import ModelArgs, check_data, record, settle, translate
 from ingot.errors import IngotError, PeerLost
@@ -94,13 +93,12 @@ def _run(
 
 
 def unwritten(path: Path) -> Path | None:
-    """The newest checkpoint of ours, if a kill came between it and the ckpt.pt that is written after it."""
+    """The newest checkpoint of ours, if its ckpt.pt is older or gone: a kill may come before it is written."""
     from ingot.runs.checkpoints import INDEX, saved_steps
 
     newest = max(saved_steps(path.parent / "checkpoints").items(), default=(0, None))[1]
-    if newest is None or not path.exists() or path.stat().st_mtime_ns >= (newest / INDEX).stat().st_mtime_ns:
-        return None
-    return newest
+    written = path.stat().st_mtime_ns if path.exists() else 0
+    return newest if newest is not None and written < (newest / INDEX).stat().st_mtime_ns else None
 
 
 def best_val_loss(progress: Mapping[str, Any]) -> float | None:
@@ -151,12 +149,6 @@ def _tell_model(args: ModelArgs, values: Mapping[str, Any]) -> None:
         say(f"num {words} parameter tensors: {tensors}, with {parameters:,} parameters")
     if values["compile"]:
         say("the first iteration compiles the model and takes about a minute")
-
-
-def warn(line: str) -> None:
-    """Print a line that is no part of the log."""
-    with contextlib.suppress(OSError, ValueError):  # whoever read it may have left
-        print(line, file=sys.stderr, flush=True)
 
 
 def _nothing(line: str) -> None:

@@ -11,16 +11,18 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.keys import TRAIN, theirs
+from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, theirs
 from ingot.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import torch
 
 SEED = 1337
 PADDED_GPT2 = 50304  # GPT-2's 50,257 ids, rounded up to a multiple of 64
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 POSITIVE = (
     "eval_interval", "log_interval", "eval_iters", "gradient_accumulation_steps", "batch_size", "block_size",
     "n_layer", "n_head", "n_embd",
@@ -34,7 +36,7 @@ SETTINGS = {
     "beta2": "optimizer.beta2", "grad_clip": "optimizer.clip_norm", "warmup_iters": "optimizer.warmup_steps",
     "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
     "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
-    "dropout": "model.dropout", "bias": "model.bias",
+    "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer",
 }  # fmt: skip
 
 
@@ -76,12 +78,18 @@ class ModelArgs:
 
 def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """The value of every key, checked, with those that depend on the device as this machine has it."""
+    from ingot.runtime.device import pick_precision  # here: torch takes seconds to load
+
     v = dict(given.values)
     _check(v, world_size)
     v["out_dir"] = os.path.expanduser(str(v["out_dir"]))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
-    v["device"], on_gpu = _device(str(v["device"]), world_size)
+    if str(v["device"]).startswith("cuda") and world_size > 1:
+        v["device"] = "cuda"  # each rank has one of its own
+    device = find_device(str(v["device"]))
+    on_gpu = device.type == "cuda"
     if v["dtype"] is None:
-        v["dtype"] = _best_dtype() if on_gpu else "float32"
+        best = pick_precision("auto", device)
+        v["dtype"] = next(name for name, precision in PRECISIONS.items() if precision == best)
     elif v["dtype"] == "float16" and not on_gpu:
         warn("dtype=float16 needs a GPU; computing in float32")
         v["dtype"] = "float32"
@@ -111,21 +119,12 @@ def check_data(values: Mapping[str, Any]) -> None:
         raise DataError(f"there is no data of dataset={values['dataset']} in {folder}; {how}")
 
 
-def vocabulary(folder: Path) -> int | None:
+def vocabulary(folder: Path, tokenizer: str | None = None) -> int | None:
     """The size of the vocabulary of a data folder, nanoGPT's or ours; None where the ids are GPT-2's."""
-    from ingot.data.formats.meta import META, char_tokenizer, read_meta
     from ingot.data.samples import open_dataset
 
-    meta = folder / META
-    if not meta.is_file():
-        tokenizer = open_dataset(str(folder)).tokenizer
-        return None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
-    if char_tokenizer(meta) is None:
-        raise DataError(
-            f"{meta} does not list single characters in their order, and this door reads no other vocabulary; "
-            "prepare the text with: ingot data prepare --tokenizer FILE, and train with: ingot train"
-        )
-    return int(read_meta(meta)["vocab_size"])
+    found = open_dataset(str(folder), tokenizer).tokenizer
+    return None if found.kind == "gpt2" else found.vocab_size
 
 
 def fresh_args(values: Mapping[str, Any], vocab_size: int | None) -> ModelArgs:
@@ -141,10 +140,20 @@ def translate(values: Mapping[str, Any], args: ModelArgs, gelu: str = "erf") -> 
     try:
         return load_config(python=settings, environment={})
     except ConfigError as error:
-        said = str(error)
-        for name, path in SETTINGS.items():
-            said = said.replace(path, name)
-        raise ConfigError(said.replace(" (python)", "")) from None
+        raise ConfigError(in_their_words(str(error)).replace(" (python)", "")) from None
+
+
+def in_their_words(said: str) -> str:
+    """What our rooms say, with the names that the keys have."""
+    words = {path: name for name, path in SETTINGS.items()}
+    words |= {
+        "data.tokenizer": "--tokenizer",
+        "model.context": "block_size",
+        "training.tokens_per_step": "tokens per iteration",
+    }
+    for path, name in words.items():
+        said = said.replace(path, name)
+    return said
 
 
 def learning_rate(values: Mapping[str, Any], iteration: int) -> float:
@@ -205,6 +214,8 @@ def _check(v: Mapping[str, Any], world_size: int) -> None:
                 raise ConfigError(f"{name}={v[name]} must be {low} or more{below}")
     if v["dtype"] not in (None, *PRECISIONS):
         raise ConfigError(f"dtype={v['dtype']} must be {', '.join(PRECISIONS)} or None")
+    if not v["out_dir"]:
+        raise ConfigError("out_dir is empty; give a folder, such as . for this one")
     if v["backend"] not in ("nccl", "gloo"):
         raise ConfigError(f"backend={v['backend']} must be nccl or gloo")
     if v["n_embd"] % v["n_head"]:
@@ -223,22 +234,15 @@ def _check(v: Mapping[str, Any], world_size: int) -> None:
         )
 
 
-def _device(name: str, world_size: int) -> tuple[str, bool]:
-    """The device as training.device has it, and whether it is a GPU of CUDA; under torchrun each rank has one of its own."""
+def find_device(name: str) -> torch.device:
+    """The device that a key names, if this machine has it."""
     import torch
 
     from ingot.runtime.device import pick_device
 
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={name} and this machine has no CUDA GPU; add --device=cpu, or --device=mps on a Mac")
-    name = "cuda" if name.startswith("cuda") and world_size > 1 else name
     try:
-        return name, pick_device(name).type == "cuda"
+        return pick_device(name)
     except ConfigError as error:
-        raise ConfigError(str(error).replace("training.device", "device")) from None
-
-
-def _best_dtype() -> str:
-    import torch
-
-    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+        raise ConfigError(in_their_words(str(error))) from None
