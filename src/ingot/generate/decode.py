@@ -77,13 +77,6 @@ class Dice:
         return self._block.pop()
 
 
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """One token per row of (B, V) logits, as (B, 1)."""
-    if sampling.temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    return choose(logits, sampling, torch.rand(logits.size(0), 1, generator=generator).to(logits.device))
-
-
 def choose(logits: Tensor, sampling: Sampling, throw: Tensor) -> Tensor:
     """The token at which the probabilities of a row sum up to its throw (B, 1), as (B, 1)."""
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # none overflows, however cold

@@ -172,6 +172,12 @@ def test_a_ckpt_pt_that_was_brought_into_a_folder_is_what_is_resumed(train):
     assert ran.evaluations == expected.evaluations
 
 
+def test_a_ckpt_pt_that_was_brought_and_is_none_of_nanogpt_s_is_not_passed_over(train):
+    train(words(max_iters=4, **KEYS))
+    torch.save({"model": {"other.weight": torch.ones(2)}, "model_args": {}}, "out/ckpt.pt")
+    assert "it is no GPT of nanoGPT" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
+
+
 def test_a_finished_run_says_that_nothing_is_left_and_goes_on_when_there_is(train):
     train(words(max_iters=4, **KEYS))
     ran = train(words(max_iters=4, init_from="resume", **KEYS))
@@ -209,6 +215,16 @@ def test_evaluating_only_writes_nothing_even_where_something_is_damaged(train, d
     ran = train(words(eval_only=True, init_from="resume", **KEYS))
     assert list(ran.evaluations) == [3] and "step-00000003 is taken instead" in ran.err
     assert {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))} == before
+
+
+def test_an_older_checkpoint_that_is_damaged_does_not_matter(train, unbroken):
+    train(words(max_iters=2, **KEYS))
+    old = Path("out/ckpt.pt").read_bytes()
+    train(words(max_iters=4, init_from="resume", **KEYS))
+    Path("out/ckpt.pt").write_bytes(old)  # which names the checkpoint of iteration 3
+    Path("out/checkpoints/step-00000003/model.safetensors").write_bytes(b"")
+    train(words(max_iters=11, init_from="resume", **KEYS))
+    assert losses(Path("out")) == unbroken
 
 
 def test_a_ckpt_pt_that_is_gone_is_written_anew(train):

@@ -39,8 +39,8 @@ def bench(given: Given) -> None:
     ranks = ranks_from_environment()
     if ranks.world_size > 1:
         raise ConfigError("bench.py measures one process; start it without torchrun")
-    if given.values["seed"] < 0:  # type: ignore[operator]
-        raise ConfigError(f"seed={given.values['seed']} must be 0 or more")
+    if (seed := int(given.values["seed"] or 0)) < 0:
+        raise ConfigError(f"seed={seed} must be 0 or more")
     values = settle(_as_train(given))
     args = fresh_args(values, None)
     config = translate(values, args).config

@@ -6,6 +6,7 @@ state with all that decides the future. The file is only ever opened with torch'
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import pickle
@@ -36,6 +37,10 @@ PREFIXES = ("_orig_mod.", "module.")  # what torch.compile and DDP put in front 
 NO_LOSS_YET = 1e9  # what nanoGPT begins with
 
 
+class DamagedCkpt(CheckpointError):
+    """A file that is not as it was written."""
+
+
 @dataclass(frozen=True)
 class Ckpt:
     """What a ckpt.pt holds, by our names; `missing` says in words what a continued run cannot take from it."""
@@ -51,19 +56,9 @@ class Ckpt:
     checkpoint: Path | None  # the same state as a checkpoint of ours, where that is still there
     missing: tuple[str, ...]
 
-    @property
-    def gelu(self) -> str:
-        """The form of the GELU, which nanoGPT's model_args do not say."""
-        return str(self.settings["gelu"])
-
-    @property
-    def model_args(self) -> dict[str, Any]:
-        """The arguments that nanoGPT builds the model from, in its order."""
-        return model_args(self.settings)
-
 
 def model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A `model` section as nanoGPT's model_args."""
+    """A `model` section as nanoGPT's model_args, in its order."""
     given = asdict(config_of(settings))
     return {name: given[name] for name in ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout")}
 
@@ -138,24 +133,27 @@ def read_ckpt(path: Path) -> Ckpt:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    whole = False
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if archive.testzip() is not None:  # torch does not look at the checksums
                     raise ValueError("its checksums do not match")
+            whole = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a file that is refused anyway
             found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except MemoryError:
         raise CheckpointError(f"{path} does not fit into the memory") from None
     except Exception as error:  # damaged and hostile files raise almost anything
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch makes of some files that are cut short
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
         known = isinstance(error, RuntimeError | ValueError | pickle.UnpicklingError)
         reason = " ".join(str(error).split()).split(". ")[0][:150] if known else "it is not what torch.save writes"
-        raise CheckpointError(f"{path} is damaged, or holds more than weights and settings: {reason}") from None
+        kind = CheckpointError if whole else DamagedCkpt
+        raise kind(f"{path} is damaged, or holds more than weights and settings: {reason}") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is no checkpoint of nanoGPT: it holds no dictionary")
     return found

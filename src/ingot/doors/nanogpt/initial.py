@@ -20,7 +20,7 @@ from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
 from ingot.data.dataset import Dataset
 from ingot.data.samples import open_dataset
-from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, model_args, read_ckpt
+from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, DamagedCkpt, model_args, read_ckpt
 from ingot.doors.nanogpt.pretrained import read_pretrained
 from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, in_their_words, translate, vocabulary
 from ingot.errors import CheckpointError, ConfigError, DataError
@@ -157,7 +157,7 @@ def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
         return newest
     try:
         state = read_ckpt(out / CKPT)
-    except CheckpointError as error:
+    except DamagedCkpt as error:
         kept = "" if look_only else f"it is kept as {CKPT}{DAMAGED}, and "
         warn(f"{error}; {kept}{newest.path}, which does not need it, is taken instead")
         if not look_only:
@@ -166,7 +166,10 @@ def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
         return newest
     if state.checkpoint is None:
         return None
-    named = newest if state.checkpoint.name == newest.path.name else load_checkpoint(state.checkpoint)
+    try:
+        named = newest if state.checkpoint.name == newest.path.name else load_checkpoint(state.checkpoint)
+    except CheckpointError:
+        return newest  # an older one is damaged; that it is named has to do
     return newest if named.weights[POSITIONS].data == state.weights[POSITIONS].data else None
 
 
