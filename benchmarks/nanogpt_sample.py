@@ -96,17 +96,16 @@ def main() -> None:
     }
     if a.device.type == "cuda":
         ways["sample.py: side by side, steps recorded"] = lambda n, t: ours(cast, n, t, n, True)
-    taken: dict[str, float] = {}
-    for number, (name, write) in enumerate(ways.items()):
-        write(a.samples, min(16, a.tokens))
-        turns = [seconds(lambda w=write: w(a.samples, a.tokens), a.samples, a.tokens) for _ in range(a.turns if number else 1)]
-        taken[name] = statistics.median(turns)
-    slowest, total = next(iter(taken.values())), a.samples * a.tokens
     millions = f"{model.get_num_params() / 1e6:.0f}M parameters, {str(dtype).removeprefix('torch.')}"
     print(f"{date.today()}, {describe(a.device)}, torch {torch.__version__}: {a.samples} x {a.tokens} tokens, {millions}\n")
-    print("| way | seconds | tokens/s | times as fast |\n|---|---|---|---|")
-    for name, spent in taken.items():
-        print(f"| {name} | {spent:.2f} | {total / spent:,.0f} | {slowest / spent:.1f} |")
+    print("| way | seconds | tokens/s | times as fast |\n|---|---|---|---|", flush=True)
+    slowest = 0.0
+    for name, write in ways.items():
+        write(a.samples, min(16, a.tokens))
+        turns = [seconds(lambda w=write: w(a.samples, a.tokens), a.samples, a.tokens) for _ in range(a.turns if slowest else 1)]
+        taken = statistics.median(turns)
+        slowest = slowest or taken
+        print(f"| {name} | {taken:.2f} | {a.samples * a.tokens / taken:,.0f} | {slowest / taken:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import math
+import os
 
 import numpy as np
 import pytest
@@ -127,6 +128,27 @@ def test_gradient_checkpointing_gives_the_same_loss_and_gradients(dropout):
 def test_steps_with_gradient_checkpointing_are_those_without():
     plain, sparing = make({**SMALL, "dropout": 0.2}), make({**SMALL, "dropout": 0.2}, gradient_checkpointing=True)
     assert [r.loss for r in take(sparing, 3)] == pytest.approx([r.loss for r in take(plain, 3)], abs=1e-6)
+
+
+def test_deterministic_mode_is_on_in_both_passes_and_nowhere_else(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "mine")
+    fixed, free, seen = make(deterministic=True), make(), []
+    note = lambda *_: seen.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
+    fixed.model.register_forward_hook(note)
+    fixed.model.register_full_backward_pre_hook(note)
+    results = take(fixed, 2)
+    assert seen == [True] * 4 and not torch.are_deterministic_algorithms_enabled()
+    assert results == take(free, 2) and raw(fixed) == raw(free)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == "mine"
+
+
+def test_deterministic_mode_leaves_a_caller_s_own_as_it_was():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        take(make(deterministic=True), 1)
+        assert torch.is_deterministic_algorithms_warn_only_enabled() and torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_gradient_checkpointing_of_a_model_without_blocks_is_refused(mine):

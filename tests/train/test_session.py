@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny_runs import TINY, Train, records, state_of, train_tiny
 
 from ingot.artifact.tensors import read_tensors
@@ -81,6 +82,27 @@ def test_a_stopped_run_ends_bitwise_as_an_unbroken_one(train: Train, tmp_path, u
     assert (stopped.status, stopped.total_steps, status_of(tmp_path / "run")["status"]) == ("stopped", 10, "stopped")
     assert stopped.artifact_path is None
     train(tmp_path / "run", StopAt(13), **settings)
+    assert train(tmp_path / "run", **settings).status == "completed"
+    assert state_of(tmp_path / "run") == unbroken(**settings)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model__dropout": 0.1},
+        {"model__dropout": 0.1, "training__precision": "fp16", "optimizer__name": "adamw", "data__sampling": "random"},
+        {"model__family": "llama", "model__kv_heads": 1, "optimizer__ema_decay": 0.9, "training__loss_chunk": 7},
+        {"model__family": "golf", "model__kv_heads": 1, "data__sampling": "stream", "data__spans": 2},
+        {"data__sampling": "pack", "data__document_mask": True, "model__width": 32},
+    ],
+    ids=["muon", "fp16", "llama", "golf", "masked"],
+)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_gpu_in_deterministic_mode_too(train: Train, tmp_path, unbroken, settings, compiled):
+    on_gpu = {"training__device": "cuda", "training__precision": "bf16", "training__compile": compiled}
+    settings = {**on_gpu, "training__deterministic": True, **settings}
+    train(tmp_path / "run", StopAt(9), **settings)
     assert train(tmp_path / "run", **settings).status == "completed"
     assert state_of(tmp_path / "run") == unbroken(**settings)
 

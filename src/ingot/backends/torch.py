@@ -7,12 +7,14 @@ would have been, and evaluating or sampling in between changes nothing.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -71,6 +73,11 @@ class TorchBackend:
         self._asked_micro_batch = t.micro_batch
         self._vocab_size = vocab_size
         self._own_model = config.model.family == "file"
+        self._deterministic = t.deterministic
+        if t.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+            compiler: Any = import_module("torch._inductor.config")
+            compiler.deterministic = True  # no kernel is chosen by its speed
         dropout = bool(config.model.model_dump().get("dropout")) and not self._own_model
         if self.device.type == "cuda" and config.data.document_mask and dropout:
             raise ConfigError("data.document_mask knows no dropout on a GPU; set model.dropout=0")
@@ -181,8 +188,7 @@ class TorchBackend:
 
     def _try(self, batch: Batch) -> None:
         with self._arithmetic():
-            loss = self.model(*self._upload(batch))
-        loss.backward()
+            self.model(*self._upload(batch)).backward()
 
     def lend(self, shape: tuple[int, int, int]) -> Batch:
         """A host buffer, pinned where that makes copies to the device asynchronous."""
@@ -270,8 +276,10 @@ class TorchBackend:
 
     @contextlib.contextmanager
     def _arithmetic(self) -> Iterator[None]:
-        """Precision and attention kernel of forward and backward."""
+        """Precision and attention kernel of forward and backward, and whether their sums have a fixed order."""
         with contextlib.ExitStack() as stack:
+            if self._deterministic:
+                stack.enter_context(_fixed_order())
             if self.precision != "fp32":
                 stack.enter_context(torch.autocast(self.device.type, DTYPES[self.precision]))
             if self._attention != "default":
@@ -369,3 +377,14 @@ class TorchBackend:
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
             torch.mps.synchronize()
+
+
+@contextlib.contextmanager
+def _fixed_order() -> Iterator[None]:
+    """Only algorithms that give the same bits each time; drawing tokens, for one, has none, and happens outside."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

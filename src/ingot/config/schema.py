@@ -120,6 +120,11 @@ class TrainingSection(Section):
         "ones, else fp32.",
     )
     compile: bool | Literal["auto"] = Field("auto", description="torch.compile. auto: on CUDA only, where it pays.")
+    deterministic: bool = Field(
+        False,
+        description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued. Slower; a CPU "
+        "does so anyway.",
+    )
     loss_chunk: Positive | None = Field(
         None,
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "

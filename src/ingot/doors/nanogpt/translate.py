@@ -37,6 +37,7 @@ SETTINGS = {
     "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
     "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
     "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer",
+    "deterministic": "training.deterministic",
 }  # fmt: skip
 
 
