@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ingot.artifact.tensors import TensorRecord
@@ -21,6 +21,7 @@ class StepResult:
     loss: float  # nats per token
     grad_norm: float  # before clipping
     skipped: bool  # nothing was updated: the loss or a gradient was not finite
+    age: float = field(default=0.0, compare=False)  # seconds since it ended
 
 
 class Pending(Protocol):

@@ -13,7 +13,6 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from typing import Any
@@ -48,15 +47,22 @@ ATTENTION = {
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
 
 
-@dataclass(frozen=True)
 class DeviceResult:
-    """The numbers of a step, still on the device: loss, gradient norm, skipped."""
+    """The numbers of a step: loss, gradient norm, skipped. They travel as soon as they are there: no later step is waited for."""
 
-    numbers: Tensor
+    def __init__(self, numbers: Tensor):
+        self._numbers, self._ended = numbers, time.perf_counter()
+        self._arrival: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+            self._arrival = torch.cuda.current_stream(numbers.device).record_event()
 
     def result(self) -> StepResult:
-        loss, grad_norm, skipped = self.numbers.tolist()
-        return StepResult(loss, grad_norm, bool(skipped))
+        if self._arrival is not None:
+            self._arrival.synchronize()
+            self._ended = time.perf_counter()
+        loss, grad_norm, skipped = self._numbers.tolist()
+        return StepResult(loss, grad_norm, bool(skipped), time.perf_counter() - self._ended)
 
 
 class TorchBackend:
@@ -169,7 +175,10 @@ class TorchBackend:
                 torch.cuda.empty_cache()
 
     def _fastest_attention(self, batch: Batch) -> str:
-        """The attention kernel whose forward and backward pass take the least time at this run's own shape."""
+        """The attention kernel whose forward and backward pass take the least time at this run's own shape.
+
+        In deterministic mode the first one that there is: times differ from run to run.
+        """
         seconds: dict[str, float] = {}
         for name in ATTENTION:
             self._attention = name
@@ -178,6 +187,8 @@ class TorchBackend:
                 warnings.simplefilter("ignore")
                 self._try(batch)
                 self.wait()
+                if self._deterministic:
+                    return name
                 began = time.perf_counter()
                 for _ in range(3):
                     self._try(batch)

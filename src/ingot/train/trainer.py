@@ -10,10 +10,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ingot.backends.base import Backend, Pending
+from ingot.backends.base import Backend, Pending, StepResult
 from ingot.config.schema import Config
 from ingot.data.dataset import Dataset
 from ingot.data.stream import Portion, RowReader, Rows, read_portion
@@ -84,7 +84,7 @@ class Trainer:
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._saved_at = progress.elapsed_seconds
         self._saved_step = progress.step or None  # what it resumed from is on the disk already
-        self._pending: tuple[Pending, StepReport] | None = None
+        self._pending: tuple[Pending, Rates, int] | None = None  # with the epoch in which its rows lie
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
@@ -146,8 +146,10 @@ class Trainer:
         # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
         elapsed = spent = -1.0
         if self.backend.ranks.first:
-            elapsed = self.clock.elapsed
             budget = self.config.budget
+            if not fits(self.clock.elapsed, 2 * step_seconds, budget.seconds):
+                self._settle()  # the device may be a step behind, which matters near the end
+            elapsed = self.clock.elapsed
             spent = float(not fits(elapsed, step_seconds, budget.seconds, budget.overshoot))
         elapsed, stop, spent = self.backend.maximum([elapsed, shutdown.requested, spent])
         return elapsed, stop > 0, spent > 0
@@ -161,36 +163,13 @@ class Trainer:
         p.step += 1
         p.sample += c.rows_per_step
         p.tokens += portion.targets
-        self._pending = (pending, self._report(rates, portion))
-
-    def _report(self, rates: Rates, portion: Portion) -> StepReport:
-        c, p = self.config, self.progress
-        now = self.clock.elapsed
-        self._marks.append((now, p.tokens))
-        then, before = self._marks[0]
-        rate = (p.tokens - before) / (now - then) if now > then else 0.0
-        peak = self.backend.peak_flops()
-        peak_lr = c.optimizer.muon_learning_rate if c.optimizer.name == "muon" else c.optimizer.learning_rate
-        return StepReport(
-            step=p.step,
-            max_steps=c.training.max_steps,
-            loss=math.nan,
-            grad_norm=math.nan,
-            learning_rate=peak_lr * rates.scale,
-            tokens=p.tokens,
-            tokens_per_second=rate,
-            elapsed_seconds=now,
-            budget_seconds=c.budget.seconds,
-            epoch=portion.epoch,
-            mfu=rate * self.backend.flops_per_token(c.data.seq_len) / peak if peak else None,
-            spent=Position(p.step, now, c.training.max_steps, c.budget.seconds).spent,
-        )
+        self._pending = (pending, rates, portion.epoch)
 
     def _settle(self) -> None:
         """Take the numbers of the pending step, refuse those that are not finite, and report the rest."""
         if self._pending is None:
             return
-        pending, report = self._pending
+        pending, rates, epoch = self._pending
         self._pending = None
         result = pending.result()
         self._overflows = self._overflows + 1 if result.skipped else 0
@@ -203,12 +182,12 @@ class Trainer:
                 raise PeerLost  # every rank has found the same
             what = "gradient" if math.isfinite(result.loss) else "loss"
             raise RunError(
-                f"the {what} is not finite at step {report.step} (loss {result.loss}, gradient norm {result.grad_norm}); "
+                f"the {what} is not finite at step {self.progress.step} (loss {result.loss}, gradient norm {result.grad_norm}); "
                 "the weights were not updated and the checkpoints before it are sound: "
                 "lower the learning rate, lengthen optimizer.warmup_steps or look at the data, and start again"
             )
         self.progress.loss = result.loss
-        report = replace(report, loss=result.loss, grad_norm=result.grad_norm)
+        report = self._report(result, rates, epoch)
         log = report.step % self.config.tracking.log_every == 0 or report.step <= ALWAYS_LOGGED or report.step == report.max_steps
         if self.desk is not None:
             self.desk.heartbeat.update(
@@ -221,6 +200,29 @@ class Trainer:
             if log:
                 self.desk.folder.metrics.append({"kind": "train", **asdict(report)})
             self.reporter.step(report, log)
+
+    def _report(self, result: StepResult, rates: Rates, epoch: int) -> StepReport:
+        c, p = self.config, self.progress
+        now = self.clock.elapsed - result.age
+        self._marks.append((now, p.tokens))
+        then, before = self._marks[0]
+        rate = (p.tokens - before) / (now - then) if now > then else 0.0
+        peak = self.backend.peak_flops()
+        peak_lr = c.optimizer.muon_learning_rate if c.optimizer.name == "muon" else c.optimizer.learning_rate
+        return StepReport(
+            step=p.step,
+            max_steps=c.training.max_steps,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=peak_lr * rates.scale,
+            tokens=p.tokens,
+            tokens_per_second=rate,
+            elapsed_seconds=now,
+            budget_seconds=c.budget.seconds,
+            epoch=epoch,
+            mfu=rate * self.backend.flops_per_token(c.data.seq_len) / peak if peak else None,
+            spent=Position(p.step, now, c.training.max_steps, c.budget.seconds).spent,
+        )
 
     def _do_what_is_due(self, elapsed: float) -> None:
         """Evaluate and save where the step, or the clock that was agreed upon, says so."""

@@ -30,11 +30,12 @@ def test_a_run_that_is_continued_has_the_losses_of_the_unbroken_one_bit_for_bit(
 
 
 def test_dtypes_agree_and_the_gpu_names_its_own_peak(train):
-    ran = {dtype: train(words(out_dir=dtype, dtype=dtype, **KEYS)) for dtype in ("float32", "bfloat16", "float16")}
+    keys = {**KEYS, "dropout": 0.0}  # each number format drops others
+    ran = {dtype: train(words(out_dir=dtype, dtype=dtype, **keys)) for dtype in ("float32", "bfloat16", "float16")}
     exact = losses(Path("float32"))
     for dtype in ("bfloat16", "float16"):
         assert losses(Path(dtype)) == {step: pytest.approx(loss, abs=0.02) for step, loss in exact.items()}
-        assert "TFLOP/s" in ran[dtype].out
+        assert "TFLOP/s" in ran[dtype].out + ran[dtype].err
 
 
 @pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="takes three minutes; set INGOT_LONG_TESTS=1")
