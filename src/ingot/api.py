@@ -78,7 +78,8 @@ class LoadedModel:
 
         def pieces() -> Iterator[str]:
             decoder = StreamDecoder(self.tokenizer, at_start=not prompt)
-            for token in islice(generate(self.model, start, sampling, self.tokenizer.vocab_size, use_cache), tokens):
+            written = generate(self.model, start, sampling, self.tokenizer.vocab_size, use_cache, record=True)
+            for token in islice(written, tokens):
                 yield decoder.push(token.tolist())
             yield decoder.finish()
 

@@ -9,6 +9,7 @@ from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, raw, rows
 
 from ingot.backends import torch as torch_backend
 from ingot.backends.torch import TorchBackend
+from ingot.backends.torch_model import check_fused_mask
 from ingot.backends.torch_state import tensor
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
@@ -128,6 +129,19 @@ def test_gradient_checkpointing_gives_the_same_loss_and_gradients(dropout):
 def test_steps_with_gradient_checkpointing_are_those_without():
     plain, sparing = make({**SMALL, "dropout": 0.2}), make({**SMALL, "dropout": 0.2}, gradient_checkpointing=True)
     assert [r.loss for r in take(sparing, 3)] == pytest.approx([r.loss for r in take(plain, 3)], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({**SMALL, "dropout": 0.1}, r"knows no dropout on a GPU; set model\.dropout=0"),
+        ({**SMALL, "heads": 4}, r"model\.width=32 over model\.heads=4 leaves 8; set model\.heads=2 or fewer"),
+    ],
+)
+def test_masks_that_a_gpu_has_no_kernel_for_are_refused(model, message):
+    check_fused_mask(Config(model=SMALL, training={"max_steps": 1}))
+    with pytest.raises(ConfigError, match=message):
+        check_fused_mask(Config(model=model, training={"max_steps": 1}))
 
 
 def test_deterministic_mode_is_on_in_both_passes_and_nowhere_else(monkeypatch):

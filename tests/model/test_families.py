@@ -127,7 +127,7 @@ def alone(model, tokens, start):
 @device
 @torch.no_grad()
 def test_packed_documents_have_the_logits_each_has_alone(family, device):
-    model, tokens = make(family).to(device), tokens_of().to(device)
+    model, tokens = make(family, width=64).to(device), tokens_of().to(device)
     packed = model(tokens, None, numbers_of(LENGTHS).to(device))
     for row, start, end in spans_of(LENGTHS):
         expected = alone(model, tokens[row, start:end], start)
@@ -137,7 +137,7 @@ def test_packed_documents_have_the_logits_each_has_alone(family, device):
 @family
 @device
 def test_packed_documents_teach_what_each_teaches_alone(family, device):
-    model, tokens = make(family).to(device), tokens_of().to(device)
+    model, tokens = make(family, width=64).to(device), tokens_of().to(device)
     targets = tokens_of().to(device)
     packed = gradients(model, tokens, targets, numbers_of(LENGTHS).to(device))
     model.zero_grad()

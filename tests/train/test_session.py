@@ -94,13 +94,13 @@ def test_a_stopped_run_ends_bitwise_as_an_unbroken_one(train: Train, tmp_path, u
         {"model__dropout": 0.1, "training__precision": "fp16", "optimizer__name": "adamw", "data__sampling": "random"},
         {"model__family": "llama", "model__kv_heads": 1, "optimizer__ema_decay": 0.9, "training__loss_chunk": 7},
         {"model__family": "golf", "model__kv_heads": 1, "data__sampling": "stream", "data__spans": 2},
-        {"data__sampling": "pack", "data__document_mask": True, "model__width": 32},
+        {"data__sampling": "pack", "data__document_mask": True},
     ],
     ids=["muon", "fp16", "llama", "golf", "masked"],
 )
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_gpu_in_deterministic_mode_too(train: Train, tmp_path, unbroken, settings, compiled):
-    on_gpu = {"training__device": "cuda", "training__precision": "bf16", "training__compile": compiled}
+    on_gpu = {"model__width": 64, "training__device": "cuda", "training__precision": "bf16", "training__compile": compiled}
     settings = {**on_gpu, "training__deterministic": True, **settings}
     train(tmp_path / "run", StopAt(9), **settings)
     assert train(tmp_path / "run", **settings).status == "completed"

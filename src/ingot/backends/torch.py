@@ -28,7 +28,7 @@ from ingot.artifact.tensors import TensorRecord
 from ingot.backends.averaging import WeightAverage
 from ingot.backends.base import State, StepResult
 from ingot.backends.collectives import Collectives, peers_present
-from ingot.backends.torch_model import build_model, checkpoint_blocks
+from ingot.backends.torch_model import build_model, check_fused_mask, checkpoint_blocks
 from ingot.backends.torch_state import load_model, load_optimizers, model_records, optimizer_records, record, tensor
 from ingot.config.schema import Config
 from ingot.data.stream import IGNORED, Batch, mix
@@ -84,9 +84,8 @@ class TorchBackend:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
             compiler: Any = import_module("torch._inductor.config")
             compiler.deterministic = True  # no kernel is chosen by its speed
-        dropout = bool(config.model.model_dump().get("dropout")) and not self._own_model
-        if self.device.type == "cuda" and config.data.document_mask and dropout:
-            raise ConfigError("data.document_mask knows no dropout on a GPU; set model.dropout=0")
+        if self.device.type == "cuda" and config.data.document_mask and not self._own_model:
+            check_fused_mask(config)
         self.group = Collectives(ranks, self.device)
         self.maximum, self.total, self.tell, self.close = self.group.maximum, self.group.total, self.group.tell, self.group.close
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains

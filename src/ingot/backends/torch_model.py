@@ -14,6 +14,8 @@ from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.model.registry import build
 
+FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
+
 
 def build_model(config: Config, vocab_size: int) -> nn.Module:
     """The model of a config with initial weights that depend on training.seed alone."""
@@ -40,6 +42,18 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
         raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document of each token")
     return model
+
+
+def check_fused_mask(config: Config) -> None:
+    """Refuse a model for which the GPU's kernel of document masks does not exist."""
+    m = config.model
+    if getattr(m, "dropout", 0.0):
+        raise ConfigError("data.document_mask knows no dropout on a GPU; set model.dropout=0")
+    if (size := m.width // m.heads) < FUSED_HEAD_SIZE:
+        raise ConfigError(
+            f"data.document_mask needs heads of at least {FUSED_HEAD_SIZE} numbers on a GPU, and model.width={m.width} over "
+            f"model.heads={m.heads} leaves {size}; set model.heads={max(1, m.width // FUSED_HEAD_SIZE)} or fewer"
+        )
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
