@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from ingot.data.shards import PART_TOKENS
 from ingot.data.sources import READERS, Text, read_texts
@@ -39,8 +40,6 @@ SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
 ATTEMPTS = 3  # at a block whose worker was killed
 NEWLINE = ord("\n")
-NUMBERED = int.from_bytes(rb"\u", "little")  # what begins a character that is written as its number
-DECODER = json.JSONDecoder()
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingot.data.encoding import serve; serve()"
 
 T = TypeVar("T")
@@ -293,7 +292,7 @@ def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) ->
             while data := stream.read(BLOCK_BYTES):
                 data += b"" if data.endswith(b"\n") else stream.readline()
                 yield Lines(path, text_field, data, lines, size)
-                lines, size = lines + int(np.count_nonzero(np.frombuffer(data, np.uint8) == NEWLINE)), size + len(data)
+                lines, size = lines + len(_newlines(data)), size + len(data)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
@@ -313,28 +312,20 @@ def _parse(block: Lines) -> list[bytes]:
 
 
 def _parse_plain(data: bytes, text_field: str) -> list[bytes] | None:
-    """The texts in UTF-8 of whole lines with an object each; None: `read_lines` has to read them, or say what is wrong.
-
-    Where no character is written as its number, bytes are taken for characters until the text is found, which saves making
-    characters of them and bytes again: in UTF-8 no byte of other characters means anything to JSON.
-    """
-    pairs = (np.frombuffer(data, "<u2", (len(data) - at) // 2, at) for at in (0, 1) if at < len(data))
-    codec = "utf-8" if any((pair == NUMBERED).any() for pair in pairs) else "latin-1"
+    """The texts in UTF-8 of whole lines with an object each; None: `read_lines` has to read them, or say what is wrong."""
     texts: list[bytes] = []
     begin = 0
     try:
-        data.decode()
-        lines, name = data.decode(codec), text_field.encode().decode(codec)
-        while begin < len(lines):
-            record, end = DECODER.raw_decode(lines, begin)
-            stop = lines.find("\n", begin)
-            if end != (stop if stop >= 0 else len(lines)):
-                return None
-            texts.append(record[name].encode(codec))
+        for end in [*_newlines(data).tolist(), *([] if data.endswith(b"\n") else [len(data)])]:
+            texts.append(from_json(data[begin:end], cache_strings="none")[text_field].encode())
             begin = end + 1
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return texts
+
+
+def _newlines(data: bytes) -> NDArray[np.int64]:
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
 
 
 def _read(block: Lines, before: Iterable[bytes]) -> Iterator[str]:
