@@ -259,7 +259,15 @@ def test_an_output_that_exists_is_replaced_only_when_asked_and_whatever_its_form
     source, output = nanogpt(tmp_path / "in", 5, 6), tmp_path / "out"
     for first in ("nanogpt", "ingot", "gpt-simple", "shards"):
         convert(source, output, first, tokenizer="byte", overwrite=True)
-        refused(f"output {output} exists; replace it with --force", convert, source, output, format, tokenizer="byte")
+        refused(
+            f"output {output} exists; replace it with --force",
+            convert,
+            source,
+            output,
+            format,
+            tokenizer="byte",
+            error=ConfigError,
+        )
         convert(source, output, format, tokenizer="byte", overwrite=True)
     assert open_source(output).format == format
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
@@ -278,11 +286,21 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path):
             "shards",
             mark=1,
             overwrite=True,
+            error=ConfigError,
         )
         assert (output / name).read_text() == "mine"
         shutil.rmtree(output)
     output.write_text("mine")
-    refused("is a file; give a folder that does not exist yet", convert, source, output, "shards", mark=1, overwrite=True)
+    refused(
+        "is a file; give a folder that does not exist yet",
+        convert,
+        source,
+        output,
+        "shards",
+        mark=1,
+        overwrite=True,
+        error=ConfigError,
+    )
 
 
 def test_the_source_is_never_the_output(tmp_path):

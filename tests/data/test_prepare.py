@@ -336,7 +336,7 @@ def test_an_output_below_a_file_is_refused(tmp_path, text):
 def test_an_existing_dataset_is_replaced_only_by_force(tmp_path, text):
     prepare([text], tmp_path / "out", "byte", val_fraction=0)
     before = contents(tmp_path / "out")
-    with pytest.raises(DataError, match=r"out exists; replace it with --force"):
+    with pytest.raises(ConfigError, match=r"out exists; replace it with --force"):
         prepare([text], tmp_path / "out", "char")
     assert contents(tmp_path / "out") == before
     prepare([text], tmp_path / "out", "char", overwrite=True)
@@ -365,7 +365,7 @@ def test_a_folder_with_anything_else_is_never_replaced(tmp_path, text, beside):
     (tmp_path / "out").mkdir()
     for name in ["thesis.tex", *beside]:
         (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(DataError, match=r"holds thesis.tex, .* never replaced"):
+    with pytest.raises(ConfigError, match=r"holds thesis.tex, .* never replaced"):
         prepare([text], tmp_path / "out", "byte", overwrite=True)
     assert (tmp_path / "out/thesis.tex").read_text() == "mine"
 
@@ -387,7 +387,7 @@ def test_files_of_somebodys_own_are_never_replaced_wherever_they_lie(tmp_path, t
     for name in names:
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(DataError, match="is never replaced"):
+    with pytest.raises(ConfigError, match="is never replaced"):
         prepare([text], tmp_path / "out", "byte", overwrite=True)
     assert all((tmp_path / "out" / name).read_text() == "mine" for name in names)
 
@@ -396,7 +396,7 @@ def test_a_link_inside_the_output_to_a_folder_is_not_replaced(tmp_path, text):
     prepare([text], tmp_path / "out", "byte")
     (tmp_path / "mine").mkdir()
     (tmp_path / "out/train").symlink_to(tmp_path / "mine")
-    with pytest.raises(DataError, match=r"holds train, .* never replaced"):
+    with pytest.raises(ConfigError, match=r"holds train, .* never replaced"):
         prepare([text], tmp_path / "out", "byte", overwrite=True)
     assert (tmp_path / "out/train").is_symlink()
 
@@ -406,7 +406,7 @@ def test_a_replacement_killed_between_its_two_renames_has_lost_nothing(tmp_path,
     before = contents(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / ".out.partial-0123abcd-old")
     (tmp_path / ".out.partial-0123abcd").mkdir()
-    with pytest.raises(DataError, match="exists; replace it with --force"):
+    with pytest.raises(ConfigError, match="exists; replace it with --force"):
         prepare([text], tmp_path / "out", "char")
     assert contents(tmp_path / "out") == before
     assert "out is back" in caplog.text
@@ -414,7 +414,7 @@ def test_a_replacement_killed_between_its_two_renames_has_lost_nothing(tmp_path,
 
 
 def test_a_file_in_the_place_of_the_output_is_refused(tmp_path, text):
-    with pytest.raises(DataError, match=r"in.txt is a file"):
+    with pytest.raises(ConfigError, match=r"in.txt is a file"):
         prepare([text], text, "byte", overwrite=True)
 
 
@@ -690,7 +690,7 @@ def test_two_processes_at_the_same_work_do_not_disturb_each_other(tmp_path, whol
             summaries.append(None)
             summaries[0] = prepare_corpus(tmp_path)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match=r"out exists; replace it with --force"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError, match=r"out exists; replace it with --force"):
         stop_behind(5, meanwhile, patch.setattr)
         prepare_corpus(tmp_path)
     assert summaries[0].continued_documents == 0

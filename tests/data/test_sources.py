@@ -451,6 +451,19 @@ def test_a_dataset_on_the_hub_is_its_parquet_files(ask):
         assert said[6].startswith("ConfigError hf:! is no dataset of the Hugging Face hub; write hf:ORG/NAME")
 
 
+def test_what_was_fetched_once_is_there_without_the_hub(ask, tmp_path):
+    with serving() as hub:
+        hub.commit("org/name", {f"data/{split}-0.parquet": split.encode() for split in ("train", "test")})
+        assert ask(hub.endpoint, "hf:org/name") == ["train"]
+        assert ask(hub.endpoint, "hf:org/name", HF_HUB_OFFLINE="1") == ["train"]
+    assert ask("http://127.0.0.1:9", "hf:org/name") == ["train"]
+    (said,) = ask("http://127.0.0.1:9", "hf:org/name:test", HF_HUB_OFFLINE="1")  # which was never fetched
+    assert said.startswith("DataError cannot fetch hf:org/name:test: HF_HUB_OFFLINE is set (")
+    next((tmp_path / "hub").rglob("snapshots/*/data/train-0.parquet")).unlink()
+    (said,) = ask("http://127.0.0.1:9", "hf:org/name")
+    assert said.startswith("DataError cannot fetch hf:org/name: http://127.0.0.1:9 does not answer as it should (")
+
+
 def test_a_hub_that_cannot_be_reached_is_one_line(ask):
     (said,) = ask("http://127.0.0.1:9", "hf:org/name")
     assert said.startswith("DataError cannot fetch hf:org/name: http://127.0.0.1:9 does not answer as it should (")

@@ -130,7 +130,7 @@ def test_text_of_nothing_but_blanks_is_refused(tmp_path, kind, content):
 def test_a_file_that_exists_is_replaced_only_by_force(text, kind):
     output, _ = train(text, kind)
     before = output.read_bytes()
-    with pytest.raises(DataError, match=r"exists; replace it with --force"):
+    with pytest.raises(ConfigError, match=r"exists; replace it with --force"):
         train(text, kind, 290)
     assert output.read_bytes() == before
     assert open_tokenizer(str(train(text, kind, 290, overwrite=True)[0])).vocab_size == 290

@@ -85,12 +85,12 @@ def export(
     with alone_in(output, tell) as alone:
         if alone:
             sweep([output])
-        with writing(output):
-            for name in ("tokenizers", "datasets"):
-                (output / name).mkdir(exist_ok=True)
         docs = _docs(output, hub, root, gpt2_shards, settings, tell, progress)
         held_out = _held_out(docs, val_documents)
         built = [build(spec, docs, tell, progress) for spec in specs]
+        with writing(output):
+            for name in ("tokenizers", "datasets"):
+                (output / name).mkdir(exist_ok=True)
         _write(output / SPECS, {"tokenizers": [spec.given for spec in specs]})
         _keep_previous(output, specs, tell)
         listing = _listing(output, docs, held_out, chunk_tokens, specs)

@@ -20,7 +20,7 @@ from ingot.data.dataset import MANIFEST, VERSION, Dataset
 from ingot.data.foreign import open_foreign
 from ingot.data.prepare import write_dataset
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
-from ingot.errors import DataError
+from ingot.errors import DataError, IngotError
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def sample_path(name: str, tokenizer: str) -> Path:
     opened = None if tokenizer == "char" else open_tokenizer(tokenizer)
     packed = (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
     key = hashlib.sha256(packed + (opened.fingerprint() if opened else "char").encode()).hexdigest()[:12]
-    problem: DataError | None = None
+    problem: IngotError | None = None
     for root in (_cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):
         folder = root / f"{name}-{opened.kind if opened else 'char'}-v{VERSION}-{key}"
         if problem is not None:
@@ -63,7 +63,7 @@ def sample_path(name: str, tokenizer: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
         try:
             _write_sample(packed, folder, name, opened)
-        except DataError as error:
+        except IngotError as error:
             if not _is_sound(folder):  # otherwise another process was faster
                 problem = error
                 continue

@@ -99,7 +99,7 @@ def check_output(output: Path, overwrite: bool) -> None:
         if not os.path.lexists(output):
             return
         if not output.is_dir():
-            raise DataError(f"output {output} is a file; give a folder that does not exist yet")
+            raise ConfigError(f"output {output} is a file; give a folder that does not exist yet")
         found = {path: path.relative_to(output).as_posix() for path in output.rglob("*")}
         foreign = next((name for path, name in found.items() if not _is_ours(path, name)), None)
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
@@ -107,9 +107,11 @@ def check_output(output: Path, overwrite: bool) -> None:
         raise DataError(f"cannot read {output}: {error.strerror}") from error
     if foreign or (found and not proven):
         holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
-        raise DataError(f"output {output} holds {holds}, so it is not only token data and is never replaced; give another folder")
+        raise ConfigError(
+            f"output {output} holds {holds}, so it is not only token data and is never replaced; give another folder"
+        )
     if found and not overwrite:
-        raise DataError(f"output {output} exists; replace it with --force or give another folder")
+        raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
 
 
 def _is_ours(path: Path, name: str) -> bool:

@@ -2,16 +2,24 @@
 
 Which files those are the dataset's card says; where it does not, their names do. A dataset without parquet files has the copy
 that the hub makes of small ones; a copy of only a part is refused, because the rest would be missing without a word.
+What was chosen is noted beside the hub's cache, so that the same name means the same files where the hub cannot be asked.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import write_atomically
+
+log = logging.getLogger(__name__)
 
 HUB = "hf:"
 NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+))?(?::(?P<split>[\w.-]+))?")
@@ -34,7 +42,7 @@ def fetch(name: str) -> list[Path]:
     try:
         revision, files, configs = _listing(repository, name)
         chosen = select(files, configs, parts["config"], split, name)
-        return [Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision)) for file in chosen]
+        found = [Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision)) for file in chosen]
     except (ConfigError, DataError):
         raise
     except GatedRepoError:
@@ -46,9 +54,37 @@ def fetch(name: str) -> list[Path]:
     except Exception as error:  # the client's errors, and those of the library below it, have changed with its versions
         reason = f"{type(error).__name__}: {error}"
         where = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer as it should"
+        if before := _fetched_before(name, repository):
+            log.warning("%s; using the files of %s that were fetched before", where, name)
+            return before
         raise DataError(
             f"cannot fetch {name}: {where} ({' '.join(reason.split())[:200]}); try again online, or give parquet files as input"
         ) from None
+    with suppress(OSError):
+        _note(name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(_note(name), json.dumps({"revision": revision, "files": chosen}) + "\n")
+    return found
+
+
+def _note(name: str) -> Path:
+    """Where it is noted which files a name stood for."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME) / "ingot" / f"{quote(name, safe='')}.json"
+
+
+def _fetched_before(name: str, repository: str) -> list[Path] | None:
+    """The files that a name stood for when it was last fetched, if all of them are in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        note = json.loads(_note(name).read_bytes())
+        found = [
+            try_to_load_from_cache(repository, file, repo_type="dataset", revision=note["revision"]) for file in note["files"]
+        ]
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+    return [Path(path) for path in found if isinstance(path, str)] if all(isinstance(path, str) for path in found) else None
 
 
 def commits(files: Iterable[Path]) -> dict[str, str]:

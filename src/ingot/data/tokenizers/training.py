@@ -156,7 +156,7 @@ def _check(output: Path, kind: str, vocab_size: int, documents: int | None, over
     if documents is not None and documents < 1:
         raise ConfigError(f"--documents {documents} leaves nothing to learn from; give 1 or more")
     if output.exists() and not overwrite:
-        raise DataError(f"output {output} exists; replace it with --force or give another name")
+        raise ConfigError(f"output {output} exists; replace it with --force or give another name")
     if not output.parent.is_dir():
         raise DataError(f"cannot write {output}: there is no folder {output.parent}")
 
