@@ -135,7 +135,7 @@ def test_steps_with_gradient_checkpointing_are_those_without():
     ("model", "message"),
     [
         ({**SMALL, "dropout": 0.1}, r"knows no dropout on a GPU; set model\.dropout=0"),
-        ({**SMALL, "heads": 4}, r"model\.width=32 over model\.heads=4 leaves 8; set model\.heads=2 or fewer"),
+        ({**SMALL, "heads": 4}, r"model\.width=32 over model\.heads=4 leaves 8; take fewer heads or a larger model\.width"),
     ],
 )
 def test_masks_that_a_gpu_has_no_kernel_for_are_refused(model, message):

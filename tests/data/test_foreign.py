@@ -122,6 +122,20 @@ def test_a_meta_that_is_not_understood_needs_the_tokenizer_to_be_named(tmp_path)
     assert open_dataset(str(folder), "byte").tokenizer.kind == "byte"
 
 
+def test_ids_that_stand_for_no_text_are_numbers_where_one_says_so(tmp_path):
+    folder = nanogpt(tmp_path / "d", [3, 1, 4, 1, 5] * 50, None)
+    with pytest.raises(DataError, match=r"data\.tokenizer is number and .* has no meta\.pkl; write one that says vocab_size"):
+        open_dataset(str(folder), "number")
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 7}))
+    with pytest.raises(DataError, match=r"7 ids that are no single characters; .* or number where they stand for no text"):
+        open_dataset(str(folder))
+    found = open_dataset(str(folder), "number").tokenizer
+    assert (found.kind, found.vocab_size, found.decode([3, 1])) == ("number", 7, "3 1 ")
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 5}))
+    with pytest.raises(DataError, match="holds token 5, outside the 5 ids"):
+        open_dataset(str(folder), "number")
+
+
 def test_a_meta_with_another_number_of_ids_than_the_tokenizer_is_refused(tmp_path):
     with pytest.raises(DataError, match="says vocab_size 260 and the gpt2 tokenizer has 50,257"):
         open_dataset(str(other_vocabulary(tmp_path / "d")), "gpt2")
@@ -135,7 +149,7 @@ def test_a_tokenizer_that_did_not_make_the_shards_is_refused(text_shards, tmp_pa
 
 def test_a_folder_of_nanogpt_without_meta_is_not_taken_for_gpt2s_if_it_is_not(tmp_path):
     folder = nanogpt(tmp_path / "d", ByteTokenizer().encode_document(TEXT).tolist(), None)
-    with pytest.raises(DataError, match="name the one that made them"):
+    with pytest.raises(DataError, match=r"taken without a meta\.pkl; put that file beside them"):
         open_dataset(str(folder))
 
 

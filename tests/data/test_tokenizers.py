@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece, wordpiece_config
 
-from ingot.data.tokenizers import KINDS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, StreamDecoder, from_spec
+from ingot.data.tokenizers import KINDS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, NumberTokenizer, StreamDecoder, from_spec
 from ingot.errors import DataError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -82,7 +82,29 @@ def test_special_ids_are_those_that_stand_for_nothing(tokenizer):
 
 
 def test_there_is_a_test_tokenizer_of_every_kind():
-    assert {tokenizer.kind for tokenizer in kinds("")} == set(KINDS)
+    assert {tokenizer.kind for tokenizer in kinds("")} | {"number"} == set(KINDS)  # which knows no other text than numbers
+
+
+@given(st.lists(st.integers(0, 999)))
+def test_numbers_come_back_and_stand_for_the_bytes_they_are_shown_with(ids):
+    numbers = NumberTokenizer(1000)
+    shown = numbers.decode(ids)
+    assert shown == "".join(f"{token} " for token in ids)
+    assert from_spec(numbers.spec()).encode(shown).tolist() == ids
+    assert numbers.token_bytes()[ids].sum() == len(shown)
+    assert numbers.fingerprint() != NumberTokenizer(1001).fingerprint()
+
+
+@pytest.mark.parametrize("text", ["1 two", "10", "-1", "1.5"])
+def test_what_is_no_number_of_the_vocabulary_is_refused(text):
+    with pytest.raises(DataError, match="none of the ids, which stand for no text; give numbers from 0 to 9 with spaces"):
+        NumberTokenizer(10).encode(text)
+
+
+@pytest.mark.parametrize("size", [None, "9", 0, -1, 65537])
+def test_a_damaged_spec_of_numbers_is_refused(size):
+    with pytest.raises(DataError, match=r"damaged tokenizer|a vocabulary of"):
+        from_spec({"kind": "number", "vocab_size": size})
 
 
 def test_fingerprints_stay_what_they_are():

@@ -1,13 +1,18 @@
 """What a reader of a growing text computes, keeps, and reads again."""
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 
+from ingot.api import LoadedModel
+from ingot.config.loading import load_config
+from ingot.data.tokenizers import NumberTokenizer
 from ingot.generate import reading
 from ingot.generate.batch import write_texts
 from ingot.generate.decode import Dice, Sampling, generate
+from ingot.generate.reading import Step
 from ingot.model.registry import build
 
 torch.set_num_threads(1)
@@ -106,8 +111,21 @@ def test_only_our_models_outside_of_autocast_are_recorded(gpt2, monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         assert not reading.can_record(gpt2)
     assert not reading.can_record(torch.nn.Linear(2, 2))
+    mine = type("Mine", (type(gpt2),), {"__module__": "mine"})(VOCABULARY, CONTEXT, 1, 2, 32)
+    assert not reading.can_record(mine)
     monkeypatch.setattr(reading, "RECORDS_ON", {"cuda"})
     assert not reading.can_record(gpt2)
+
+
+def test_a_loaded_model_writes_with_recorded_steps(monkeypatch):
+    model, read = make("gpt2"), Step.read
+    steps = []
+    monkeypatch.setattr(Step, "read", lambda self, new, held: steps.append(held) or read(self, new, held))
+    config = load_config(python={"training": {"max_steps": 1}}, environment={}).config
+    loaded = LoadedModel(model, NumberTokenizer(VOCABULARY), config, torch.device("cpu"), Path("run"))
+    text = loaded.generate("3 1 4 ", tokens=6, temperature=0.0)
+    assert steps == [3, 4, 5, 6, 7]
+    assert text == loaded.generate("3 1 4 ", tokens=6, temperature=0.0, use_cache=False)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs a GPU")

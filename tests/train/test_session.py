@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 from tiny_runs import TINY, Train, records, state_of, train_tiny
 
 from ingot.artifact.tensors import read_tensors
+from ingot.backends.torch import TorchBackend
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.runs.checkpoints import load_checkpoint, saved_steps
@@ -105,6 +107,43 @@ def test_a_gpu_in_deterministic_mode_too(train: Train, tmp_path, unbroken, setti
     train(tmp_path / "run", StopAt(9), **settings)
     assert train(tmp_path / "run", **settings).status == "completed"
     assert state_of(tmp_path / "run") == unbroken(**settings)
+
+
+@pytest.fixture
+def stop_in_evaluation(monkeypatch):
+    """SIGTERM in the middle of the given evaluation, counted in batches."""
+    plain = TorchBackend.evaluate
+
+    def at(batch_number: int) -> None:
+        calls = iter(range(1, 10_000))
+
+        def evaluate(backend: TorchBackend, batch: Any) -> float:
+            if next(calls) == batch_number:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return plain(backend, batch)
+
+        monkeypatch.setattr(TorchBackend, "evaluate", evaluate)
+
+    return at
+
+
+EVALUATED = {"evaluation__every": 4, "evaluation__at_start": True, "evaluation__micro_batch": 4, "evaluation__train_rows": 8}
+BATCHES = 10 + 2  # of 38 rows of validation and 8 of training
+
+
+@pytest.mark.parametrize("number", [0, 2, 5], ids=["the first", "one on the way", "the last"])
+def test_an_evaluation_ends_at_a_signal_and_is_made_up_for(train: Train, tmp_path, unbroken, stop_in_evaluation, number):
+    expected = unbroken(**EVALUATED)
+    stop_in_evaluation(number * BATCHES + 3)
+    stopped = train(tmp_path / "run", **EVALUATED)
+    assert (stopped.status, stopped.total_steps, stopped.artifact_path) == ("stopped", 4 * number, None)
+    if number:
+        assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [4 * n for n in range(number)]
+    finished = train(tmp_path / "run", **EVALUATED)
+    assert finished.status == "completed" and finished.artifact_path is not None
+    assert state_of(tmp_path / "run") == expected
+    found, whole = ([(r["step"], r["val_bpb"]) for r in records(tmp_path / name, "evaluation")] for name in ("run", "unbroken"))
+    assert found == whole and [step for step, _ in found] == [0, 4, 8, 12, 16, 20]
 
 
 def test_dropout_is_really_there_and_depends_on_the_seed(train: Train, tmp_path):

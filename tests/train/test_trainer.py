@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,29 @@ class Device:
 
 
 @dataclass
+class Queue(Device):
+    """A device that is handed steps and works them off by itself, as a GPU does; each takes the host a moment to hand over."""
+
+    handing_over: float = 0.05
+    busy_until: float = 0.0
+
+    def step(self, batch: Any, targets: int, step: int, rates: Rates) -> Any:
+        seconds = self.seconds[len(self.scales) % len(self.seconds)]
+        self.scales.append(rates.scale)
+        self.time.now += self.handing_over
+        self.busy_until = end = max(self.busy_until, self.time.now) + seconds
+
+        def result(_: Any) -> StepResult:
+            self.time.now = max(self.time.now, end)
+            return StepResult(3.0, 0.5, skipped=False)
+
+        return type("Pending", (), {"result": result})()
+
+    def wait(self) -> None:
+        self.time.now = max(self.time.now, self.busy_until)
+
+
+@dataclass
 class Notes(Reporter):
     steps: list[StepReport] = field(default_factory=list)
     stop_at: int | None = None
@@ -146,6 +169,46 @@ def test_a_budget_is_not_overrun_where_steps_are_uneven(data, seconds, budget):
     trainer = make(data, Device(Time(), seconds), budget__seconds=budget)
     trainer.run(Shutdown())
     assert trainer.progress.elapsed_seconds <= budget
+
+
+@settings(max_examples=40, deadline=None)
+@given(seconds=st.lists(st.floats(0.8, 1.2), min_size=2, max_size=5), budget=st.floats(20, 60))
+def test_a_budget_is_not_overrun_by_what_a_device_has_still_to_do(data, seconds, budget):
+    notes = Notes()
+    trainer = make(data, Queue(Time(), seconds), reporter=notes, budget__seconds=budget)
+    trainer.desk = _Desk()
+    trainer.run(Shutdown())
+    assert budget - 2 * max(seconds) <= trainer.progress.elapsed_seconds <= budget
+    times = [report.elapsed_seconds for report in notes.steps]
+    assert times == sorted(times) and len(times) == trainer.progress.step
+
+
+@pytest.mark.parametrize("budget", [25.3, 28.7, 30.9, 33.2])
+def test_evaluations_cost_a_queueing_device_no_step_of_the_budget(data, budget):
+    steps = []
+    for every in (0, 10):
+        device = Queue(Time(), [1.0])
+        trainer = make(data, device, budget__seconds=budget, evaluation__every=every)
+        trainer.evaluate = lambda limit: False  # type: ignore[method-assign]
+        trainer.run(Shutdown())
+        steps.append(trainer.progress.step)
+    assert steps[0] == steps[1] == math.floor(budget - device.handing_over)
+
+
+def test_a_report_tells_when_its_step_ended_not_when_it_was_asked(data):
+    class Late(Device):
+        """Steps end as they are taken; their results are asked for later."""
+
+        def step(self, *given: Any) -> Any:
+            ended = super().step(*given)
+            end = self.time.now
+            return type("Done", (), {"result": lambda _: replace(ended.result(), age=self.time.now - end)})()
+
+    notes = Notes()
+    trainer = make(data, Late(Time(), [2.0]), reporter=notes, training__max_steps=4)
+    trainer.desk = _Desk()
+    trainer.run(Shutdown())
+    assert [report.elapsed_seconds for report in notes.steps] == [2.0, 4.0, 6.0, 8.0]
 
 
 def test_a_finished_budget_is_not_opened_again(data):

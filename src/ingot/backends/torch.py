@@ -48,10 +48,14 @@ HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memor
 
 
 class DeviceResult:
-    """The numbers of a step: loss, gradient norm, skipped. They travel as soon as they are there: no later step is waited for."""
+    """The numbers of a step: loss, gradient norm, skipped.
+
+    On CUDA they travel as soon as they are there, so that asking for them waits for no later step. A CPU has ended a step when it
+    returns; of other devices it is known when the numbers are seen.
+    """
 
     def __init__(self, numbers: Tensor):
-        self._numbers, self._ended = numbers, time.perf_counter()
+        self._numbers, self._ended = numbers, time.perf_counter() if numbers.device.type == "cpu" else None
         self._arrival: torch.cuda.Event | None = None
         if numbers.is_cuda:
             self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
@@ -60,9 +64,9 @@ class DeviceResult:
     def result(self) -> StepResult:
         if self._arrival is not None:
             self._arrival.synchronize()
-            self._ended = time.perf_counter()
         loss, grad_norm, skipped = self._numbers.tolist()
-        return StepResult(loss, grad_norm, bool(skipped), time.perf_counter() - self._ended)
+        now = time.perf_counter()
+        return StepResult(loss, grad_norm, bool(skipped), now - (self._ended or now))
 
 
 class TorchBackend:

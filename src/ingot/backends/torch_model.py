@@ -52,7 +52,7 @@ def check_fused_mask(config: Config) -> None:
     if (size := m.width // m.heads) < FUSED_HEAD_SIZE:
         raise ConfigError(
             f"data.document_mask needs heads of at least {FUSED_HEAD_SIZE} numbers on a GPU, and model.width={m.width} over "
-            f"model.heads={m.heads} leaves {size}; set model.heads={max(1, m.width // FUSED_HEAD_SIZE)} or fewer"
+            f"model.heads={m.heads} leaves {size}; take fewer heads or a larger model.width"
         )
 
 

@@ -122,8 +122,8 @@ class TrainingSection(Section):
     compile: bool | Literal["auto"] = Field("auto", description="torch.compile. auto: on CUDA only, where it pays.")
     deterministic: bool = Field(
         False,
-        description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued. Slower; a CPU "
-        "does so anyway.",
+        description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "
+        "micro_batch. Slower; a CPU does so anyway.",
     )
     loss_chunk: Positive | None = Field(
         None,

@@ -23,6 +23,9 @@ from ingot.errors import DataError
 
 ENDS = 4096  # bytes of a file's start and of its end that the fingerprint covers
 OTHER = "the tokenizer; name the one that made them with data.tokenizer"
+GUESSED = (
+    "GPT-2's tokenizer, which is taken without a meta.pkl; put that file beside them, or name what made them with data.tokenizer"
+)
 PLACES, LOOKED_AT = 32, 4096  # looked at in all, at least 2 of every file, and tokens of each
 NANOGPT = {split: f"{split}.bin" for split in SPLITS}
 
@@ -56,15 +59,19 @@ def open_plain(path: Path) -> NDArray[np.uint16]:
 
 
 def _open_nanogpt(folder: Path, tokenizer: str | None) -> Dataset:
-    from ingot.data.formats.meta import nanogpt_tokenizer
+    from ingot.data.formats.meta import META, nanogpt_tokenizer
 
     files = {split: [folder / name] for split, name in NANOGPT.items() if (folder / name).is_file()}
-    return _dataset(folder, {"val": [], **files}, nanogpt_tokenizer(folder, tokenizer), open_plain)
+    which = OTHER if tokenizer or (folder / META).is_file() else GUESSED
+    return _dataset(folder, {"val": [], **files}, nanogpt_tokenizer(folder, tokenizer), open_plain, which)
 
 
-def _dataset(folder: Path, splits: dict[str, list[Path]], tokenizer: Tokenizer, open_tokens: OpenTokens) -> Dataset:
+def _dataset(
+    folder: Path, splits: dict[str, list[Path]], tokenizer: Tokenizer, open_tokens: OpenTokens, which: str = OTHER
+) -> Dataset:
+    """The data of a folder; `which` says what tokenizer is meant, and what to do if it is another."""
     records = {split: _split(paths, open_tokens) for split, paths in splits.items()}
-    _check_tokens([path for paths in splits.values() for path in paths], tokenizer, open_tokens)
+    _check_tokens([path for paths in splits.values() for path in paths], tokenizer, open_tokens, which)
     known = TokenizerRecord.of(tokenizer)
     ends = {split: [[path.name, _ends(path)] for path in paths] for split, paths in splits.items()}
     fingerprint = digest({"tokenizer": known.fingerprint, "files": ends})
@@ -72,17 +79,17 @@ def _dataset(folder: Path, splits: dict[str, list[Path]], tokenizer: Tokenizer, 
     return Dataset(folder, manifest, tokenizer, open_tokens)
 
 
-def _check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens) -> None:
+def _check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens, which: str) -> None:
     fits = []
     for path in paths:
         tokens = open_tokens(path)
         for place in np.linspace(0, max(0, len(tokens) - LOOKED_AT), max(2, PLACES // len(paths))).astype(int):
             part = tokens[place : place + LOOKED_AT]
             if (largest := part.max(initial=0)) >= tokenizer.vocab_size:
-                raise DataError(f"{path} holds token {largest}, outside the {tokenizer.vocab_size:,} ids of {OTHER}")
+                raise DataError(f"{path} holds token {largest}, outside the {tokenizer.vocab_size:,} ids of {which}")
             fits += comes_back(tokenizer, part)
     if sum(fits) < SHARE * len(fits):
-        raise DataError(f"the tokens of {paths[0].parent} are not those that their text has in {OTHER}")
+        raise DataError(f"the tokens of {paths[0].parent} are not those that their text has in {which}")
 
 
 def _split(paths: Sequence[Path], open_tokens: OpenTokens) -> SplitRecord:

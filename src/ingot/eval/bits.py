@@ -109,10 +109,14 @@ class Judge:
                     line[2] = document_numbers(self.split, start, self.seq_len)
             yield batch
 
-    def score(self, rows: NDArray[np.int64], evaluate: Callable[[Batch], float]) -> Score:
-        """Sum the loss and the bytes of `rows`; `evaluate` gives the summed nats of a batch."""
+    def score(
+        self, rows: NDArray[np.int64], evaluate: Callable[[Batch], float], stop: Callable[[], bool] = lambda: False
+    ) -> Score:
+        """Sum the loss and the bytes of `rows`, or of those before `stop`; `evaluate` gives the summed nats of a batch."""
         nats, tokens, size = 0.0, 0, 0
         for batch in self.batches(rows):
+            if stop():
+                break
             nats += evaluate(batch)
             counted = batch[:, 1] != IGNORED
             tokens += int(np.count_nonzero(counted))

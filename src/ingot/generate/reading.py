@@ -136,9 +136,10 @@ def last_scores(model: Any, tokens: Tensor, cache: list[Any] | None) -> Tensor:
 
 def can_record(model: nn.Module) -> bool:
     """Whether steps of a model can be recorded: one of ours, where weights are not cast anew at every use."""
-    # A model of one's own may count its tokens on the host, which a recorded step would not notice.
+    # A model of one's own, made of one of ours perhaps, may count its tokens on the host, which a recorded step would not notice.
     kind = next(model.parameters()).device.type
-    return isinstance(model, OURS) and kind in RECORDS_ON and not torch.is_autocast_enabled(kind)
+    ours = isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
+    return ours and kind in RECORDS_ON and not torch.is_autocast_enabled(kind)
 
 
 OURS: tuple[Any, ...] = tuple(FAMILIES.values())

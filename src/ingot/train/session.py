@@ -33,7 +33,7 @@ from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.checkpoint import Saver
 from ingot.train.shutdown import Shutdown
-from ingot.train.trainer import Desk, Progress, Status, Trainer, prompt_ids
+from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer, prompt_ids
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
@@ -118,7 +118,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
         trainer.prime()
         status = trainer.run(shutdown)
         if backend.maximum([shutdown.requested])[0]:
-            status = "stopped"  # asked for after the last step: what is left can be done by the next session
+            status = "stopped"  # asked for after the last step
         result = _finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
         backend.close()  # not after a failure: the other ranks would be gone before this one has said why
@@ -256,11 +256,14 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
     exported = None
     if status == "completed":
         judged = (progress.val_step, progress.val_whole) == (progress.step, True)
-        if config.evaluation.at_end and not judged and trainer.dataset.split("val").tokens > 1:
-            trainer.evaluate(None)
-            trainer.note()
-        if config.artifact.write:
-            exported = exporter(trainer, shutdown)
+        try:
+            if config.evaluation.at_end and not judged and trainer.dataset.split("val").tokens > 1:
+                trainer.evaluate(None)
+                trainer.note()
+            if config.artifact.write:
+                exported = exporter(trainer, shutdown)
+        except Interrupted:
+            status = "stopped"  # what is left can be done by the next session
     steps = saved_steps(desk.folder.checkpoints) if desk is not None else {}
     if desk is not None:
         desk.heartbeat.update(status=status)

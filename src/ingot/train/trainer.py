@@ -35,6 +35,10 @@ PRIMING_STEPS = 2  # of a compiled model: the second finds what the first left t
 OVERFLOWS_IN_A_ROW = 100  # fp16 gives up after this many steps without an update
 
 
+class Interrupted(Exception):
+    """A signal came while the model was judged; raised on every rank."""
+
+
 @dataclass
 class Progress:
     """Where a run stands; with the weights, the optimizer's memory and the config it decides everything that follows."""
@@ -84,6 +88,7 @@ class Trainer:
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._saved_at = progress.elapsed_seconds
         self._saved_step = progress.step or None  # what it resumed from is on the disk already
+        self._shutdown: Shutdown | None = None
         self._pending: tuple[Pending, Rates, int] | None = None  # with the epoch in which its rows lie
         self._overflows = 0
 
@@ -113,24 +118,10 @@ class Trainer:
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
         c, p = self.config, self.progress
+        self._shutdown = shutdown
         reader = RowReader(self.rows, c.rows_per_step, self.backend.ranks, p.sample, self.backend.lend)
-        status: Status = "completed"
-        durations: deque[float] = deque([p.step_seconds], maxlen=LAST_STEPS)
         try:
-            if c.evaluation.at_start and p.step == 0:
-                self.evaluate(c.evaluation.rows)
-            self.clock.start()
-            self._marks.append((self.clock.elapsed, p.tokens))
-            while True:
-                elapsed, stop, spent = self._agree(shutdown, max(durations))
-                if stop:
-                    status = "stopped"
-                if stop or spent or (c.training.max_steps is not None and p.step >= c.training.max_steps):
-                    break
-                self._step(reader, elapsed)
-                self._do_what_is_due(elapsed)
-                durations.append(self.clock.elapsed - elapsed)
-                p.step_seconds = max(durations)
+            status = self._loop(reader, shutdown)
             self._settle()
             self.backend.wait()
             self.clock.stop()
@@ -140,6 +131,40 @@ class Trainer:
             reader.close()
         self.save(wait=True)
         return status
+
+    def _loop(self, reader: RowReader, shutdown: Shutdown) -> Status:
+        c, p = self.config, self.progress
+        durations: deque[float] = deque([p.step_seconds], maxlen=LAST_STEPS)
+        try:
+            if self._evaluation_is_due() and p.val_step != p.step:  # at the start, or where a signal came in between
+                self.evaluate(c.evaluation.rows)
+                if p.step:
+                    self.note()
+            self.clock.start()
+            self._marks.append((self.clock.elapsed, p.tokens))
+            while True:
+                began = self.clock.elapsed
+                elapsed, stop, spent = self._agree(shutdown, max(durations))
+                if stop:
+                    return "stopped"
+                if spent or self._at_end():
+                    return "completed"
+                self._step(reader, elapsed)
+                durations.append(self.clock.elapsed - began)
+                p.step_seconds = max(durations)
+                self._do_what_is_due(elapsed)
+        except Interrupted:
+            return "stopped"
+
+    def _evaluation_is_due(self) -> bool:
+        e, step = self.config.evaluation, self.progress.step
+        if self._at_end():
+            return False  # the end of the run evaluates by itself
+        return e.at_start if step == 0 else bool(e.every) and step % e.every == 0
+
+    def _at_end(self) -> bool:
+        steps = self.config.training.max_steps
+        return steps is not None and self.progress.step >= steps
 
     def _agree(self, shutdown: Shutdown, step_seconds: float) -> tuple[float, bool, bool]:
         """The seconds trained, whether anybody was asked to stop, and whether the budget is spent: the same on every rank."""
@@ -227,14 +252,13 @@ class Trainer:
     def _do_what_is_due(self, elapsed: float) -> None:
         """Evaluate and save where the step, or the clock that was agreed upon, says so."""
         c, step = self.config, self.progress.step
-        at_end = step == c.training.max_steps  # the end of the run evaluates and saves by itself
-        if c.evaluation.every and step % c.evaluation.every == 0 and not at_end:
+        if self._evaluation_is_due():
             self._settle()
             if self.evaluate(c.evaluation.rows):
                 self.save()
         save_by_step = c.training.save_every and step % c.training.save_every == 0
         save_by_clock = c.training.save_seconds and elapsed - self._saved_at >= c.training.save_seconds
-        if (save_by_step or save_by_clock) and not at_end:
+        if (save_by_step or save_by_clock) and not self._at_end():  # the end of the run saves by itself
             self._saved_at = elapsed
             self._settle()
             self.save()
@@ -245,14 +269,14 @@ class Trainer:
         with self.clock.paused():
             began = time.perf_counter()
             found = self.score("val", limit)
-            p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
-            p.val_step, p.val_whole, p.val_other = p.step, limit is None, found.other
             # The best is chosen by the rows that evaluations during training read: like is compared with like.
             judged = found if limit == c.evaluation.rows else self.score("val", c.evaluation.rows)
+            train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
+            p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
+            p.val_step, p.val_whole, p.val_other = p.step, limit is None, found.other
             best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
             if best:
                 p.best_step, p.best_bpb = p.step, judged.bits_per_byte
-            train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
             seconds = time.perf_counter() - began
             report = EvaluationReport(
                 step=p.step,
@@ -279,9 +303,14 @@ class Trainer:
         judge = Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
         rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
-        part = judge.score(rows[share.start : share.stop], self.backend.evaluate)
-        nats, tokens, size = self.backend.total([part.nats, part.tokens, part.piece_bytes])
+        part = judge.score(rows[share.start : share.stop], self.backend.evaluate, self._asked_to_stop)
+        nats, tokens, size, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, float(self._asked_to_stop())])
+        if stopped:
+            raise Interrupted
         return judge.total(nats, int(tokens), int(size))
+
+    def _asked_to_stop(self) -> bool:
+        return self._shutdown is not None and self._shutdown.requested
 
     def sample(self) -> None:
         """Let the model write, and keep the text."""
@@ -325,6 +354,6 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     if ids:
         return ids
     try:
-        return [int(i) for i in tokenizer.encode("\n")]
+        return [int(i) for i in tokenizer.encode("\n")] or [0]
     except DataError:
         return [0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data.formats.base import read_file
-from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
+from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError
 
 META = "meta.pkl"
@@ -68,6 +68,10 @@ def char_tokenizer(path: Path) -> CharTokenizer | None:
 def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
     """The tokenizer of nanoGPT's folder: its characters, else the one that is named, and GPT-2's only without a meta.pkl."""
     path = folder / META
+    if name == "number":
+        if not path.is_file():
+            raise DataError(f"data.tokenizer is number and {folder} has no {META}; write one that says vocab_size")
+        return NumberTokenizer(read_meta(path)["vocab_size"])
     if not path.is_file():
         return open_tokenizer(name or "gpt2")
     if (found := char_tokenizer(path)) is not None:
@@ -76,7 +80,10 @@ def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
         return found
     if name is None:
         size = read_meta(path)["vocab_size"]
-        raise DataError(f"{path} has {size:,} ids that are no single characters; name what made them with data.tokenizer")
+        raise DataError(
+            f"{path} has {size:,} ids that are no single characters; name what made them with data.tokenizer, or number where "
+            "they stand for no text"
+        )
     return checked_size(path, open_tokenizer(name))
 
 

@@ -9,7 +9,7 @@ from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, StreamDecoder, Token
 from ingot.data.tokenizers.gpt2 import GPT2Tokenizer
 from ingot.data.tokenizers.huggingface import HFTokenizer
 from ingot.data.tokenizers.naming import KINDS, from_spec, open_tokenizer
-from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer
+from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "GPT2Tokenizer",
     "HFTokenizer",
     "Ids",
+    "NumberTokenizer",
     "SentencePieceTokenizer",
     "StreamDecoder",
     "Tokenizer",

@@ -15,7 +15,7 @@ from typing import Any
 from ingot.data.tokenizers import gpt2
 from ingot.data.tokenizers.base import MAX_FILE_BYTES, Tokenizer, unpack
 from ingot.data.tokenizers.huggingface import from_json, hf_from_spec
-from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec, read_byte_file
+from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec, number_from_spec, read_byte_file
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.errors import ConfigError, DataError
 
@@ -25,6 +25,7 @@ SPECS: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
     "gpt2": lambda spec: gpt2.GPT2Tokenizer(),
     "sentencepiece": lambda spec: SentencePieceTokenizer(unpack(spec)),
     "huggingface": hf_from_spec,
+    "number": number_from_spec,
 }
 KINDS = tuple(SPECS)
 SUFFIXES = (".model", ".json", ".tiktoken")
@@ -52,6 +53,8 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     if name == "char":
         _refuse_bos(bos, name)
         raise ConfigError("a char tokenizer is made from the text it is for; prepare that text with --tokenizer char")
+    if name == "number":
+        raise ConfigError("number is for nanoGPT's folders whose ids stand for no text; their meta.pkl says how many there are")
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if name and not name.startswith(HUB) and path.exists():
         return _open_path(path, bos)

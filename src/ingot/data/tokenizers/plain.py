@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, Tokenizer, utf8
+from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, Tokenizer, check_size, utf8
 from ingot.errors import DataError
 
 PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
@@ -120,6 +120,42 @@ def char_from_spec(spec: dict[str, Any]) -> CharTokenizer:
     if not isinstance(characters, str) or not characters or any(0xD800 <= ord(c) < 0xE000 for c in characters):
         raise DataError("damaged tokenizer: a char tokenizer needs its characters")
     return CharTokenizer(characters)
+
+
+class NumberTokenizer(Tokenizer):
+    """Ids that stand for no text (notes, moves, bases), each shown as a number with a space behind it."""
+
+    kind = "number"
+    lossless = False
+
+    def __init__(self, vocab_size: int) -> None:
+        check_size(vocab_size)
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        numbers = text.split()
+        if wrong := next((word for word in numbers if not word.isdecimal() or int(word) >= self.vocab_size), None):
+            raise DataError(
+                f"{wrong!r} is none of the ids, which stand for no text; give numbers from 0 to {self.vocab_size - 1:,} with "
+                "spaces between them"
+            )
+        return np.array([int(word) for word in numbers], np.uint16)
+
+    def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
+        return "".join(f"{token} " for token in self._checked(ids)).encode()
+
+    def token_bytes(self) -> NDArray[np.int32]:
+        return np.array([len(str(token)) + 1 for token in range(self.vocab_size)], np.int32)
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind, "vocab_size": self.vocab_size}
+
+
+def number_from_spec(spec: dict[str, Any]) -> NumberTokenizer:
+    """The tokenizer of numbers that gave `spec`."""
+    if type(size := spec.get("vocab_size")) is not int:
+        raise DataError("damaged tokenizer: one of numbers needs to say how many there are")
+    return NumberTokenizer(size)
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
