@@ -358,7 +358,7 @@ def test_too_many_requests_are_answered_by_patience(folder):
     folder.hub.fail(VAL, status=429, headers={"Retry-After": "0"})
     folder()
     assert folder.is_whole()
-    assert folder.said("the list of its files: HTTP 429, too many requests; attempt 2 of 3 in 1 s")
+    assert folder.said("the file list: HTTP 429, too many requests; attempt 2 of 3 in 1 s")
 
 
 def test_a_hub_that_asks_for_an_hour_is_not_waited_for(folder):
@@ -395,9 +395,7 @@ def test_a_shard_that_is_no_shard_on_the_hub_is_refused(folder):
 
 
 def test_a_hub_out_of_reach_is_named(folder):
-    with pytest.raises(
-        DataError, match=rf"gave up on the list of its files of {REPO} at http://127.0.0.1:9 after 3 attempts: \S+"
-    ):
+    with pytest.raises(DataError, match=rf"gave up on the file list of {REPO} at http://127.0.0.1:9 after 3 attempts: \S+"):
         folder(endpoint="http://127.0.0.1:9")
     assert not folder.path.exists()
 

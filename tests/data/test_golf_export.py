@@ -151,7 +151,7 @@ def test_a_line_that_is_no_document_ends_the_export_with_its_number(folder, line
         file.write(line + b"\n")
     with pytest.raises(DataError, match=r"docs_selected.jsonl(:4| is not UTF-8)"):
         folder()
-    assert not list((folder / "datasets").iterdir())
+    assert not (folder / "datasets").exists()
 
 
 # Old data, killed exports
@@ -253,9 +253,26 @@ def test_downloaded_shards_and_tokenizers_are_not_replaced_without_a_word(folder
 def test_a_file_where_the_folder_belongs_is_not_touched(folder):
     (folder / "datasets").mkdir()
     (folder / "datasets/fineweb10B_byte260").write_text("mine")
-    with pytest.raises(DataError, match="is a file where a folder of shards belongs"):
+    with pytest.raises(ConfigError, match="is a file where a folder of shards belongs"):
         folder()
     assert (folder / "datasets/fineweb10B_byte260").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["tokenizers", "datasets"])
+def test_a_file_in_the_place_of_a_folder_is_found_before_the_documents_are_counted(folder, name):
+    (folder / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"{name} is a file where a folder belongs; remove it or choose another output"):
+        folder(val_documents=99)
+    assert {path.name for path in folder.path.iterdir()} == {name, "docs_selected.jsonl", ".download.lock"}
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_folders_that_stay_empty_do_not_outlive_an_export_that_fails(folder, made):
+    if made:
+        (folder / "datasets").mkdir()
+    with pytest.raises(ConfigError, match="99 documents are to be validation"):
+        folder(val_documents=99)
+    assert ((folder / "tokenizers").exists(), (folder / "datasets").exists()) == (False, made)
 
 
 def test_a_folder_that_is_a_link_to_another_disk_stays_one(folder, tmp_path):

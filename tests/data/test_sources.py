@@ -1,25 +1,29 @@
 import csv
+import errno
 import gzip
 import io
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
 import zstandard
 from hub_server import serving
+from huggingface_hub import scan_cache_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
 from ingot.data.sources import count_documents, file_bytes, find_files, is_text, read_documents
-from ingot.data.sources.hub import commits, select
+from ingot.data.sources.hub import commits, fetch, select
 from ingot.errors import ConfigError, DataError
 
 PACK = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -462,6 +466,86 @@ def test_what_was_fetched_once_is_there_without_the_hub(ask, tmp_path):
     next((tmp_path / "hub").rglob("snapshots/*/data/train-0.parquet")).unlink()
     (said,) = ask("http://127.0.0.1:9", "hf:org/name")
     assert said.startswith("DataError cannot fetch hf:org/name: http://127.0.0.1:9 does not answer as it should (")
+
+
+def test_what_a_name_stood_for_is_noted_in_the_hubs_cache_wherever_that_is(ask, tmp_path):
+    cached = {"HF_HUB_CACHE": str(tmp_path / "cache")}
+    with serving() as hub:
+        hub.commit("org/name", {"data/train-0.parquet": b"train"})
+        assert ask(hub.endpoint, "hf:org/name", **cached) == ["train"]
+    assert ask("http://127.0.0.1:9", "hf:org/name", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "other"), **cached) == ["train"]
+    cache = scan_cache_dir(tmp_path / "cache")
+    assert (cache.warnings, [repo.nb_files for repo in cache.repos]) == ([], [1])
+
+
+@pytest.fixture
+def fetched(tmp_path, monkeypatch):
+    """A file that was fetched before, in the cache of a client that finds the same on the hub."""
+    file = tmp_path / f"datasets--org--name/snapshots/{'1' * 40}/train.parquet"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    info = SimpleNamespace(sha="1" * 40, siblings=[SimpleNamespace(rfilename="train.parquet")], card_data=None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_: info)
+    assert fetch("hf:org/name") == [file]
+    return file
+
+
+def fail(monkeypatch, what: str, error: Exception) -> None:
+    def call(*_, **__):
+        raise error
+
+    monkeypatch.setattr(what, call)
+
+
+def test_files_fetched_before_are_used_with_the_reason_why(fetched, monkeypatch, caplog):
+    fail(monkeypatch, "huggingface_hub.HfApi.dataset_info", ConnectionError("no route"))
+    assert fetch("hf:org/name") == [fetched]
+    assert "(ConnectionError: no route); using the files of hf:org/name that were fetched before" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_disk_that_refuses_is_not_hidden_by_files_fetched_before(fetched, monkeypatch, number):
+    fail(monkeypatch, "huggingface_hub.hf_hub_download", OSError(number, os.strerror(number), "/disk/blob"))
+    with pytest.raises(DataError, match=f"cannot fetch hf:org/name: /disk/blob: {os.strerror(number)}; make room"):
+        fetch("hf:org/name")
+
+
+@pytest.mark.parametrize("error", [DataError("no such split"), ZeroDivisionError()])
+def test_what_goes_wrong_in_choosing_files_is_not_hidden_by_files_fetched_before(fetched, monkeypatch, error):
+    fail(monkeypatch, "ingot.data.sources.hub.select", error)
+    with pytest.raises(type(error)):
+        fetch("hf:org/name")
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "3",
+        "[null]",
+        "[" * 100_000,
+        '{"revision": "1"}',
+        '{"revision": 1, "files": ["train.parquet"]}',
+        '{"revision": "1", "files": [3]}',
+        '{"revision": "1", "files": [null]}',
+        '{"revision": "1", "files": "train"}',
+        '{"revision": "1", "files": {"train.parquet": 1}}',
+        '{"revision": "1", "files": []}',
+    ],
+)
+def test_a_damaged_note_is_none(fetched, monkeypatch, note):
+    next(fetched.parents[2].glob(".ingot/*.json")).write_text(note)
+    fail(monkeypatch, "huggingface_hub.HfApi.dataset_info", ConnectionError("no route"))
+    with pytest.raises(DataError, match="ConnectionError: no route"):
+        fetch("hf:org/name")
+
+
+def test_a_note_that_cannot_be_written_is_told(fetched, caplog):
+    shutil.rmtree(fetched.parents[2] / ".ingot")
+    (fetched.parents[2] / ".ingot").touch()
+    assert fetch("hf:org/name") == [fetched]
+    assert "without the hub these files will not be found" in caplog.text
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(ask):

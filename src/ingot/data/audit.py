@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data.audit_checks import check_bytes, check_marks, check_range, check_round_trip, check_sha256
-from ingot.data.audit_counts import count_tokens, read_index, starts_by_marks
+from ingot.data.audit_counts import Counts, count_tokens, read_index, starts_by_marks
 from ingot.data.audit_folder import AuditSplit, Finding, Folder, Starts, open_folder
 from ingot.data.audit_overlap import Match, Side, find_overlap
 from ingot.data.dataset import AGAIN, MANIFEST
@@ -57,9 +57,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """What a split holds; `bytes` is the size of the original text, where that was recorded."""
+    """What a split holds; `bytes` is the size of the original text, where that was recorded, and None is not known."""
 
-    documents: int
+    documents: int | None
     tokens: int
     bytes: int | None
     piece_bytes: int | None
@@ -122,7 +122,7 @@ def audit(
         sides[name], splits[name] = _audit_split(folder, split, limits, meter)
     comparisons = []
     for other in trains:
-        train = sides["train"] if other is folder else _side(other, other.splits["train"], meter)
+        train = sides["train"] if other is folder else _side(other, folder.findings, meter)
         val = sides.get("val")
         if val and train and len(val.starts) > 1 and len(train.starts) > 1:
             comparisons.append(_compare(folder, val, train, limits, meter))
@@ -165,33 +165,45 @@ def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Mete
     index = _index(split, findings)
     told = _split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes) if record else None
     if tokenizer is None:
-        return None, told or _split_counts(0, split.tokens, None, None)
+        return None, told or _split_counts(None, split.tokens, None, None)
     counts = count_tokens(split, tokenizer, index, meter.tell)
     side = Side(split, starts_by_marks(split, counts.marks) if index is None else index, tokenizer)
-    check_range(split, tokenizer, counts, findings)
-    if split.whole:
-        check_marks(split, tokenizer, counts, index, findings)
-    if split.whole and (index is not None or tokenizer.bos is not None):
+    marked, same = _fits(side, counts, index, findings)
+    if marked and split.whole and (index is not None or tokenizer.bos is not None):
         check_bytes(split, tokenizer, counts, limits.byte_gap, findings)
-    # Text by another tokenizer is not what was written, and all of it may look alike: it is not compared.
     recounted = sound and record is not None and record.piece_bytes not in (None, counts.piece_bytes)
-    same = check_round_trip(side, findings) and not recounted
-    return side if same else None, told or _split_counts(len(side.starts) - 1, split.tokens, None, counts.piece_bytes)
+    documents, piece_bytes = len(side.starts) - 1 if marked else None, counts.piece_bytes if same else None
+    return side if same and not recounted else None, told or _split_counts(documents, split.tokens, None, piece_bytes)
 
 
-def _split_counts(documents: int, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
+def _fits(side: Side, counts: Counts, index: Starts | None, findings: list[Finding]) -> tuple[bool, bool]:
+    """Whether ids and marks are the tokenizer's, and whether the text is too.
+
+    Text by another tokenizer is not what was written, and all of it may look alike: it is neither counted nor compared.
+    """
+    split, tokenizer = side.split, side.tokenizer
+    known = check_range(split, tokenizer, counts, findings)
+    marked = (not split.whole or check_marks(split, tokenizer, counts, index, findings)) and known
+    return marked, known and check_round_trip(side, findings) and marked
+
+
+def _split_counts(documents: int | None, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
     known = piece_bytes if size is None else size
     return SplitCounts(documents, tokens, size, piece_bytes, known / tokens if tokens and known is not None else None)
 
 
-def _side(folder: Folder, split: AuditSplit, meter: _Meter) -> Side | None:
-    if folder.tokenizer is None:
+def _side(other: Folder, findings: list[Finding], meter: _Meter) -> Side | None:
+    """The train split of another folder, if its tokens can be the tokenizer's; those of a prepared folder are."""
+    split, tokenizer = other.splits["train"], other.tokenizer
+    if tokenizer is None:
         return None
     index = _index(split, [])
     if index is not None:
         meter.tell(split.tokens)
-        return Side(split, index, folder.tokenizer)
-    return Side(split, starts_by_marks(split, count_tokens(split, folder.tokenizer, None, meter.tell).marks), folder.tokenizer)
+        return Side(split, index, tokenizer)
+    counts = count_tokens(split, tokenizer, None, meter.tell)
+    side = Side(split, starts_by_marks(split, counts.marks), tokenizer)
+    return side if _fits(side, counts, None, findings)[1] else None
 
 
 def _index(split: AuditSplit, findings: list[Finding]) -> Starts | None:

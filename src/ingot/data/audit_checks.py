@@ -35,7 +35,7 @@ def check_sha256(split: AuditSplit, findings: list[Finding]) -> bool:
     return len(findings) == before
 
 
-def check_range(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, findings: list[Finding]) -> None:
+def check_range(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, findings: list[Finding]) -> bool:
     """Are all ids in the vocabulary?"""
     outside = int(counts.ids[tokenizer.vocab_size :].sum())
     if outside:
@@ -44,13 +44,14 @@ def check_range(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, finding
         problem = f"tokens outside {vocabulary} begin here: {outside:,} in {split.name}, the largest {largest:,}"
         file, place = split.place(_first_outside(split, tokenizer.vocab_size))
         findings.append(Finding("token-range", file, problem, OTHER, place))
+    return not outside
 
 
-def check_marks(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, index: Starts | None, findings: list[Finding]) -> None:
+def check_marks(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, index: Starts | None, findings: list[Finding]) -> bool:
     """Does every document start with the mark, and nothing else?"""
-    marks, bos = counts.marks, tokenizer.bos
+    marks, bos, before = counts.marks, tokenizer.bos, len(findings)
     if bos is None or not split.tokens:
-        return
+        return True
     if index is None and (not len(marks) or marks[0] != 0):
         problem = f"{split.name} does not begin with the start mark (id {bos}), which occurs {len(marks):,} times in it"
         file, place = split.place(0)
@@ -66,6 +67,7 @@ def check_marks(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, index: 
     if told is not None and told != len(marks):
         problem = f"{told:,} documents are said to be in {split.name} and there are {len(marks):,} start marks (id {bos})"
         findings.append(Finding("document-marks", str(split.folder), problem, OTHER))
+    return len(findings) == before
 
 
 def check_bytes(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, gap: float, findings: list[Finding]) -> None:

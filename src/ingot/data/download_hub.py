@@ -126,7 +126,7 @@ class Hub:
                 files[file.rfilename] = Facts(lfs.size, lfs.sha256) if lfs else Facts(file.size, git_sha1=file.blob_id)
             return Listing(info.sha or revision or constants.DEFAULT_REVISION, files)
 
-        return self._ask("the list of its files", ask)
+        return self._ask("the file list", ask)
 
     def fetch(self, path: str, commit: str | None, facts: Facts, count: Callable[[int], None] = lambda size: None) -> Path:
         """A file in the client's cache, the same as the hub's; count is told of every stretch of bytes as it comes."""

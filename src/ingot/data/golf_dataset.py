@@ -25,7 +25,7 @@ from ingot.data.golf_docs import Docs, Notify, Progress, read_docs
 from ingot.data.golf_tokenizers import Built
 from ingot.data.staging import Stage, staged
 from ingot.data.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, made_by, where_to_begin, write_manifest
-from ingot.errors import DataError
+from ingot.errors import ConfigError, DataError
 
 SPLITS = {"train": "fineweb_train", "val": "fineweb_val"}
 OURS = re.compile(r"dataset\.json|fineweb_.*\.bin|fineweb_(train|val)\.index")
@@ -53,7 +53,7 @@ def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progres
         "tokenizer": one.tokenizer.fingerprint(),
     }
     if target.exists() and not target.is_dir():
-        raise DataError(f"{target} is a file where a folder of shards belongs; remove it or choose another output")
+        raise ConfigError(f"{target} is a file where a folder of shards belongs; remove it or choose another output")
     with writing(target):
         _bring_back(target)
     if (found := _finished(target, work)) is not None:

@@ -7,8 +7,10 @@ not so. The same command continues an export that was killed, and keeps data set
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,15 +84,12 @@ def export(
         warnings.extend([line.removeprefix("warning: ")] * line.startswith("warning: "))
         notify(line)
 
-    with alone_in(output, tell) as alone:
+    with alone_in(output, tell) as alone, _folders(output):
         if alone:
             sweep([output])
         docs = _docs(output, hub, root, gpt2_shards, settings, tell, progress)
         held_out = _held_out(docs, val_documents)
         built = [build(spec, docs, tell, progress) for spec in specs]
-        with writing(output):
-            for name in ("tokenizers", "datasets"):
-                (output / name).mkdir(exist_ok=True)
         _write(output / SPECS, {"tokenizers": [spec.given for spec in specs]})
         _keep_previous(output, specs, tell)
         listing = _listing(output, docs, held_out, chunk_tokens, specs)
@@ -114,6 +113,27 @@ def _check(root: str, val_documents: int | None, chunk_tokens: int) -> None:
         raise ConfigError(f"--num-val-docs {val_documents} is negative; give 0 or more")
     if not 1 <= chunk_tokens <= MAX_TOKENS:
         raise ConfigError(f"--chunk-tokens {chunk_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
+
+
+@contextmanager
+def _folders(output: Path) -> Iterator[None]:
+    """Make the folders to fill before the long work does; those that stay empty do not outlive a failure."""
+    with ExitStack() as undo:
+        for folder in (output / "tokenizers", output / "datasets"):
+            if folder.is_dir():
+                continue
+            if os.path.lexists(folder):
+                raise ConfigError(f"{folder} is a file where a folder belongs; remove it or choose another output")
+            with writing(folder):
+                folder.mkdir()
+            undo.callback(_remove_if_empty, folder)
+        yield
+        undo.pop_all()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _docs(output: Path, hub: Hub, root: str, shards: Path | None, settings: Settings, notify: Notify, progress: Progress) -> Docs:

@@ -2,16 +2,16 @@
 
 Which files those are the dataset's card says; where it does not, their names do. A dataset without parquet files has the copy
 that the hub makes of small ones; a copy of only a part is refused, because the rest would be missing without a word.
-What was chosen is noted beside the hub's cache, so that the same name means the same files where the hub cannot be asked.
+What was chosen is noted in the hub's cache, so that the same name means the same files where the hub cannot be asked.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +25,7 @@ HUB = "hf:"
 NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+))?(?::(?P<split>[\w.-]+))?")
 CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")
 COPY = "refs/convert/parquet"  # where the hub keeps its copies, as CONFIG/SPLIT/NUMBER.parquet
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)  # which no older files may hide
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 
 
@@ -35,42 +36,64 @@ def fetch(name: str) -> list[Path]:
         raise ConfigError(
             f"{name} is no dataset of the Hugging Face hub; write hf:ORG/NAME, hf:ORG/NAME/CONFIG or either with :SPLIT"
         )
-    from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub import hf_hub_download
 
-    repository, split = parts["repository"], parts["split"] or "train"
+    repository = parts["repository"]
     try:
         revision, files, configs = _listing(repository, name)
-        chosen = select(files, configs, parts["config"], split, name)
-        found = [Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision)) for file in chosen]
-    except (ConfigError, DataError):
-        raise
-    except GatedRepoError:
-        raise DataError(f"{name} is for those who accepted its terms; accept them on the hub and set HF_TOKEN") from None
-    except (RepositoryNotFoundError, HFValidationError):
-        raise DataError(
-            f"there is no dataset {repository} on {constants.ENDPOINT}; check the spelling, and set HF_TOKEN if it is private"
-        ) from None
     except Exception as error:  # the client's errors, and those of the library below it, have changed with its versions
-        reason = f"{type(error).__name__}: {error}"
-        where = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer as it should"
-        if before := _fetched_before(name, repository):
-            log.warning("%s; using the files of %s that were fetched before", where, name)
-            return before
-        raise DataError(
-            f"cannot fetch {name}: {where} ({' '.join(reason.split())[:200]}); try again online, or give parquet files as input"
-        ) from None
-    with suppress(OSError):
-        _note(name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(_note(name), json.dumps({"revision": revision, "files": chosen}) + "\n")
+        return _without_hub(name, repository, error)
+    chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
+    try:
+        found = [Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision)) for file in chosen]
+    except Exception as error:
+        return _without_hub(name, repository, error)
+    _write_note(_note(name, repository), json.dumps({"revision": revision, "files": chosen}) + "\n")
     return found
 
 
-def _note(name: str) -> Path:
-    """Where it is noted which files a name stood for."""
+def _without_hub(name: str, repository: str, error: Exception) -> list[Path]:
+    """The files fetched before where the hub cannot be asked; what else went wrong is the user's to know."""
     from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
-    return Path(constants.HF_HOME) / "ingot" / f"{quote(name, safe='')}.json"
+    if isinstance(error, ConfigError | DataError):
+        raise error
+    if isinstance(error, GatedRepoError):
+        raise DataError(f"{name} is for those who accepted its terms; accept them on the hub and set HF_TOKEN") from None
+    if isinstance(error, RepositoryNotFoundError | HFValidationError):
+        raise DataError(
+            f"there is no dataset {repository} on {constants.ENDPOINT}; check the spelling, and set HF_TOKEN if it is private"
+        ) from None
+    if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+        raise DataError(
+            f"cannot fetch {name}: {error.filename or constants.HF_HUB_CACHE}: {error.strerror}; make room, or name a folder you "
+            "can write to with HF_HUB_CACHE; HF_HUB_OFFLINE=1 takes what was fetched before"
+        ) from error
+    where = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer as it should"
+    reason = f"{where} ({' '.join(f'{type(error).__name__}: {error}'.split())[:200]})"
+    if before := _fetched_before(name, repository):
+        log.warning("%s; using the files of %s that were fetched before", reason, name)
+        return before
+    raise DataError(f"cannot fetch {name}: {reason}; try again online, or give parquet files as input") from None
+
+
+def _note(name: str, repository: str) -> Path:
+    """Where it is noted which files a name stood for: with the files, so that whoever removes those removes it too."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=repository, repo_type="dataset")
+    return Path(constants.HF_HUB_CACHE) / folder / ".ingot" / f"{quote(name, safe='')}.json"
+
+
+def _write_note(path: Path, content: str) -> None:
+    try:
+        if not path.is_file() or path.read_bytes() != content.encode():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+    except OSError as error:
+        log.warning("cannot write %s: %s; without the hub these files will not be found", path, error.strerror)
 
 
 def _fetched_before(name: str, repository: str) -> list[Path] | None:
@@ -78,11 +101,12 @@ def _fetched_before(name: str, repository: str) -> list[Path] | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        note = json.loads(_note(name).read_bytes())
-        found = [
-            try_to_load_from_cache(repository, file, repo_type="dataset", revision=note["revision"]) for file in note["files"]
-        ]
-    except (OSError, ValueError, TypeError, LookupError):
+        note = json.loads(_note(name, repository).read_bytes())
+        revision, files = note["revision"], note["files"]
+        if not isinstance(files, list) or not all(isinstance(text, str) for text in (revision, *files)):
+            return None
+        found = [try_to_load_from_cache(repository, file, repo_type="dataset", revision=revision) for file in files]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
     return [Path(path) for path in found if isinstance(path, str)] if all(isinstance(path, str) for path in found) else None
 
