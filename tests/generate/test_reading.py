@@ -123,9 +123,9 @@ def test_a_loaded_model_writes_with_recorded_steps(monkeypatch):
     monkeypatch.setattr(Step, "read", lambda self, new, held: steps.append(held) or read(self, new, held))
     config = load_config(python={"training": {"max_steps": 1}}, environment={}).config
     loaded = LoadedModel(model, NumberTokenizer(VOCABULARY), config, torch.device("cpu"), Path("run"))
-    text = loaded.generate("3 1 4 ", tokens=6, temperature=0.0)
+    text = loaded.generate("3 1 4", tokens=6, temperature=0.0)
     assert steps == [3, 4, 5, 6, 7]
-    assert text == loaded.generate("3 1 4 ", tokens=6, temperature=0.0, use_cache=False)
+    assert text == loaded.generate("3 1 4", tokens=6, temperature=0.0, use_cache=False)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs a GPU")

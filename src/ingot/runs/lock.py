@@ -82,7 +82,7 @@ class RunLock:
             return
         if state.boot_id != locked_boot_id and _beats(self.folder, state, self._notify):
             raise _in_use(self.folder, _owner(state), self._elsewhere)
-        self._notify(f"taking over from process {state.pid} on {state.host}, which ended without a word at step {state.step}")
+        self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
 
 
 def liveness(folder: Path) -> Status | Literal["crashed"]:

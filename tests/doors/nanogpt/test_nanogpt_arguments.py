@@ -197,13 +197,19 @@ min_lr = min(learning_rate, 1e-5)
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("import os", "import os is no setting"),
+        ("import os", "import os is more than the clock, which is time.time and time.strftime; a preset is not run"),
+        ("from datetime import datetime", "is more than the clock"),
+        (
+            "batch_size = len([1, 2])",
+            "len([1, 2]) is a call of something else; a preset is not run: it has literals, arithmetic, names, "
+            "f-strings and calls of str, int, float, bool, round, min, max, abs, time.time, time.strftime",
+        ),
         ("batch_size = open('/etc/passwd').read()", "is a call"),
         ("batch_size = __import__('os').getpid()", "is a call"),
         ("if True: batch_size = 3", "is no setting"),
         ("for i in (1, 2): pass", "is no setting"),
         ("def batch_size(): pass", "def batch_size(): pass is no setting"),
-        ("batch_size = [1][0]", "is not a literal"),
+        ("batch_size = [1][0]", "[1][0] cannot stand here"),
         ("batch_size = undefined + 1", "undefined is not a key"),
         ("batch_size = 9**9**9", "is too large"),
         ("out_dir = 'a' * 10**9", "is too long"),
@@ -211,13 +217,14 @@ min_lr = min(learning_rate, 1e-5)
         ("out_dir = f'{1:999999999}'", "is too long"),
         ("batch_size = 1 / 0", "cannot be computed"),
         ("batch_size = 'a' + 1", "cannot be computed"),
-        ("batch_size = lambda: 1", "is not a literal"),
+        ("batch_size = lambda: 1", "cannot stand here"),
         ("batch_size.x = 1", "is not the name of a key"),
         ("batch_size = 1 << 3", "is more than simple arithmetic"),
         ("batch_size = time.sleep(9)", "is a call"),
         ("batch_size = 3 4", "this is not Python"),
-        ("batch_siz = 3", "unknown key batch_siz; did you mean batch_size?"),
-        ("num_gpus = 8", "a name of your own begins with an underscore"),
+        ("batch_siz = 3", "unknown key batch_siz; did you mean batch_size? (a name of your own is one that a key below uses)"),
+        ("num_gpus = 8", "unknown key num_gpus; --help lists them (a name of your own is one that a key below uses)"),
+        ("batch_siz = 3\nbatch_siz += batch_siz\nother = batch_siz", "unknown key batch_siz"),
         ("batch_size = 1.5", "batch_size = 1.5 is not a whole number"),
         ("batch_size = " + "(" * 150 + "1" + ")" * 150 + "+1" * 3000, "nested"),
         ("batch_size = 1" + "+1" * 1500, "nested"),
@@ -251,3 +258,26 @@ def test_a_preset_for_training_does_for_the_other_programs_too():
     assert found["out_dir"] == "out-shakespeare-char" and "eval_interval" not in found
     with pytest.raises(ConfigError, match="unknown key eval_interval"):
         read("--eval_interval=3", program="sample.py")
+
+
+def test_a_name_of_one_s_own_is_allowed_where_a_key_below_uses_it(tmp_path):
+    file = preset(tmp_path, "depth = 2\nrows = depth * 4\nn_layer, n_head = depth, 1\nbatch_size = rows")
+    found = read(file)
+    assert (found["n_layer"], found["batch_size"]) == (2, 8) and "depth" not in found
+    assert "n_layer" not in read(file, program="sample.py")  # where the key that uses it is another program's
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--max_iters", "10"), "--max_iters has no value; write --max_iters=10"),
+        (("--out_dir", "my runs"), "write --out_dir='my runs'"),
+        (("--max_iters", "config/train_gpt2.py"), "write --max_iters=600000"),
+        (("--max_iters", "--batch_size=3"), "write --max_iters=600000"),
+        (("--compile", "batch_size=3"), "write --compile=True"),
+    ],
+)
+def test_a_value_behind_a_space_is_named_with_the_sign_that_is_missing(arguments, says):
+    with pytest.raises(ConfigError) as error:
+        read(*arguments)
+    assert str(error.value).endswith(says)

@@ -3,6 +3,7 @@
 import errno
 import pickle
 import re
+from argparse import Namespace
 
 import pytest
 import torch
@@ -216,8 +217,17 @@ DAMAGES = {
     "flipped": (flipped, "is damaged"),
     "empty": (lambda path: path.write_bytes(b""), "is damaged"),
     "text": (lambda path: path.write_text("hello"), "it is not what torch.save writes"),
-    "code": (lambda path: path.write_bytes(pickle.dumps(Hostile())), "is damaged, or holds more than weights"),
-    "code in a zip": (lambda path: torch.save(Hostile(), path), "is damaged, or holds more than weights"),
+    "code": (lambda path: path.write_bytes(pickle.dumps(Hostile())), "it is not what torch.save writes"),
+    "code in a zip": (lambda path: torch.save(Hostile(), path), "holds print, and only"),
+    "a model": (
+        lambda path: torch.save({"model": torch.nn.Linear(1, 1)}, path),
+        "holds torch.nn.modules.linear.Linear, and only",
+    ),
+    "settings of a class": (
+        lambda path: torch.save({"config": Namespace()}, path),
+        "holds argparse.Namespace, and only numbers, "
+        "text and tensors are read, so that nothing in a file can run; save its state_dict and settings again, without it",
+    ),
     "list": (lambda path: torch.save([1, 2], path), "it holds no dictionary"),
     "gone": (lambda path: path.unlink(), "there is no "),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read: Is a directory"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ingot.doors.nanogpt.model import GPT, GPTConfig
+from ingot.doors.nanogpt.model import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 from ingot.errors import ConfigError
 
 torch.set_num_threads(1)
@@ -190,9 +190,23 @@ def test_a_copy_of_the_model_learns(small):
     assert torch.equal(fresh(tokens())[0], twin.eval()(tokens())[0])
 
 
-def test_the_file_model_py_gives_both_and_says_how_to_get_in_from_outside():
+def test_the_parts_of_a_model_take_a_config_and_compute_what_the_model_s_do(small):
+    block, x = small.transformer.h[0], torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(2))
+    assert isinstance(block, Block) and isinstance(block.attn, CausalSelfAttention) and isinstance(block.mlp, MLP)
+    for kind, part in ((Block, block), (CausalSelfAttention, block.attn), (MLP, block.mlp)):
+        fresh = kind(GPTConfig(**SMALL)).eval()
+        fresh.load_state_dict(part.state_dict())
+        assert torch.equal(fresh(x), part(x, None, None) if part is block.attn else part(x)), kind
+    with torch.no_grad():
+        expected = x + block.attn(block.ln_1(x))
+        assert torch.equal(block(x), expected + block.mlp(block.ln_2(expected)))
+
+
+def test_the_file_model_py_gives_them_and_says_how_to_get_in_from_outside():
     inside = runpy.run_path(str(ROOT / "model.py"))
     assert (inside["GPT"], inside["GPTConfig"]) == (GPT, GPTConfig)
+    assert inside["__all__"] == ["GPT", "MLP", "Block", "CausalSelfAttention", "GPTConfig", "LayerNorm"]
+    assert inside["LayerNorm"](8, bias=False)(torch.ones(1, 8)).shape == (1, 8)
     without = "import sys; sys.path[:] = [p for p in sys.path if 'python3' in p and 'site-' not in p] + ['.']; import model"
     outside = subprocess.run([sys.executable, "-I", "-S", "-c", without], cwd=ROOT, capture_output=True, text=True)
     assert re.search(r"ImportError: (ingot|torch) is not installed here: run `make train` once", outside.stderr.splitlines()[-1])

@@ -113,7 +113,20 @@ def test_a_download_that_fails_says_what_else_to_do_and_leaves_nothing(tmp_path,
     assert shakespeare_char(tmp_path, []) == 3
     told = capfd.readouterr().err
     assert "--input FILE" in told and "--bundled" in told and len(told.splitlines()) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {".download.lock"}
+    assert not any(tmp_path.iterdir())
+    assert shakespeare_char(tmp_path / "new", []) == 3 and not (tmp_path / "new").exists()
+    assert shakespeare_char(tmp_path, ["--bundled"]) == 0 and (tmp_path / "train.bin").exists()
+    assert shakespeare_char(tmp_path, []) == 3 and (tmp_path / ".download.lock").exists()  # others may wait for it
+
+
+def test_without_the_hub_the_options_that_help_are_named(tmp_path, monkeypatch, capfd):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    assert openwebtext(tmp_path / "owt", []) == 3
+    told = capfd.readouterr().err
+    assert told.endswith("; --input PATH takes other documents, --bundled those of ingot\n") and "cannot fetch" in told
 
 
 def test_a_text_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):

@@ -150,6 +150,18 @@ def test_a_larger_block_size_than_the_checkpoint_s_is_refused(train):
     assert "block_size=32 is more than the 16 positions of out/checkpoints/step-00000005; give --block_size=16" in ran.err
 
 
+def test_a_block_size_that_nobody_gives_is_the_checkpoint_s(train):
+    train(words(max_iters=4, **KEYS))
+    train(words(max_iters=6, init_from="resume", block_size=8, **KEYS))
+    silent = [word for word in words(max_iters=8, init_from="resume", **KEYS) if not word.startswith("--block_size")]
+    looked = train([*silent, "--eval_only=True"])
+    assert list(looked.evaluations) == [7] and "tokens per iteration will be: 64" in looked.out
+    ran = train(silent)
+    assert list(ran.losses) == [7, 8] and ran.err == "" and "tokens per iteration will be: 64" in ran.out
+    found = torch.load("out/ckpt.pt", weights_only=True)
+    assert found["model_args"]["block_size"] == found["config"]["block_size"] == 8
+
+
 def test_the_shape_of_the_model_is_the_checkpoint_s_and_the_rest_the_command_line_s(train):
     train(words(max_iters=4, **KEYS))
     keys = {**KEYS, "dropout": 0.0, "batch_size": 2}
@@ -217,14 +229,21 @@ def test_evaluating_only_writes_nothing_even_where_something_is_damaged(train, d
     assert {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))} == before
 
 
-def test_an_older_checkpoint_that_is_damaged_does_not_matter(train, unbroken):
+def test_a_ckpt_pt_that_names_a_damaged_checkpoint_is_kept_and_the_run_goes_on(train, unbroken):
     train(words(max_iters=2, **KEYS))
     old = Path("out/ckpt.pt").read_bytes()
     train(words(max_iters=4, init_from="resume", **KEYS))
     Path("out/ckpt.pt").write_bytes(old)  # which names the checkpoint of iteration 3
     Path("out/checkpoints/step-00000003/model.safetensors").write_bytes(b"")
-    train(words(max_iters=11, init_from="resume", **KEYS))
+    Path("out/ckpt.pt.unknown").write_bytes(b"of an earlier time")
+    before = sorted(path.name for path in Path("out").iterdir())
+    looked = train(words(init_from="resume", eval_only=True, **KEYS))
+    assert "out/ckpt.pt may be of another run (" in looked.err and "step-00000005, which does not need it" in looked.err
+    assert sorted(path.name for path in Path("out").iterdir()) == before
+    ran = train(words(max_iters=11, init_from="resume", **KEYS))
     assert losses(Path("out")) == unbroken
+    assert "it is kept as ckpt.pt.unknown-2, and out/checkpoints/step-00000005" in ran.err
+    assert Path("out/ckpt.pt.unknown-2").read_bytes() == old  # it could be that of another run
 
 
 def test_a_ckpt_pt_that_is_gone_is_written_anew(train):

@@ -201,6 +201,21 @@ def test_what_train_py_leaves_is_read_as_ckpt_run_folder_checkpoint_or_artifact(
         assert sample(f"--out_dir={place}").texts == expected
 
 
+def test_a_damaged_ckpt_pt_is_left_as_it_is_and_the_newest_sound_checkpoint_writes(trained, sample, work):
+    expected = sample().texts
+    (trained / "ckpt.pt").write_bytes((trained / "ckpt.pt").read_bytes()[:5000])
+    before = sorted(work.rglob("*"))
+    found = sample()
+    assert found.texts == expected and sorted(work.rglob("*")) == before
+    assert "out/ckpt.pt is damaged" in found.err and "; out/checkpoints/step-00000005 is taken instead\n" in found.err
+    shutil.rmtree(trained / "checkpoints")
+    assert "out/ckpt.pt is damaged" in sample(code=4).err
+
+
+def test_all_may_be_drawn_where_top_k_is_none_or_0(foreign, sample):
+    assert sample("--top_k=0").texts == sample("--top_k=None").texts != sample("--top_k=2").texts
+
+
 def test_a_folder_with_gpt2_weights_writes_and_knows_the_end_of_a_text(sample, work):
     """The real ids on a model of almost no width, padded to 50,304 rows: those behind 50,257 have no text."""
     torch.manual_seed(0)

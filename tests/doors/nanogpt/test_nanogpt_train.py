@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from small_runs import EVALUATION, ITERATION, SMALL, words
+from typer.testing import CliRunner
 
 from ingot.data.tokenizers import ByteTokenizer
+from ingot.doors.cli import export
 from ingot.doors.nanogpt import Session
 from ingot.doors.nanogpt.prepare import shakespeare
+from ingot.doors.nanogpt.sample import main as sample
 from ingot.errors import ConfigError, DataError
 
 
@@ -79,6 +83,26 @@ def test_with_always_save_checkpoint_off_ckpt_pt_stays_the_best(train):
     assert max(path.name for path in Path("out/checkpoints").iterdir()) == "step-00000031"
 
 
+def test_a_run_that_ends_without_a_ckpt_pt_says_how_to_make_one(train):
+    ran = train(words(max_iters=2, always_save_checkpoint=False))
+    assert not Path("out/ckpt.pt").exists()
+    assert "there is no out/ckpt.pt: always_save_checkpoint=False" in ran.err
+    app = typer.Typer()
+    export.register(app)
+    app.callback()(lambda: None)
+    command = ran.err.splitlines()[-1].partition("this makes one of them: ingot ")[2]
+    assert CliRunner().invoke(app, command.split()).exit_code == 0
+    assert torch.load("out/ckpt.pt", weights_only=True)["iter_num"] == 3
+    resumed = train(words(max_iters=4, always_save_checkpoint=False, init_from="resume"))
+    assert list(resumed.losses) == [3, 4] and resumed.err == ""
+
+
+def test_a_text_to_evaluate_on_that_is_shorter_than_a_row_is_told(train):
+    told = "dataset=words has 500 tokens to evaluate on: one row, shorter than block_size=500\n"
+    assert told in train(words(block_size=500, max_iters=0)).err
+    assert train(words(block_size=499, max_iters=0)).err == ""
+
+
 def test_a_new_run_sets_the_one_before_it_aside(train):
     train(words())
     before = Path("out/ckpt.pt").read_bytes()
@@ -121,6 +145,7 @@ def test_a_run_of_this_door_is_a_run_folder_of_ours(train):
         ({"block_size": 5000}, 3, "too few for rows of block_size=5,000"),
         ({"device": "abacus"}, 2, "device=abacus is no device"),
         ({"eval_interval": 0}, 2, "eval_interval=0 must be 1 or more"),
+        ({"out_dir": "data/words/train.bin"}, 2, "out_dir=data/words/train.bin is a file; give a folder"),
         ({"out_dir": "data/words/train.bin/x"}, 4, "choose another out_dir"),
     ],
 )
@@ -155,14 +180,18 @@ def test_a_folder_that_ingot_prepared_does_as_data_too(train, work, tmp_path):
     assert "with vocab_size 260" in ran.out and float(ran.evaluations[0][1]) == pytest.approx(math.log(260), abs=0.1)
 
 
-def test_ids_of_a_tokenizer_are_trained_on_where_it_is_named(train, work):
+def test_ids_are_numbers_unless_the_tokenizer_that_made_them_is_named(train, work, capfd):
     Path("data").unlink()
     Path("data/bytes").mkdir(parents=True)
     for split, text in (("train", "to be or not to be\n" * 100), ("val", "that is the question\n" * 10)):
         ByteTokenizer().encode(text).tofile(f"data/bytes/{split}.bin")
     Path("data/bytes/meta.pkl").write_bytes(pickle.dumps({"vocab_size": 260}))
-    refused = train(words(dataset="bytes"), code=3)
-    assert "has 260 ids that are no single characters; name what made them with --tokenizer" in refused.err
+    ran = train(words(dataset="bytes", out_dir="numbers"))
+    assert "lists no single characters, so ids are numbers; --tokenizer=FILE names what made them" in ran.err
+    assert torch.load("numbers/ckpt.pt", weights_only=True)["ingot"]["tokenizer"] == {"kind": "number", "vocab_size": 260}
+    capfd.readouterr()
+    assert sample(["--out_dir=numbers", "--device=cpu", "--start=120 115", "--num_samples=1", "--max_new_tokens=3"]) == 0
+    assert re.search(r"^120 115( \d+){3}$", capfd.readouterr().out, re.M)
     ran = train(words(dataset="bytes", tokenizer="byte"))
     assert "with vocab_size 260 of data/bytes" in ran.out
     assert torch.load("out/ckpt.pt", weights_only=True)["ingot"]["tokenizer"] == {"kind": "byte"}
@@ -176,7 +205,8 @@ def test_another_process_in_the_folder_is_respected(train):
     before = {path.name for path in Path("out").iterdir()}
     with RunLock(Path("out")):
         for init_from in ("scratch", "resume"):
-            assert "is in use" in train(words(init_from=init_from, max_iters=12), code=1).err
+            refused = train(words(init_from=init_from, max_iters=12), code=1)
+            assert "is in use" in refused.err and "number of parameters" not in refused.out
     assert {path.name for path in Path("out").iterdir()} == before
 
 

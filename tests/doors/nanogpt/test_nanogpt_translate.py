@@ -113,7 +113,10 @@ def test_the_accumulation_is_that_of_all_ranks_together():
 def test_an_accumulation_that_ranks_cannot_share_is_refused_with_what_they_can():
     with pytest.raises(ConfigError) as error:
         values(world_size=3)
-    assert "gradient_accumulation_steps=40 cannot be shared by 3 ranks; set it to 39 or 42" in str(error.value)
+    assert (
+        "gradient_accumulation_steps=40 cannot be shared by 3 ranks; set it to 39 or 42, or use another number of ranks"
+        in str(error.value)
+    )
 
 
 def test_iterations_from_0_to_max_iters_are_one_more_step():

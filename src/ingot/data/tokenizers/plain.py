@@ -123,7 +123,7 @@ def char_from_spec(spec: dict[str, Any]) -> CharTokenizer:
 
 
 class NumberTokenizer(Tokenizer):
-    """Ids that stand for no text (notes, moves, bases), each shown as a number with a space behind it."""
+    """Ids that stand for no text (notes, moves, bases), each shown as a number with a space in front."""
 
     kind = "number"
     lossless = False
@@ -142,7 +142,8 @@ class NumberTokenizer(Tokenizer):
         return np.array([int(word) for word in numbers], np.uint16)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
-        return "".join(f"{token} " for token in self._checked(ids)).encode()
+        shown = "".join(f" {token}" for token in self._checked(ids))
+        return (shown[1:] if at_start else shown).encode()
 
     def token_bytes(self) -> NDArray[np.int32]:
         return np.array([len(str(token)) + 1 for token in range(self.vocab_size)], np.int32)

@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,7 @@ HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transf
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PREFIXES = ("_orig_mod.", "module.")  # what torch.compile and DDP put in front of names
 NO_LOSS_YET = 1e9  # what nanoGPT begins with
+REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # how torch names a class or function that it does not build
 
 
 class DamagedCkpt(CheckpointError):
@@ -150,7 +152,12 @@ def _load(path: Path) -> dict[str, Any]:
     except Exception as error:  # damaged and hostile files raise almost anything
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch makes of some files that are cut short
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-        known = isinstance(error, RuntimeError | ValueError | pickle.UnpicklingError)
+        if isinstance(error, pickle.UnpicklingError) and (refused := REFUSED.search(str(error))):
+            raise CheckpointError(
+                f"{path} holds {refused[1]:.80}, and only numbers, text and tensors are read, so that nothing in a file can run; "
+                "save its state_dict and settings again, without it"
+            ) from None
+        known = isinstance(error, RuntimeError | ValueError)
         reason = " ".join(str(error).split()).split(". ")[0][:150] if known else "it is not what torch.save writes"
         kind = CheckpointError if whole else DamagedCkpt
         raise kind(f"{path} is damaged, or holds more than weights and settings: {reason}") from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
 
@@ -34,16 +36,17 @@ def read_arguments(program: str, arguments: Sequence[str], say: Callable[[str], 
     """The settings that arguments describe; `say` is told what they override, as nanoGPT does."""
     keys = KEYS[program]
     values, origins = defaults(keys), dict[str, str]()
-    for argument in arguments:
+    for argument, following in zip_longest(arguments, arguments[1:]):
         if _is_preset(argument):
             text, found = read_preset(Path(argument), values)
             say(f"Overriding config with {argument}:")
             say(text)
-            for name, value, where in found:
-                if (key := _preset_key(name, keys, where)) is not None:
+            used = {helper for name, _, _, names in found if _is_key(name) for helper in names}
+            for name, value, where, _ in found:
+                if (key := _preset_key(name, keys, where, used)) is not None:
                     values[name], origins[name] = key.of(value, where), where
         else:
-            name, value = _read_flag(argument, keys)
+            name, value = _read_flag(argument, following, keys)
             say(f"Overriding: {name} = {value}")
             values[name], origins[name] = value, "command line"
     return Given(values, origins)
@@ -73,7 +76,7 @@ def _is_preset(argument: str) -> bool:
     return not argument.startswith("-") and ("=" not in argument or (argument.endswith(".py") and Path(argument).is_file()))
 
 
-def _read_flag(argument: str, keys: Mapping[str, Key]) -> tuple[str, Value]:
+def _read_flag(argument: str, following: str | None, keys: Mapping[str, Key]) -> tuple[str, Value]:
     flag, equals, text = argument.partition("=")
     name = flag.removeprefix("--")
     if not flag.startswith("--"):
@@ -81,8 +84,13 @@ def _read_flag(argument: str, keys: Mapping[str, Key]) -> tuple[str, Value]:
     if name not in keys:
         raise ConfigError(f"unknown key {name} in {argument}; {_hint(name, keys)}")
     if not equals:
-        raise ConfigError(f"{argument} has no value; write --{name}={_example(keys[name])}")
+        value = _example(keys[name]) if following is None or _stands_alone(following) else shlex.quote(following)
+        raise ConfigError(f"{argument} has no value; write --{name}={value}")
     return name, parse(keys[name], text, "command line")
+
+
+def _stands_alone(argument: str) -> bool:
+    return argument.startswith("-") or "=" in argument or argument.endswith(".py")
 
 
 def parse(key: Key, text: str, where: str) -> Value:
@@ -98,13 +106,17 @@ def parse(key: Key, text: str, where: str) -> Value:
     return key.of(value, where)
 
 
-def _preset_key(name: str, keys: Mapping[str, Key], where: str) -> Key | None:
+def _preset_key(name: str, keys: Mapping[str, Key], where: str, used: Collection[str]) -> Key | None:
     """The key that a preset sets; None for names of its own and for keys that only another of the programs has."""
     if name in keys:
         return keys[name]
-    if name.startswith("_") or any(name in others for others in KEYS.values()):
+    if name.startswith("_") or name in used or _is_key(name):
         return None
-    raise ConfigError(f"{where}: unknown key {name}; {_hint(name, keys)}, and a name of your own begins with an underscore")
+    raise ConfigError(f"{where}: unknown key {name}; {_hint(name, keys)} (a name of your own is one that a key below uses)")
+
+
+def _is_key(name: str) -> bool:
+    return any(name in keys for keys in KEYS.values())
 
 
 def _hint(name: str, keys: Mapping[str, Key]) -> str:

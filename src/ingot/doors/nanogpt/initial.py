@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,12 +28,14 @@ from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.eval.bits import Judge
 from ingot.runs.checkpoints import DAMAGED, Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
 from ingot.runs.folder import RunFolder
+from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runtime.files import fsync_dir, writing
 from ingot.train.session import check_fits, facts_of
 from ingot.train.trainer import Progress
 
 ASIDE = "earlier"
+UNKNOWN = ".unknown"  # of a ckpt.pt that may be of this run or of another
 PARTS = (
     CKPT, "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt", "state.json",
     "wandb", "wandb.json",
@@ -53,6 +56,15 @@ class Start:
     best_val_loss: float | None = None
     ours: Checkpoint | None = None
     missing: str = ""  # in words: what a ckpt.pt of nanoGPT's does not hold
+
+
+def check_folder(out: Path) -> None:
+    """Refuse an out_dir that is no folder or is somebody else's, before anything is read or built."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"out_dir={out} is a file; give a folder")
+    if (out / LOCK).exists():
+        with RunLock(out):
+            pass
 
 
 def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
@@ -86,7 +98,7 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
     """Make the folder such that the loop begins or resumes as `start` says; returns the config and the seconds trained before."""
     out, resolved = Path(values["out_dir"]), translate(values, start.args, start.gelu)
     dataset = open_dataset(resolved.config.data.path, resolved.config.data.tokenizer)
-    check_dataset(dataset, values, start.args)
+    check_dataset(dataset, values, start.args, warn)
     facts = facts_of(resolved.config, dataset)
     if start.ours is not None:
         try:
@@ -109,15 +121,17 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
     return resolved, progress.elapsed_seconds
 
 
-def check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs) -> None:
+def check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs, warn: Say) -> None:
     """Refuse data that the run cannot be made of, in the words of the keys."""
-    name, ids, tokens = values["dataset"], dataset.tokenizer.vocab_size, dataset.split("train").tokens
+    name, ids, tokens, val = values["dataset"], dataset.tokenizer.vocab_size, *(dataset.split(s).tokens for s in ("train", "val"))
     if ids > args.vocab_size:
         raise ConfigError(f"dataset={name} has {ids:,} ids and the model {args.vocab_size:,}; they do not fit")
     if tokens <= args.block_size:
         raise DataError(f"dataset={name} has {tokens:,} tokens to train on, too few for rows of block_size={args.block_size:,}")
-    if dataset.split("val").tokens < 2:
+    if val < 2:
         raise DataError(f"dataset={name} has no val.bin, or an empty one; evaluations need it: prepare the data again")
+    if val <= args.block_size:
+        warn(f"dataset={name} has {val:,} tokens to evaluate on: one row, shorter than block_size={args.block_size:,}")
 
 
 def set_aside(out: Path, say: Say, keep_ckpt: bool) -> Path | None:
@@ -125,9 +139,7 @@ def set_aside(out: Path, say: Say, keep_ckpt: bool) -> Path | None:
     if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):
         return None
     with RunLock(out), writing(out):
-        number = 1
-        while (aside := out / f"{ASIDE}-{number}").exists():
-            number += 1
+        aside = next(path for number in count(1) if not (path := out / f"{ASIDE}-{number}").exists())
         aside.mkdir()
         for part in PARTS:
             if part == CKPT and keep_ckpt and (out / part).exists():
@@ -155,22 +167,32 @@ def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
     newest = newest_sound(out / "checkpoints", warn, look_only)
     if newest is None or not (out / CKPT).exists():
         return newest
+
+    def pass_over(why: str, suffix: str) -> Checkpoint:
+        kept = "" if look_only else f"it is kept as {_keep(out / CKPT, suffix)}, and "
+        warn(f"{why}; {kept}{newest.path}, which does not need it, is taken instead")
+        return newest
+
     try:
         state = read_ckpt(out / CKPT)
     except DamagedCkpt as error:
-        kept = "" if look_only else f"it is kept as {CKPT}{DAMAGED}, and "
-        warn(f"{error}; {kept}{newest.path}, which does not need it, is taken instead")
-        if not look_only:
-            with writing(out):
-                (out / CKPT).rename(out / f"{CKPT}{DAMAGED}")
-        return newest
+        return pass_over(str(error), DAMAGED)
     if state.checkpoint is None:
         return None
     try:
         named = newest if state.checkpoint.name == newest.path.name else load_checkpoint(state.checkpoint)
-    except CheckpointError:
-        return newest  # an older one is damaged; that it is named has to do
+    except CheckpointError as error:
+        return pass_over(f"{out / CKPT} may be of another run ({error})", UNKNOWN)
     return newest if named.weights[POSITIONS].data == state.weights[POSITIONS].data else None
+
+
+def _keep(path: Path, suffix: str) -> str:
+    """Give a file a name that nothing has yet, and say which."""
+    names = (f"{path.name}{suffix}{f'-{number}' if number > 1 else ''}" for number in count(1))
+    with writing(path):
+        kept = next(name for name in names if not path.with_name(name).exists())
+        path.rename(path.with_name(kept))
+    return kept
 
 
 def _args(settings: Mapping[str, Any]) -> ModelArgs:
@@ -179,7 +201,8 @@ def _args(settings: Mapping[str, Any]) -> ModelArgs:
 
 def _fitted(start: Start, values: Mapping[str, Any], where: str) -> Start:
     """The start with no more positions than block_size asks for, in the optimizer's memory too, and the dropout asked for."""
-    size, own = values["block_size"], start.args.block_size
+    own = start.args.block_size
+    size = values["block_size"] or own
     if size > own:
         raise ConfigError(f"block_size={size} is more than the {own} positions of {where}; give --block_size={own}")
     weights, optimizer = (_crop(records, size) for records in (start.weights or {}, start.optimizer))

@@ -16,16 +16,16 @@ from ingot.backends.torch_state import load_model
 from ingot.config.schema import Config
 from ingot.data.formats.meta import META, char_tokenizer
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
-from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, read_ckpt
+from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, DamagedCkpt, read_ckpt
 from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.errors import CheckpointError, DataError
 from ingot.model.registry import build
-from ingot.runs.checkpoints import INDEX
+from ingot.runs.checkpoints import INDEX, newest_sound
 
 Say = Callable[[str], None]
 
 
-def open_model(init_from: str, out_dir: Path, device: torch.device, say: Say) -> LoadedModel:
+def open_model(init_from: str, out_dir: Path, device: torch.device, say: Say, warn: Say) -> LoadedModel:
     """What the keys init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
     if init_from != "resume":
         say(f"loading weights from pretrained gpt: {init_from}")
@@ -33,7 +33,13 @@ def open_model(init_from: str, out_dir: Path, device: torch.device, say: Say) ->
         folder = pretrained_folder(init_from)
         return _assembled(records, settings, find_tokenizer(folder, settings["vocab_size"]), device, folder)
     if (out_dir / CKPT).is_file() or is_ckpt(out_dir):
-        return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
+        try:
+            return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
+        except DamagedCkpt as error:
+            if (newest := newest_sound(out_dir / "checkpoints", warn, look_only=True)) is None:
+                raise
+            warn(f"{error}; {newest.path} is taken instead")
+            return load(newest.path, device=str(device))
     if not out_dir.is_file() and not (out_dir / "checkpoints").is_dir() and not (out_dir / INDEX).is_file():
         raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or say with --out_dir where it is")
     return load(out_dir, device=str(device))

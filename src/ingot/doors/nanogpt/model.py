@@ -1,4 +1,4 @@
-"""nanoGPT's model.py: GPT and GPTConfig, for the notebooks and forks that import them.
+"""nanoGPT's model.py: GPT, GPTConfig and their parts, for the notebooks and forks that import them.
 
 The model is our gpt2 family, whose parameters have nanoGPT's names already; here are only nanoGPT's signatures, and the head as a
 module of its own, so that a state dict has the same keys. Nothing is computed here that the family computes.
@@ -19,10 +19,12 @@ from ingot.backends.torch_state import load_model
 from ingot.doors.nanogpt.pretrained import read_pretrained
 from ingot.errors import ConfigError
 from ingot.generate.decode import Sampling, generate
+from ingot.model import gpt2
 from ingot.model.gpt2 import GPT2
-from ingot.model.layers import IGNORED
+from ingot.model.layers import IGNORED, LayerCache, Mask
 from ingot.runtime.device import peak_flops
 
+Gelu = Literal["tanh", "erf"]
 A100_FLOPS = 312e12  # what nanoGPT measures every device by; here only those whose own rate is not known
 
 
@@ -39,10 +41,40 @@ class GPTConfig:
     bias: bool = True
 
 
+class CausalSelfAttention(gpt2.Attention):
+    """The attention of a GPTConfig."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__(config.n_embd, config.n_head, config.bias, config.dropout)
+
+    def forward(self, x: Tensor, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
+        return super().forward(x, mask, cache)
+
+
+class MLP(gpt2.MLP):
+    """The feed-forward part of a GPTConfig."""
+
+    def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
+        super().__init__(config.n_embd, config.bias, config.dropout, gelu)
+
+
+class Block(gpt2.Block):
+    """The block of a GPTConfig."""
+
+    def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
+        super().__init__(config.n_embd, config.n_head, config.bias, config.dropout, gelu)
+        _name_as_theirs(self)
+
+
+def _name_as_theirs(block: Any) -> None:
+    """Make a block of the family one of the classes here, which add no state: isinstance and FSDP's policies then find it."""
+    block.__class__, block.attn.__class__, block.mlp.__class__ = Block, CausalSelfAttention, MLP
+
+
 class GPT(GPT2):
     """`model(idx)` gives the logits (B, 1, V) behind the last token and None; `model(idx, targets)` all logits and the loss."""
 
-    def __init__(self, config: GPTConfig, gelu: Literal["tanh", "erf"] = "erf"):
+    def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
             raise ConfigError(f"n_head={config.n_head} does not divide n_embd={config.n_embd}")
         super().__init__(
@@ -56,6 +88,8 @@ class GPT(GPT2):
             gelu=gelu,
         )
         self.config = config
+        for block in self.blocks:
+            _name_as_theirs(block)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False, device="meta")  # its weight is the embedding's
         self.lm_head.weight = self.transformer.wte.weight
         print(f"number of parameters: {self.get_num_params() / 1e6:.2f}M")

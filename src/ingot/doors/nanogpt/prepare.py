@@ -13,7 +13,7 @@ import lzma
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PROGRAM = "prepare.py"
 TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+MADE = ("input.txt", "train.bin", "val.bin", "meta.pkl")
 OPENWEBTEXT = "hf:Skylion007/openwebtext"
 TRAIN_PART = 0.9  # of the characters of Shakespeare
 VAL_PART, VAL_SEED = 0.0005, 2357  # of the documents of OpenWebText, and which
@@ -192,7 +193,10 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
     from ingot.data.sources import file_bytes, find_files, read_documents
     from ingot.doors.cli.progress import progress_bar
 
-    files = [] if bundled else find_files(inputs or [Path(OPENWEBTEXT)])[0]
+    try:
+        files = [] if bundled else find_files(inputs or [Path(OPENWEBTEXT)])[0]
+    except DataError as error:
+        raise error if inputs else DataError(f"{error}; --input PATH takes other documents, --bundled those of ingot") from None
     if not bundled and not files:
         raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
     total, done, scratch = sum(map(file_bytes, files)), 0, folder / ".tokens.tmp"
@@ -272,10 +276,14 @@ def _copy(scratch: Path, counts: NDArray[np.int64], documents: NDArray[np.int64]
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """A folder that no other preparation writes to, without what a killed one left; nothing temporary stays in it."""
-    from ingot.data.download_files import alone_in, writing
+    """A folder that no other preparation writes to, without what a killed one left; nothing temporary stays in it.
+
+    One that fails before it has made anything leaves nothing at all.
+    """
+    from ingot.data.download_files import LOCK, alone_in, writing
     from ingot.runtime.files import sweep_temporaries
 
+    new = not folder.exists()
     with alone_in(folder, say):
         with writing(folder):
             sweep_temporaries(folder)
@@ -284,3 +292,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
         finally:
             with writing(folder):
                 sweep_temporaries(folder)
+            if not any((folder / name).exists() for name in MADE):
+                with suppress(OSError):
+                    (folder / LOCK).unlink()
+                    if new:
+                        folder.rmdir()

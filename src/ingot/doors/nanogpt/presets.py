@@ -25,12 +25,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "str": str, "int": int, "float": float, "bool": bool, "round": round, "min": min, "max": max, "abs": abs,
     "time.time": time.time, "time.strftime": time.strftime,
 }  # fmt: skip
+Setting = tuple[str, Any, str, frozenset[str]]  # a name, its value and place, and the names that went into the value
 LARGEST = 1 << 64  # of the numbers on the way to a setting
 LONGEST = 10_000  # of the texts
 
 
-def read_preset(path: Path, known: Mapping[str, Any]) -> tuple[str, list[tuple[str, Any, str]]]:
-    """The text of a preset and what it sets, in order: name, value and place. `known` are the values its names may refer to."""
+def read_preset(path: Path, known: Mapping[str, Any]) -> tuple[str, list[Setting]]:
+    """The text of a preset and what it sets, in order. `known` are the values its names may refer to."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -54,10 +55,13 @@ class _Reader:
     def __init__(self, path: Path, text: str, known: Mapping[str, Any]) -> None:
         self._path, self._text, self._known = path, text, dict(known)
         self._modules = {"time": "time"}  # a name here and what it means; nanoGPT's presets find this one imported
-        self._found: list[tuple[str, Any, str]] = []
+        self._found: list[Setting] = []
+        self._behind: dict[str, set[str]] = {}  # the names that went into the value of a name, at any distance
+        self._names: set[str] = set()  # of the statement that is read
 
-    def read(self, tree: ast.Module) -> list[tuple[str, Any, str]]:
+    def read(self, tree: ast.Module) -> list[Setting]:
         for statement in tree.body:
+            self._names = set()
             try:
                 self._take(statement)
             except RecursionError:
@@ -80,6 +84,8 @@ class _Reader:
                 self._modules |= {alias.asname or alias.name: "time" for alias in names}
             case ast.ImportFrom(module="time", names=names) if all(f"time.{alias.name}" in FUNCTIONS for alias in names):
                 self._modules |= {alias.asname or alias.name: f"time.{alias.name}" for alias in names}
+            case ast.Import() | ast.ImportFrom():
+                raise self._refusal(statement, "is more than the clock, which is time.time and time.strftime")
             case _:
                 raise self._refusal(statement, "is no setting")
 
@@ -87,7 +93,8 @@ class _Reader:
         match target:
             case ast.Name(id=name):
                 self._known[name] = value
-                self._found.append((name, value, f"{self._path}, line {target.lineno}"))
+                self._behind[name] = set(self._names)
+                self._found.append((name, value, f"{self._path}, line {target.lineno}", frozenset(self._names)))
             case ast.Tuple(elts=parts) if isinstance(value, tuple) and len(parts) == len(value):
                 for part, item in zip(parts, value, strict=True):
                     self._assign(part, item)
@@ -114,15 +121,16 @@ class _Reader:
                     raise self._refusal(node, "is too long")
                 return self._guarded(node, lambda: format(self._value(value), form))
             case ast.Call(func=function, args=arguments, keywords=[]):
-                return self._call(node, function, [self._value(argument) for argument in arguments])
-        raise self._refusal(node, "is not a literal, arithmetic or a name")
+                return self._call(node, function, arguments)
+        raise self._refusal(node, "cannot stand here")
 
     def _name(self, name: str, node: ast.AST) -> Any:
         if name in self._known and name not in self._modules:
+            self._names |= {name} | self._behind.get(name, set())
             return self._known[name]
         raise self._refusal(node, "is not a key or a name assigned before")
 
-    def _call(self, node: ast.Call, function: ast.expr, arguments: list[Any]) -> Any:
+    def _call(self, node: ast.Call, function: ast.expr, arguments: list[ast.expr]) -> Any:
         match function:
             case ast.Name(id=name):
                 called = self._modules.get(name, name)
@@ -131,8 +139,9 @@ class _Reader:
             case _:
                 called = ""
         if called not in FUNCTIONS:
-            raise self._refusal(node, f"is a call, and a preset may call only {', '.join(FUNCTIONS)}")
-        return self._guarded(node, lambda: FUNCTIONS[called](*arguments))
+            raise self._refusal(node, "is a call of something else")
+        values = [self._value(argument) for argument in arguments]
+        return self._guarded(node, lambda: FUNCTIONS[called](*values))
 
     def _compute(self, node: ast.AST, op: ast.operator | ast.unaryop, values: list[Any]) -> Any:
         if type(op) not in OPERATORS:
@@ -164,5 +173,5 @@ class _Reader:
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return ConfigError(
             f"{self._path}, line {getattr(node, 'lineno', 1)}: {shown} {why}; "
-            "a preset sets keys by literals, arithmetic and names, and is not run"
+            f"a preset is not run: it has literals, arithmetic, names, f-strings and calls of {', '.join(FUNCTIONS)}"
         )

@@ -37,7 +37,7 @@ def sample(given: Given) -> None:
     check(values)
     start = read_start(str(values["start"]))
     device, dtype = _machine(str(values["device"]), values["dtype"])
-    loaded = open_model(str(values["init_from"]), Path(str(values["out_dir"])), device, say)
+    loaded = open_model(str(values["init_from"]), Path(str(values["out_dir"])), device, say, warn)
     say(f"number of parameters: {_parameters(loaded.model) / 1e6:.2f}M")
     if values["compile"]:
         warn("compile=True changes nothing here: on a GPU steps are recorded and replayed as they are")

@@ -18,7 +18,7 @@ from ingot.doors.nanogpt.entry import warn
 from ingot.doors.nanogpt.initial import Start, check_dataset, find_start
 from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, defaults
 from ingot.doors.nanogpt.model import GPT, GPTConfig
-from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settle, translate
+from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settle, settle_tokenizer, translate
 from ingot.errors import ConfigError, DataError
 from ingot.eval.bits import Judge
 from ingot.model.gpt2 import GPT2
@@ -39,12 +39,14 @@ class Session:
         found = {name: TRAIN[name].of(value, "Session") for name, value in asked.items()}
         self.config: dict[str, Any] = settle(Given({**defaults(TRAIN), **found}, dict.fromkeys(found, "Session")), warn=warn)
         check_data(self.config)
+        settle_tokenizer(self.config, warn)
         self.device = pick_device(self.config["device"])
         start = find_start({**self.config, "eval_only": True}, lambda line: None, warn)  # nothing is written
+        self.config["block_size"] = start.args.block_size
         self.iteration = start.iteration
         self._resolved = translate(self.config, start.args, start.gelu).config
         self._dataset = open_dataset(self._resolved.data.path, self._resolved.data.tokenizer)
-        check_dataset(self._dataset, self.config, start.args)
+        check_dataset(self._dataset, self.config, start.args, warn)
         self.model = _build(start, self.device)
         self._drawn = {"train": 0, "val": 0}
 

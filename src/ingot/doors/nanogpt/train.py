@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.entry import enter, say, warn
 from ingot.doors.nanogpt.mfu import RunningMfu, find_peak
-from ingot.doors.nanogpt.translate import ModelArgs, check_data, record, settle, translate
+from ingot.doors.nanogpt.translate import ModelArgs, check_data, record, settle, settle_tokenizer, translate
 from ingot.errors import IngotError, PeerLost
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 
@@ -39,9 +39,7 @@ def train(given: Given) -> None:
     ranks = ranks_from_environment()
     values = settle(given, ranks.world_size, warn if ranks.first else _nothing)
     check_data(values)
-    tokens = values["gradient_accumulation_steps"] * values["batch_size"] * values["block_size"]
-    if ranks.first:
-        say(f"tokens per iteration will be: {tokens:,}")
+    settle_tokenizer(values, warn if ranks.first else _nothing)
     if values["eval_only"]:
         if ranks.first:
             evaluate(values)
@@ -50,6 +48,7 @@ def train(given: Given) -> None:
         check_installed("wandb_log=True")
     device = pick_device(values["device"], ranks.local_rank)
     args, resolved, elapsed = _agreed_start(values, ranks, device)
+    values["block_size"] = args.block_size
     with contextlib.ExitStack() as stack:
         track = None
         if ranks.first:
@@ -90,6 +89,11 @@ def _run(
     run(resolved, reporter)
     if reporter.failure is not None:
         raise reporter.failure
+    if not path.exists() and (newest := unwritten(path)) is not None:
+        warn(
+            f"there is no {path}: always_save_checkpoint=False, and no evaluation called for one; the weights are in {newest}, "
+            f"and this makes one of them: ingot export {newest} --format nanogpt --output {path}"
+        )
 
 
 def unwritten(path: Path) -> Path | None:
@@ -114,7 +118,8 @@ def evaluate(values: Mapping[str, Any]) -> None:
     from ingot.doors.nanogpt.reporter import evaluation_line
     from ingot.doors.nanogpt.session import Session
 
-    session = Session(values)
+    session = Session({name: value for name, value in values.items() if value is not None})
+    _tell_tokens(session.config)
     losses = session.estimate_loss()
     say(evaluation_line(session.iteration, float(losses["train"]), float(losses["val"])))
 
@@ -122,12 +127,13 @@ def evaluate(values: Mapping[str, Any]) -> None:
 def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: torch.device) -> tuple[ModelArgs, ResolvedConfig, float]:
     """What the run starts from: the first rank looks and tidies the folder, and tells the others."""
     from ingot.backends.collectives import Collectives
-    from ingot.doors.nanogpt.initial import find_start, settle_folder
+    from ingot.doors.nanogpt.initial import check_folder, find_start, settle_folder
 
     group = Collectives(ranks, device)
     told: dict[str, Any] = {}
     if ranks.first:
         try:
+            check_folder(Path(values["out_dir"]))
             start = find_start(values, say, warn)
             resolved, elapsed = settle_folder(values, start, say, warn)
         except IngotError as error:
@@ -143,7 +149,13 @@ def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: torch.device)
     return args, translate(values, args, told["gelu"]), 0.0
 
 
+def _tell_tokens(values: Mapping[str, Any]) -> None:
+    tokens = values["gradient_accumulation_steps"] * values["batch_size"] * values["block_size"]
+    say(f"tokens per iteration will be: {tokens:,}")
+
+
 def _tell_model(args: ModelArgs, values: Mapping[str, Any]) -> None:
+    _tell_tokens(values)
     say(f"number of parameters: {args.parameters / 1e6:.2f}M")
     for words, (tensors, parameters) in (("decayed", args.decayed), ("non-decayed", args.not_decayed)):
         say(f"num {words} parameter tensors: {tensors}, with {parameters:,} parameters")

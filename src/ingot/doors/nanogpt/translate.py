@@ -78,7 +78,10 @@ class ModelArgs:
 
 
 def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """The value of every key, checked, with those that depend on the device as this machine has it."""
+    """The value of every key, checked, with those that depend on the device as this machine has it.
+
+    A block_size that nobody gave is None where the model is loaded: `find_start` knows it.
+    """
     from ingot.runtime.device import pick_precision  # here: torch takes seconds to load
 
     v = dict(given.values)
@@ -96,6 +99,8 @@ def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lamb
         v["dtype"] = "float32"
     if "compile" not in given.origins:
         v["compile"] = on_gpu
+    if "block_size" not in given.origins and v["init_from"] != "scratch":
+        v["block_size"] = None  # that of the loaded model
     if v["backend"] == "gloo" and on_gpu and world_size > 1:
         warn("backend=gloo: GPUs exchange gradients over nccl, and ranks their messages over gloo")
     return v
@@ -118,6 +123,16 @@ def check_data(values: Mapping[str, Any]) -> None:
         script = folder / "prepare.py"
         how = f"make it with: python {script}" if script.is_file() else "its folder needs train.bin and val.bin"
         raise DataError(f"there is no data of dataset={values['dataset']} in {folder}; {how}")
+
+
+def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> None:
+    """Let ids be numbers where meta.pkl does not say what they stand for: nanoGPT trains on any."""
+    from ingot.data.formats.meta import META, char_tokenizer
+
+    meta = data_path(values) / META
+    if values["tokenizer"] is None and meta.is_file() and char_tokenizer(meta) is None:
+        warn(f"{meta} lists no single characters, so ids are numbers; --tokenizer=FILE names what made them, if they are text")
+        values["tokenizer"] = "number"
 
 
 def vocabulary(folder: Path, tokenizer: str | None = None) -> int | None:
@@ -231,7 +246,7 @@ def _check(v: Mapping[str, Any], world_size: int) -> None:
         nearest = f"{below} or {below + world_size}" if below else f"{world_size}"
         raise ConfigError(
             f"gradient_accumulation_steps={v['gradient_accumulation_steps']} cannot be shared by {world_size} ranks; "
-            f"set it to {nearest}, or use other ranks"
+            f"set it to {nearest}, or use another number of ranks"
         )
 
 
