@@ -1,4 +1,4 @@
-"""nanoGPT's README on a CPU, word for word: its curve, its number of lines. Two minutes, so only where it is asked for."""
+"""nanoGPT's README on a CPU, word for word: its curve, its number of lines. Four minutes on two cores, so only where it is asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot.doors.nanogpt.prepare import shakespeare_char
 KNOWN = json.loads((ROOT / "tests/golden/golden.json").read_text())["nanogpt_readme_cpu_run"]
 
 
-@pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="takes two minutes; set INGOT_LONG_TESTS=1")
+@pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="takes four minutes; set INGOT_LONG_TESTS=1")
 def test_the_readme_command_follows_nanogpt_s_own_curve(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert shakespeare_char(Path("data/shakespeare_char"), ["--input", str(shared("tinyshakespeare/input.txt"))]) == 0
