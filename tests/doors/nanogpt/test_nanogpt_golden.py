@@ -1,4 +1,4 @@
-"""nanoGPT's README on a CPU, word for word: its curve, its number of lines. Four minutes on two cores, so only where it is asked for."""
+"""nanoGPT's README on a CPU, word for word: its curve, its number of lines. Four minutes, so only where it is asked for."""
 
 from __future__ import annotations
 
