@@ -9,7 +9,7 @@ from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, raw, rows
 
 from ingot.backends import torch as torch_backend
 from ingot.backends.torch import TorchBackend
-from ingot.backends.torch_model import check_fused_mask
+from ingot.backends.torch_model import check_fused_mask, compiles
 from ingot.backends.torch_state import tensor
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
@@ -142,6 +142,30 @@ def test_masks_that_a_gpu_has_no_kernel_for_are_refused(model, message):
     check_fused_mask(Config(model=SMALL, training={"max_steps": 1}))
     with pytest.raises(ConfigError, match=message):
         check_fused_mask(Config(model=model, training={"max_steps": 1}))
+
+
+@pytest.mark.parametrize(
+    ("family", "compile_as", "on_cuda", "expected"),
+    [
+        ("gpt2", "auto", True, True),
+        ("gpt2", "auto", False, False),
+        ("gpt2", True, True, True),
+        ("golf", "auto", True, False),
+        ("llama", False, True, False),
+        ("llama", True, False, True),
+    ],
+)
+def test_what_is_compiled_in_deterministic_mode(family, compile_as, on_cuda, expected):
+    training = {"max_steps": 1, "deterministic": True, "compile": compile_as}
+    model = {"family": family, "layers": 2, "heads": 4, "width": 32}
+    assert compiles(Config(model=model, training=training), on_cuda) is expected
+    assert compiles(Config(model=model, training={**training, "deterministic": False, "compile": "auto"}), on_cuda) is on_cuda
+
+
+def test_a_family_that_cannot_be_compiled_in_deterministic_mode_says_so():
+    training = {"max_steps": 1, "deterministic": True, "compile": True}
+    with pytest.raises(ConfigError, match="does not go together with a compiled golf model"):
+        compiles(Config(model={"family": "golf", "layers": 2, "heads": 4, "width": 32}, training=training), on_cuda=True)
 
 
 def test_deterministic_mode_is_on_in_both_passes_and_nowhere_else(monkeypatch):

@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 family = pytest.mark.parametrize("family", sorted(FAMILIES))
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
-TOLERANCE = {"cpu": 1e-5, "cuda": 5e-3}  # GPUs may multiply in TF32
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-2}  # GPUs may multiply in TF32
 LENGTHS = [[5, 9, 1, 17], [20, 12]]  # of the documents in two rows
 
 

@@ -28,7 +28,7 @@ from ingot.artifact.tensors import TensorRecord
 from ingot.backends.averaging import WeightAverage
 from ingot.backends.base import State, StepResult
 from ingot.backends.collectives import Collectives, peers_present
-from ingot.backends.torch_model import build_model, check_fused_mask, checkpoint_blocks
+from ingot.backends.torch_model import build_model, check_fused_mask, checkpoint_blocks, compiles
 from ingot.backends.torch_state import load_model, load_optimizers, model_records, optimizer_records, record, tensor
 from ingot.config.schema import Config
 from ingot.data.stream import IGNORED, Batch, mix
@@ -103,7 +103,7 @@ class TorchBackend:
         # Only fp16 needs its loss scaled into range. The scale halves when a gradient overflows, doubles after 2,000 good steps.
         self._scale = torch.tensor(65536.0 if self.rescales else 1.0, device=self.device)
         self._good_steps = torch.zeros((), dtype=torch.int32, device=self.device)
-        self._compile = self.device.type == "cuda" if t.compile == "auto" else t.compile
+        self._compile = compiles(config, self.device.type == "cuda")
         if t.gradient_checkpointing:
             checkpoint_blocks(self.model)
         self._module = self._wrapped(nested=t.gradient_checkpointing or config.data.document_mask)

@@ -56,6 +56,19 @@ def check_fused_mask(config: Config) -> None:
         )
 
 
+def compiles(config: Config, on_cuda: bool) -> bool:
+    """Whether the model is compiled: as asked, else on CUDA; in deterministic mode there only where that was seen to work."""
+    t, family = config.training, config.model.family
+    if not (on_cuda and t.deterministic) or family == "gpt2":
+        return on_cuda if t.compile == "auto" else t.compile
+    if t.compile is True and family != "file":
+        # torch 2.11 then expects other strides of flash attention's gradients than it gets.
+        raise ConfigError(
+            f"training.deterministic does not go together with a compiled {family} model; leave training.compile out"
+        )
+    return t.compile is True
+
+
 def checkpoint_blocks(model: nn.Module) -> None:
     """Recompute every block in the backward pass instead of keeping what is inside it."""
     blocks = getattr(model, "blocks", None)

@@ -123,7 +123,7 @@ class TrainingSection(Section):
     deterministic: bool = Field(
         False,
         description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "
-        "micro_batch. Slower; a CPU does so anyway.",
+        "micro_batch. Slower, and only the gpt2 family is compiled; a CPU does so anyway.",
     )
     loss_chunk: Positive | None = Field(
         None,
