@@ -3,6 +3,7 @@ import json
 import pickle
 import resource
 import shutil
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -275,32 +276,15 @@ def test_an_output_that_exists_is_replaced_only_when_asked_and_whatever_its_form
 
 def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path):
     source, output = nanogpt(tmp_path / "in", 5), tmp_path / "out"
+    again = partial(convert, source, output, "shards", mark=1, overwrite=True)
     for name in ("notes.txt", "train/web/prepare.py", "train/web/deep/00000.bin", "model.bin"):
         (output / name).parent.mkdir(parents=True)
         (output / name).write_text("mine")
-        refused(
-            f"holds {name.rpartition('/')[0] if 'deep' in name else name}",
-            convert,
-            source,
-            output,
-            "shards",
-            mark=1,
-            overwrite=True,
-            error=ConfigError,
-        )
+        refused(f"holds {name.rpartition('/')[0] if 'deep' in name else name}", again, error=ConfigError)
         assert (output / name).read_text() == "mine"
         shutil.rmtree(output)
     output.write_text("mine")
-    refused(
-        "is a file; give a folder that does not exist yet",
-        convert,
-        source,
-        output,
-        "shards",
-        mark=1,
-        overwrite=True,
-        error=ConfigError,
-    )
+    refused("is a file; give a folder that does not exist yet", again, error=ConfigError)
 
 
 def test_the_source_is_never_the_output(tmp_path):

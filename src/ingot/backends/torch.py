@@ -26,9 +26,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.artifact.tensors import TensorRecord
 from ingot.backends.averaging import WeightAverage
-from ingot.backends.base import State, StepResult
+from ingot.backends.base import State
 from ingot.backends.collectives import Collectives, peers_present
 from ingot.backends.torch_model import build_model, check_fused_mask, checkpoint_blocks, compiles
+from ingot.backends.torch_result import DeviceResult
 from ingot.backends.torch_state import load_model, load_optimizers, model_records, optimizer_records, record, tensor
 from ingot.config.schema import Config
 from ingot.data.stream import IGNORED, Batch, mix
@@ -45,28 +46,6 @@ ATTENTION = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
-
-
-class DeviceResult:
-    """The numbers of a step: loss, gradient norm, skipped.
-
-    On CUDA they travel as soon as they are there, so that asking for them waits for no later step. A CPU has ended a step when it
-    returns; of other devices it is known when the numbers are seen.
-    """
-
-    def __init__(self, numbers: Tensor):
-        self._numbers, self._ended = numbers, time.perf_counter() if numbers.device.type == "cpu" else None
-        self._arrival: torch.cuda.Event | None = None
-        if numbers.is_cuda:
-            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
-            self._arrival = torch.cuda.current_stream(numbers.device).record_event()
-
-    def result(self) -> StepResult:
-        if self._arrival is not None:
-            self._arrival.synchronize()
-        loss, grad_norm, skipped = self._numbers.tolist()
-        now = time.perf_counter()
-        return StepResult(loss, grad_norm, bool(skipped), now - (self._ended or now))
 
 
 class TorchBackend:

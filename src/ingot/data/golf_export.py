@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ingot.data.golf_tokenizers import Built, build, check_reused
 from ingot.data.pairing import MANIFEST
 from ingot.data.shards import MAX_TOKENS
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import write_atomically
+from ingot.runtime.files import remove_if_empty, write_atomically
 
 VAL_DOCUMENTS = 50_000
 CHUNK_TOKENS = 100_000_000
@@ -126,14 +126,9 @@ def _folders(output: Path) -> Iterator[None]:
                 raise ConfigError(f"{folder} is a file where a folder belongs; remove it or choose another output")
             with writing(folder):
                 folder.mkdir()
-            undo.callback(_remove_if_empty, folder)
+            undo.callback(remove_if_empty, folder)
         yield
         undo.pop_all()
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _docs(output: Path, hub: Hub, root: str, shards: Path | None, settings: Settings, notify: Notify, progress: Progress) -> Docs:

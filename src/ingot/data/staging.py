@@ -22,7 +22,7 @@ from typing import Any
 
 from ingot.data.formats.shard_files import has_header
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import fsync_dir
+from ingot.runtime.files import fsync_dir, remove_if_empty
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def staged(
         with ExitStack() as undo:
             for parent in reversed(parents):
                 parent.mkdir(exist_ok=True)
-                undo.callback(_remove_if_empty, parent)
+                undo.callback(remove_if_empty, parent)
             stage, lock = _open_stage(target, work, is_sound)
             undo.callback(os.close, lock)
             undo.push(lambda kind, error, trace: _abandon(stage, error))
@@ -222,8 +222,3 @@ def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
         else:
             shutil.rmtree(old, ignore_errors=True)
             return
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()

@@ -85,3 +85,9 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder that nothing was written to."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
