@@ -111,18 +111,20 @@ def test_a_gpu_in_deterministic_mode_too(train: Train, tmp_path, unbroken, setti
 
 @pytest.fixture
 def stop_in_evaluation(monkeypatch):
-    """SIGTERM in the middle of the given evaluation, counted in batches."""
+    """SIGTERM at a batch of an evaluation, counted from the start of the run; gives the batches that were evaluated."""
     plain = TorchBackend.evaluate
 
-    def at(batch_number: int) -> None:
-        calls = iter(range(1, 10_000))
+    def at(batch_number: int) -> list[Any]:
+        batches: list[Any] = []
 
         def evaluate(backend: TorchBackend, batch: Any) -> float:
-            if next(calls) == batch_number:
+            batches.append(batch)
+            if len(batches) == batch_number:
                 os.kill(os.getpid(), signal.SIGTERM)
             return plain(backend, batch)
 
         monkeypatch.setattr(TorchBackend, "evaluate", evaluate)
+        return batches
 
     return at
 
@@ -134,8 +136,9 @@ BATCHES = 10 + 2  # of 38 rows of validation and 8 of training
 @pytest.mark.parametrize("number", [0, 2, 5], ids=["the first", "one on the way", "the last"])
 def test_an_evaluation_ends_at_a_signal_and_is_made_up_for(train: Train, tmp_path, unbroken, stop_in_evaluation, number):
     expected = unbroken(**EVALUATED)
-    stop_in_evaluation(number * BATCHES + 3)
+    batches = stop_in_evaluation(number * BATCHES + 3)
     stopped = train(tmp_path / "run", **EVALUATED)
+    assert len(batches) == number * BATCHES + 3  # none behind the signal
     assert (stopped.status, stopped.total_steps, stopped.artifact_path) == ("stopped", 4 * number, None)
     if number:
         assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [4 * n for n in range(number)]
