@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
-from ingot.backends.torch import TorchBackend
+from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
-from ingot.data.dataset import Dataset
-from ingot.data.prepare import prepare
-from ingot.data.samples import open_dataset
-from ingot.data.sampling import make_rows
-from ingot.data.stream import RowReader
-from ingot.eval.bits import Judge
+from ingot.data.loading.order import make_rows
+from ingot.data.loading.rows import RowReader
+from ingot.data.prepare.pipeline import prepare
+from ingot.data.prepare.sample import open_dataset
+from ingot.data.store.dataset import Dataset
+from ingot.eval.evaluator import Judge
 from ingot.optim.schedules import Position, rates_at
 from ingot.runtime.device import describe
 from ingot.runtime.ranks import Ranks

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ingot.artifact.container import read_artifact
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
-from ingot.data.samples import open_dataset
-from ingot.data.stream import IGNORED, Batch
+from ingot.data.loading.rows import IGNORED, Batch
+from ingot.data.prepare.sample import open_dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.eval.bits import Judge, Score
+from ingot.eval.evaluator import Judge, Score
 from ingot.runs.checkpoints import find_checkpoint
 from ingot.runs.report import Reporter
-from ingot.train.session import MODEL_COPY, TrainingResult, run
+from ingot.train.start import MODEL_COPY, TrainingResult, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +68,7 @@ class LoadedModel:
         """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
         import torch
 
-        from ingot.generate.decode import Sampling, generate
+        from ingot.generate.torch.decode import Sampling, generate
         from ingot.train.trainer import prompt_ids
 
         if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
@@ -131,8 +131,8 @@ def load(
     """
     import torch
 
-    from ingot.backends.torch_model import build_model
-    from ingot.backends.torch_state import check_fits, load_model
+    from ingot.backends.torch.build import build_model
+    from ingot.backends.torch.state import check_fits, load_model
     from ingot.runtime.device import pick_device
 
     path = Path(path)

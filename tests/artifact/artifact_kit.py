@@ -3,7 +3,7 @@
 import torch
 
 from ingot.artifact.container import write_artifact
-from ingot.backends.torch_state import record
+from ingot.backends.torch.state import record
 
 FACTS = {"config": {"model": {"family": "gpt2"}}, "tokenizer": {"kind": "char", "characters": "aä😀"}, "val_bpb": 1.5}
 GENERATOR = torch.Generator().manual_seed(0)

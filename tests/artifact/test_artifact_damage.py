@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from ingot.artifact.codecs import CODECS, compress
 from ingot.artifact.container import MAGIC, read_artifact
-from ingot.backends.torch_state import tensor
+from ingot.backends.torch.state import tensor
 from ingot.errors import CheckpointError, ConfigError
 
 

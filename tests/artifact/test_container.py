@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from ingot.artifact.codecs import CODECS, compress
 from ingot.artifact.container import artifact_name, artifact_sizes, read_artifact, write_artifact
-from ingot.artifact.tensors import TensorRecord, pack_tensors
-from ingot.backends.torch_state import record, tensor
+from ingot.backends.torch.state import record, tensor
 from ingot.errors import CheckpointError, ConfigError
+from ingot.runtime.tensors import TensorRecord, pack_tensors
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files
 from ingot.artifact.huggingface import read_gpt2, write_gpt2
-from ingot.artifact.tensors import TensorRecord
-from ingot.backends.torch_state import load_model, model_records
+from ingot.backends.torch.state import load_model, model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.model.registry import build
+from ingot.runtime.tensors import TensorRecord
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,10 +8,10 @@ from hypothesis.extra.numpy import arrays
 from ingot.artifact import quantise as room
 from ingot.artifact.numbers import to_array, to_record
 from ingot.artifact.quantise import CONTROL, SCALE, dequantise, quantise
-from ingot.artifact.tensors import TensorRecord
-from ingot.backends.torch_state import model_records, record, tensor
+from ingot.backends.torch.state import model_records, record, tensor
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.registry import build
+from ingot.runtime.tensors import TensorRecord
 
 
 def stored(value, quantiser, name="w", **how):

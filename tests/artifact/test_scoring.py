@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from ingot.artifact import scoring
-from ingot.artifact.scoring import alone, score_in_fresh_process
+from ingot.artifact import fresh_process as scoring
+from ingot.artifact.fresh_process import alone, score_in_fresh_process
 from ingot.errors import RunError
 
 LAUNCHED = {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ingot.artifact.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
-from ingot.backends.torch_state import record, tensor
+from ingot.backends.torch.state import record, tensor
+from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 TENSORS = {
     "weight": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights
 
-from ingot.backends.torch_state import tensor
+from ingot.backends.torch.state import tensor
 
 
 def averaging(decay=0.5, **training):

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, raw, rows_of, step, take, weights
 
-from ingot.backends import torch as torch_backend
-from ingot.backends.torch import TorchBackend
-from ingot.backends.torch_model import check_fused_mask, compiles
-from ingot.backends.torch_state import tensor
+from ingot.backends.torch import backend as torch_backend
+from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.torch.build import check_fused_mask, compiles
+from ingot.backends.torch.state import tensor
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks

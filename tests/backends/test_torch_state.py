@@ -3,7 +3,7 @@ import torch
 from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights
 from torch_kit import step as take_step
 
-from ingot.backends.torch_state import record
+from ingot.backends.torch.state import record
 from ingot.errors import CheckpointError
 from ingot.runtime.ranks import Ranks
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ingot.backends.torch import TorchBackend
+from ingot.backends.torch.backend import TorchBackend
 from ingot.config.schema import Config
 from ingot.optim.schedules import Rates
 from ingot.runtime.ranks import Ranks

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import ingot
-from ingot.data.download_hub import Hub
-from ingot.data.golf_export import export
-from ingot.data.golf_specs import load_specs
-from ingot.data.shards import open_shard
-from ingot.doors import golf_data
+from ingot.data.hub import Hub
+from ingot.data.store.shards import open_shard
+from ingot.doors.golf.data import scripts as golf_data
+from ingot.doors.golf.data.export import export
+from ingot.doors.golf.data.specs import load_specs
 
 ROOT = Path(ingot.__file__).parents[2]
 REPO = "owner/golf"

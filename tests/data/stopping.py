@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data import encoding, prepare
-from ingot.data.staging import Stage
-from ingot.data.writer import SplitWriter
+from ingot.data.store.staging import Stage
+from ingot.data.store.writer import SplitWriter
 
 Patch = Callable[[Any, str, Any], None]
 

@@ -27,15 +27,15 @@ from toy_tokenizers import (
 from typer.testing import CliRunner
 
 from ingot.data import audit_counts, audit_overlap
-from ingot.data.audit import CODES, Limits, audit
-from ingot.data.audit_counts import count_tokens, starts_by_marks
-from ingot.data.audit_folder import AuditSplit, open_folder
-from ingot.data.audit_overlap import Side, find_overlap
-from ingot.data.audit_words import LONGEST, Speller, shingles
-from ingot.data.dataset import identity
-from ingot.data.prepare import write_dataset
-from ingot.data.shards import write_shard
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.store.dataset import identity
+from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
+from ingot.data.verify.audit import CODES, Limits, audit
+from ingot.data.verify.counts import count_tokens, starts_by_marks
+from ingot.data.verify.folder import AuditSplit, open_folder
+from ingot.data.verify.overlap import Side, find_overlap
+from ingot.data.verify.words import LONGEST, Speller, shingles
 from ingot.doors.cli.data_verify import verify_command
 from ingot.errors import ConfigError, DataError
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, shared, toy_hf
 from typer.testing import CliRunner
 
-from ingot.data import convert as module
-from ingot.data.audit import audit
-from ingot.data.convert import Layout, convert, marks_of
-from ingot.data.dataset import Dataset
-from ingot.data.formats import open_source
+from ingot.data.formats import convert as module
 from ingot.data.formats.base import Marks
+from ingot.data.formats.convert import Layout, convert, marks_of
 from ingot.data.formats.gpt_simple import Pair
-from ingot.data.prepare import prepare, write_dataset
-from ingot.data.shards import open_shard, write_shard
+from ingot.data.formats.open import open_source
+from ingot.data.prepare.pipeline import prepare, write_dataset
+from ingot.data.store.dataset import Dataset
+from ingot.data.store.shards import open_shard, write_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
+from ingot.data.verify.audit import audit
 from ingot.doors.cli.data_convert import convert_command
 from ingot.errors import ConfigError, DataError
 
@@ -312,7 +312,7 @@ def test_what_a_killed_conversion_left_is_swept_away_by_the_next(tmp_path, pytho
     nanogpt(tmp_path / "in", 5, 6)
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from ingot.data import convert as module; from ingot.data.formats import open_source\n"
+        "from ingot.data.formats import convert as module; from ingot.data.formats.open import open_source\n"
         "module.write_meta = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "base = Path(sys.argv[1]); module.convert(open_source(base / 'in'), base / 'out', 'nanogpt', tokenizer='byte')"
     )

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece
 
-from ingot.data.audit import Limits, audit
-from ingot.data.dataset import Dataset, identity
-from ingot.data.prepare import write_dataset
-from ingot.data.shards import write_shard
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.store.dataset import Dataset, identity
+from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
+from ingot.data.verify.audit import Limits, audit
 from ingot.errors import DataError
 
 TEXTS = ["To be, or not to be", "é€", "a", "the question " * 9]
@@ -160,7 +160,7 @@ def test_pieces_of_every_kind_are_counted_document_by_document(tmp_path, tokeniz
 def test_documents_wait_for_each_other_and_lose_their_order_never(tmp_path, monkeypatch):
     pieces = [("val" if number % 3 else "train", f"document {number}") for number in range(50)]
     write_dataset(pieces, tmp_path / "one", ByteTokenizer(), source=None)
-    monkeypatch.setattr("ingot.data.prepare.BLOCK_BYTES", 30)
+    monkeypatch.setattr("ingot.data.prepare.pipeline.BLOCK_BYTES", 30)
     write_dataset(pieces, tmp_path / "many", ByteTokenizer(), source=None)
     assert Dataset.open(tmp_path / "one").fingerprint == Dataset.open(tmp_path / "many").fingerprint
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot.data.download import Progress, download
-from ingot.data.download_manifest import dataset_name, plan_files
-from ingot.data.pairing import check_tokenizer_pair
-from ingot.data.shards import HEADER_INTS, MAGIC, VERSION
+from ingot.data.formats.manifest import check_tokenizer_pair
+from ingot.data.store.shards import HEADER_INTS, MAGIC, VERSION
 from ingot.doors.cli.data_download import _summary
+from ingot.doors.golf.data.download import Progress, download
+from ingot.doors.golf.data.manifest import dataset_name, plan_files
 from ingot.errors import ConfigError, DataError
 
 ROOT = Path(ingot.__file__).parents[2]
@@ -703,7 +703,7 @@ def test_an_ended_download_leaves_whole_files_only_and_goes_on(folder, eventuall
 
 
 def test_the_commands_load_no_client_before_they_run():
-    script = "import sys, ingot.doors.cli.data_download, ingot.doors.golf_data; "
+    script = "import sys, ingot.doors.cli.data_download, ingot.doors.golf.data.scripts; "
     script += "print([name for name in ('huggingface_hub', 'numpy', 'torch') if name in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from toy_tokenizers import toy_sentencepiece
 
 import ingot
-from ingot.data import encoding
-from ingot.data.encoding import Lines, encode_block, in_order, local_engine, read_blocks, text_blocks, workers_for
-from ingot.data.sources import read_documents
-from ingot.data.sources.records import read_lines
+from ingot.data.prepare import workers as encoding
+from ingot.data.prepare.workers import Lines, encode_block, in_order, local_engine, read_blocks, text_blocks, workers_for
+from ingot.data.text.files import read_documents
+from ingot.data.text.records import read_lines
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError, RunError
 
@@ -266,7 +266,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1])}
 def test_no_worker_outlives_a_killed_program():
     script = """
 import time
-from ingot.data import encoding
+from ingot.data.prepare import workers as encoding
 from ingot.data.tokenizers import ByteTokenizer
 class Worker(encoding._Worker):
     def __init__(self, spec):
@@ -303,7 +303,7 @@ def _is_alive(pid):
 def test_a_script_needs_no_main_guard(tmp_path):
     jsonl(tmp_path / "in.jsonl", TEXTS)
     (tmp_path / "script.py").write_text(
-        "from pathlib import Path\nfrom ingot.data.prepare import prepare\nprint('once')\n"
+        "from pathlib import Path\nfrom ingot.data.prepare.pipeline import prepare\nprint('once')\n"
         "prepare([Path('in.jsonl')], Path('out'), 'byte', workers=2)\n"
     )
     done = subprocess.run(

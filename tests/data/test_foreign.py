@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
-from ingot.data.foreign import open_foreign
+from ingot.data.formats.foreign import open_foreign
 from ingot.data.formats.meta import meta_bytes
-from ingot.data.samples import open_dataset
-from ingot.data.shards import write_shard
+from ingot.data.prepare.sample import open_dataset
+from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 

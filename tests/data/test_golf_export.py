@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_tokenizers import sentencepiece_file, shared
 
-from ingot.data.audit import audit
-from ingot.data.dataset import Dataset
-from ingot.data.download_hub import Hub
-from ingot.data.download_manifest import plan_files
-from ingot.data.encoding import encode_block
-from ingot.data.golf_dataset import _cut, _with_empty
-from ingot.data.golf_export import Settings, export
-from ingot.data.golf_specs import load_specs
-from ingot.data.golf_tokenizers import bigram_size, vocabulary_lines
-from ingot.data.shards import token_count
+from ingot.data.hub import Hub
+from ingot.data.prepare.workers import encode_block
+from ingot.data.store.dataset import Dataset
+from ingot.data.store.shards import token_count
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer
-from ingot.doors import golf_data
-from ingot.doors.golf_data import download_hf_docs_and_tokenize
+from ingot.data.verify.audit import audit
+from ingot.doors.golf.data import scripts as golf_data
+from ingot.doors.golf.data.dataset import _cut, _with_empty
+from ingot.doors.golf.data.export import Settings, export
+from ingot.doors.golf.data.manifest import plan_files
+from ingot.doors.golf.data.scripts import download_hf_docs_and_tokenize
+from ingot.doors.golf.data.specs import load_specs
+from ingot.doors.golf.data.tokenizers import bigram_size, vocabulary_lines
 from ingot.errors import ConfigError, DataError
 
 
@@ -193,10 +193,10 @@ def test_a_data_set_that_is_complete_is_kept_and_one_of_other_settings_is_not(fo
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ingot.data import golf_dataset
-from ingot.data.download_hub import Hub
-from ingot.data.golf_export import Settings, export
-from ingot.data.golf_specs import load_specs
+from ingot.doors.golf.data import dataset as golf_dataset
+from ingot.data.hub import Hub
+from ingot.doors.golf.data.export import Settings, export
+from ingot.doors.golf.data.specs import load_specs
 
 golf_dataset.SAVE_TOKENS = 200
 golf_dataset.REPORT_DOCUMENTS = 40

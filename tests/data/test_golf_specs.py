@@ -3,7 +3,7 @@ import json
 import pytest
 from golf_kit import BYTE, ROOT
 
-from ingot.data.golf_specs import load_specs
+from ingot.doors.golf.data.specs import load_specs
 from ingot.errors import ConfigError
 
 

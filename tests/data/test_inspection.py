@@ -7,11 +7,11 @@ import typer
 from toy_tokenizers import toy_sentencepiece
 from typer.testing import CliRunner
 
-from ingot.data import audit_counts
-from ingot.data.inspection import inspect, plot
-from ingot.data.prepare import write_dataset
-from ingot.data.shards import write_shard
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
+from ingot.data.verify import counts as audit_counts
+from ingot.data.verify.inspect import inspect, plot
 from ingot.doors.cli.data_inspect import inspect_command
 from ingot.errors import ConfigError, DataError
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.data.packing import PackedRows, best_fit
-from ingot.data.stream import IGNORED
+from ingot.data.loading.packing import PackedRows, best_fit
+from ingot.data.loading.rows import IGNORED
 from ingot.errors import DataError
 
 BOS = 7
@@ -119,7 +119,7 @@ def test_a_row_does_not_depend_on_what_was_asked_before():
 def test_a_step_of_many_blocks_is_planned_once(monkeypatch):
     documents = Documents([[BOS, 10]] * 40_000)  # 256 rows of 8 documents: two blocks for a step
     planned = []
-    monkeypatch.setattr("ingot.data.packing.best_fit", lambda *given: planned.append(1) or best_fit(*given))
+    monkeypatch.setattr("ingot.data.loading.packing.best_fit", lambda *given: planned.append(1) or best_fit(*given))
     rows = PackedRows(documents, 16, 3, BOS)
     for step in range(9):
         read(rows, step * 512, 512)

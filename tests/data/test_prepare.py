@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from stopping import stop_behind, take_small_steps
 from toy_tokenizers import llama_config, sentencepiece_file, shared, toy_sentencepiece
 
-import ingot.data.prepare as prepare_module
-from ingot.data.audit import Limits, audit
-from ingot.data.dataset import Dataset
-from ingot.data.encoding import encode_block
-from ingot.data.holdout import hold_out_ends, spread_documents
-from ingot.data.prepare import prepare
-from ingot.data.sources import WHAT
+import ingot.data.prepare.pipeline as prepare_module
+from ingot.data.prepare.holdout import hold_out_ends, spread_documents
+from ingot.data.prepare.pipeline import prepare
+from ingot.data.prepare.workers import encode_block
+from ingot.data.store.dataset import Dataset
+from ingot.data.text.files import WHAT
 from ingot.data.tokenizers import open_tokenizer
+from ingot.data.verify.audit import Limits, audit
 from ingot.errors import ConfigError, DataError
 
 
@@ -430,7 +430,7 @@ def test_what_a_killed_preparation_left_is_removed_and_what_a_live_one_writes_is
     script = """
 import sys, time
 from pathlib import Path
-from ingot.data.prepare import write_dataset
+from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
 def pieces():
     yield "train", "abc"
@@ -708,7 +708,7 @@ def test_a_large_file_takes_a_few_times_its_size_in_memory(tmp_path, tokenizer, 
     size = 24_000_000
     (tmp_path / "in.txt").write_text("all work and no play \U0001f600\n" * (size // 27), encoding="utf-8")
     program = (
-        "import re, sys; from pathlib import Path; from ingot.data.prepare import prepare\n"
+        "import re, sys; from pathlib import Path; from ingot.data.prepare.pipeline import prepare\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
         "prepare([Path('small.txt')], Path('small'), sys.argv[1]); before = peak()\n"
         "prepare([Path('in.txt')], Path('out'), sys.argv[1], shard_tokens=int(sys.argv[2])); print((peak() - before) * 1024)"
@@ -723,7 +723,7 @@ def test_a_large_file_takes_a_few_times_its_size_in_memory(tmp_path, tokenizer, 
 @given(st.text(max_size=60), st.floats(0, 0.99), st.integers(1, 9))
 def test_utf8_is_cut_where_its_characters_are(text, fraction, part):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ingot.data.holdout.PART_BYTES", part)
+        patch.setattr("ingot.data.prepare.holdout.PART_BYTES", part)
         data = text.encode("utf-8", "ignore")
         found = [(split, piece.decode()) for split, piece in hold_out_ends([data], fraction)]
     assert found == list(hold_out_ends([data.decode()], fraction))
@@ -734,7 +734,7 @@ def test_bytes_are_counted_the_same_in_parts_of_any_size(texts, part):
     tokenizer = toy_sentencepiece()
     whole = encode_block(tokenizer, texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ingot.data.encoding.PART_TOKENS", part)
+        patch.setattr("ingot.data.prepare.workers.PART_TOKENS", part)
         assert encode_block(tokenizer, texts).piece_bytes.tolist() == whole.piece_bytes.tolist()
 
 

@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from ingot.data import encoding
-from ingot.data import prepare as prepare_module
-from ingot.data.prepare import prepare
-from ingot.data.ray_engine import ray_engine
+from ingot.data.prepare import pipeline as prepare_module
+from ingot.data.prepare import workers as encoding
+from ingot.data.prepare.pipeline import prepare
+from ingot.data.prepare.ray import ray_engine
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import ConfigError, DataError
 

@@ -15,7 +15,7 @@ from toy_tokenizers import SPACE, UNUSED, USER_DEFINED, WORDS, piece_id, sentenc
 from ingot.data.tokenizers import SentencePieceTokenizer, StreamDecoder, from_spec, open_tokenizer
 from ingot.data.tokenizers.training import train_tokenizer
 from ingot.errors import DataError
-from ingot.eval.bits import Score
+from ingot.eval.evaluator import Score
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/golden.json").read_text())["golf_bytes"]
 ENGLISH = "The cats sat on the mat, and 12 more came to see what the noise was about. " * 9

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from ingot.data import shards
-from ingot.data.shards import ShardWriter, open_shard, token_count, write_shard
+from ingot.data.store import shards
+from ingot.data.store.shards import ShardWriter, open_shard, token_count, write_shard
 from ingot.errors import DataError
 
 

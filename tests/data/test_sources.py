@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot.data.sources import count_documents, file_bytes, find_files, is_text, read_documents
-from ingot.data.sources.hub import commits, fetch, select
+from ingot.data.text.files import count_documents, file_bytes, find_files, is_text, read_documents
+from ingot.data.text.hub_datasets import commits, fetch, select
 from ingot.errors import ConfigError, DataError
 
 PACK = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -167,7 +167,7 @@ def test_every_element_of_an_array_is_a_document(tmp_path_factory, elements, ind
 
 
 def test_an_array_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("ingot.data.sources.records.JSON_BYTES", 3)
+    monkeypatch.setattr("ingot.data.text.records.JSON_BYTES", 3)
     elements = ["é" * 50, {"text": 'a"\\\u2028', "n": [-1.5e300, True, None]}, "😀\n", "", {"text": "x" * 300}]
     for ascii_only in (True, False):
         path = put(tmp_path / "a.json", "\n " + json.dumps(elements, ensure_ascii=ascii_only) + "\n")
@@ -276,7 +276,7 @@ def test_zst_frames_with_large_windows_checksums_and_skippable_ones_are_read(tmp
 def test_a_file_that_unpacks_to_more_than_the_memory_is_read_in_pieces(tmp_path):
     path = put(tmp_path / "a.jsonl.zst", PACK["zst"]((b'{"text": "' + b"a" * 1_000_000 + b'"}\n') * 180))
     program = (
-        "import resource, sys; from pathlib import Path; from ingot.data.sources import read_documents\n"
+        "import resource, sys; from pathlib import Path; from ingot.data.text.files import read_documents\n"
         "resource.setrlimit(resource.RLIMIT_AS, (150 << 20,) * 2)\n"
         "print(sum(map(len, read_documents([Path(sys.argv[1])], 'text'))))"
     )
@@ -416,7 +416,7 @@ def ask(tmp_path):
     """What a process of its own, as the client reads its settings once, finds behind each name."""
     program = (
         "import sys, time; time.sleep = lambda seconds: None\n"
-        "from pathlib import Path; from ingot.data.sources import find_files; from ingot.errors import IngotError\n"
+        "from pathlib import Path; from ingot.data.text.files import find_files; from ingot.errors import IngotError\n"
         "for name in sys.argv[1:]:\n"
         "    try: print(*(path.read_text() for path in find_files([Path(name)])[0]))\n"
         "    except IngotError as error: print(type(error).__name__, error)"
@@ -513,7 +513,7 @@ def test_a_disk_that_refuses_is_not_hidden_by_files_fetched_before(fetched, monk
 
 @pytest.mark.parametrize("error", [DataError("no such split"), ZeroDivisionError()])
 def test_what_goes_wrong_in_choosing_files_is_not_hidden_by_files_fetched_before(fetched, monkeypatch, error):
-    fail(monkeypatch, "ingot.data.sources.hub.select", error)
+    fail(monkeypatch, "ingot.data.text.hub_datasets.select", error)
     with pytest.raises(type(error)):
         fetch("hf:org/name")
 

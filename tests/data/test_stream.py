@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.schema import DataSection
-from ingot.data.dataset import ShardRecord, Split, SplitRecord
-from ingot.data.sampling import make_rows
-from ingot.data.shards import write_shard
-from ingot.data.stream import Random, RowReader, Shuffle, Stream, Windows, document_numbers, mix, permuted
+from ingot.data.loading.order import make_rows
+from ingot.data.loading.rows import Random, RowReader, Shuffle, Stream, Windows, document_numbers, mix, permuted
+from ingot.data.store.dataset import ShardRecord, Split, SplitRecord
+from ingot.data.store.shards import write_shard
 from ingot.errors import DataError
 from ingot.runtime.ranks import Ranks
 

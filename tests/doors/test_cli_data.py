@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 import ingot as package
-from ingot.data.dataset import identity
-from ingot.data.sources import WHAT
+from ingot.data.store.dataset import identity
+from ingot.data.text.files import WHAT
 from ingot.doors.cli.data import register
 from ingot.errors import ConfigError, DataError
 

@@ -26,7 +26,7 @@ from ingot.doors.cli.options import given_settings
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, RunError
 from ingot.model.registry import build
 from ingot.runs.folder import RunFolder
-from ingot.train.session import FIXED, MODEL_COPY
+from ingot.train.start import FIXED, MODEL_COPY
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import DataError
-from ingot.eval.bits import Judge
+from ingot.eval.evaluator import Judge
 
 
 class Tokens:

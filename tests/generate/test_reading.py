@@ -9,10 +9,10 @@ import torch
 from ingot.api import LoadedModel
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import NumberTokenizer
-from ingot.generate import reading
-from ingot.generate.batch import write_texts
-from ingot.generate.decode import Dice, Sampling, generate
-from ingot.generate.reading import Step
+from ingot.generate.torch import reading
+from ingot.generate.torch.batch import write_texts
+from ingot.generate.torch.decode import Dice, Sampling, generate
+from ingot.generate.torch.reading import Step
 from ingot.model.registry import build
 
 torch.set_num_threads(1)

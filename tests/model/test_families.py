@@ -7,9 +7,9 @@ import torch
 from model_kit import CONTEXT, SHAPES, VOCABULARY, assert_same, gradients, make, new, tokens_of
 from torch import nn
 
-from ingot.backends.torch_model import checkpoint_blocks
+from ingot.backends.torch.build import checkpoint_blocks
 from ingot.config.families import FAMILIES as SECTIONS
-from ingot.generate.decode import Sampling, generate
+from ingot.generate.torch.decode import Sampling, generate
 from ingot.model.gpt2 import GPT2
 from ingot.model.registry import FAMILIES, build
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ingot.backends.torch import TorchBackend
-from ingot.backends.torch_state import record
+from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.torch.state import record
 from ingot.config.schema import Config
 from ingot.data.tokenizers import CharTokenizer
 from ingot.model.gpt2 import GPT2

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ingot.train.budget import Clock, fits
+from ingot.train.clock import Clock, fits
 
 
 class Time:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingot.artifact.tensors import TensorRecord
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import (
     find_checkpoint,
@@ -23,7 +22,8 @@ from ingot.runs.checkpoints import (
     saved_steps,
     sweep,
 )
-from ingot.train.checkpoint import Saver, retain
+from ingot.runtime.tensors import TensorRecord
+from ingot.train.saver import Saver, retain
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 FILES = ("checkpoint.json", "model.safetensors", "optimizer.safetensors")

@@ -15,13 +15,13 @@ import pytest
 import torch
 from tiny_runs import TINY, Train, records, state_of, train_tiny
 
-from ingot.artifact.tensors import read_tensors
-from ingot.backends.torch import TorchBackend
+from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.runs.checkpoints import load_checkpoint, saved_steps
 from ingot.runs.report import Reporter, StepReport
-from ingot.train.session import Exported, run
+from ingot.runtime.tensors import read_tensors
+from ingot.train.start import Exported, run
 
 
 class StopAt(Reporter):

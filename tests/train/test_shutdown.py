@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.train.shutdown import Shutdown
+from ingot.train.stopping import Shutdown
 
 TWICE = """
 import os, signal, sys
-from ingot.train.shutdown import Shutdown
+from ingot.train.stopping import Shutdown
 with Shutdown() as shutdown:
     os.kill(os.getpid(), signal.SIGINT)
     print("still here", shutdown.requested, end="", flush=True)

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.artifact.tensors import TensorRecord
 from ingot.backends.base import StepResult
 from ingot.config.loading import load_config
-from ingot.data.samples import open_dataset
-from ingot.data.sampling import make_rows
+from ingot.data.loading.order import make_rows
+from ingot.data.prepare.sample import open_dataset
 from ingot.errors import RunError
 from ingot.optim.schedules import Position, Rates, learning_rate_scale
 from ingot.runs.report import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
-from ingot.train.budget import Clock
-from ingot.train.shutdown import Shutdown
+from ingot.runtime.tensors import TensorRecord
+from ingot.train.clock import Clock
+from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Progress, Trainer
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.tensors import read_tensors
 from ingot.config.loading import load_config
-from ingot.data.prepare import write_dataset
+from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.runs.checkpoints import saved_steps
 from ingot.runs.report import Reporter
-from ingot.train.session import TrainingResult, run
+from ingot.runtime.tensors import read_tensors
+from ingot.train.start import TrainingResult, run
 
 TINY = {
     "model.layers": 1, "model.heads": 2, "model.width": 16, "data.seq_len": 16,

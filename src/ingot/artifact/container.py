@@ -19,10 +19,10 @@ from typing import Any
 
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
 from ingot.artifact.quantise import dequantise, quantise
-from ingot.artifact.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import fsync_dir, to_json
+from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
 MAGIC = b"\x89INGOT\r\n"  # no text, and not whole after a transfer that changes line ends
 VERSION = 1

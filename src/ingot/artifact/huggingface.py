@@ -18,9 +18,9 @@ import numpy as np
 
 from ingot.artifact.hf_tokenizer import tokenizer_files
 from ingot.artifact.numbers import FLOATS
-from ingot.artifact.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import fsync_dir
+from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PREFIX = "transformer."

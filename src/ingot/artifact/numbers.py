@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.tensors import TensorRecord
+from ingot.runtime.tensors import TensorRecord
 
 DTYPES: dict[str, type[np.generic]] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,

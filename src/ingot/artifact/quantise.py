@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.numbers import FLOATS, to_array, to_record
-from ingot.artifact.tensors import ITEM_BYTES, TensorRecord
 from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError, ConfigError
+from ingot.runtime.tensors import ITEM_BYTES, TensorRecord
 
 QUANTISERS = ("none", "int8", "int8-golf")
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}

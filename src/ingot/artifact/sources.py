@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.container import read_artifact
-from ingot.artifact.tensors import TensorRecord
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import find_checkpoint
+from ingot.runtime.tensors import TensorRecord
 
 # What a reader of the file needs of all that a checkpoint knows.
 FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fingerprint", "model_file_sha256", "step", "val_bpb")

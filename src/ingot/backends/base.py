@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ingot.artifact.tensors import TensorRecord
-from ingot.data.stream import Batch
+from ingot.data.loading.rows import Batch
 from ingot.optim.schedules import Rates
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import TensorRecord
 
 State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where it is kept, the average of the weights (ema)
 

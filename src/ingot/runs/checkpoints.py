@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.tensors import TensorRecord, read_tensors, write_tensors
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import fsync_dir, write_atomically
+from ingot.runtime.tensors import TensorRecord, read_tensors, write_tensors
 
 INDEX = "checkpoint.json"
 VERSION = 1

@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 from ingot.backends.base import Backend, Pending, StepResult
 from ingot.config.schema import Config
-from ingot.data.dataset import Dataset
-from ingot.data.stream import Portion, RowReader, Rows, read_portion
+from ingot.data.loading.rows import Portion, RowReader, Rows, read_portion
+from ingot.data.store.dataset import Dataset
 from ingot.errors import DataError, PeerLost, RunError
-from ingot.eval.bits import Judge, Score
+from ingot.eval.evaluator import Judge, Score
 from ingot.optim.schedules import Position, Rates, rates_at
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Heartbeat
-from ingot.train.budget import Clock, fits
-from ingot.train.checkpoint import Saver
-from ingot.train.shutdown import Shutdown
+from ingot.train.clock import Clock, fits
+from ingot.train.saver import Saver
+from ingot.train.stopping import Shutdown
 
 Status = Literal["completed", "stopped"]
 ALWAYS_LOGGED = 10  # first steps: where things go wrong

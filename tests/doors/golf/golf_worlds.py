@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-import ingot.backends.torch
-import ingot.train.session  # noqa: F401 (every rank needs it)
+import ingot.backends.torch.backend
+import ingot.train.start  # noqa: F401 (every rank needs it)
 from ingot.doors.golf import export
 from ingot.doors.golf.bundle import bundle
 from ingot.doors.golf.main import main

@@ -141,7 +141,7 @@ def test_a_tokenizer_that_is_none_is_refused(golf: Golf, tmp_path: Path, path: s
 
 
 def test_a_folder_that_ingot_prepared_is_trained_on_too(golf: Golf, toys: Path, tmp_path: Path) -> None:
-    from ingot.data.prepare import write_dataset
+    from ingot.data.prepare.pipeline import write_dataset
 
     texts = [("train" if number > 2 else "val", "The cats that teach A cat " * 10) for number in range(30)]
     write_dataset(iter(texts), tmp_path / "prepared", toy_sentencepiece(), source={})

@@ -11,7 +11,7 @@ import pytest
 import torch
 from golf_toys import ROWS, Golf, Ran, shard
 
-from ingot.doors.golf.journal import RULE, Journal, sdp_backends
+from ingot.doors.golf.log import RULE, Journal, sdp_backends
 from ingot.doors.golf.variables import as_lines, read_variables
 
 TIMES = r"train_time:\d+ms step_avg:\d+\.\d\dms"
@@ -223,7 +223,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_says_what_to_try(golf: Golf, 
 
 
 def test_the_bits_of_the_record_follow_from_its_loss() -> None:
-    from ingot.eval.bits import Score
+    from ingot.eval.evaluator import Score
 
     tokens, size = 62_021_632, 151_080_363  # of the challenge's validation text
     score = Score(2.02522281 * tokens, tokens, size, float(size), "pieces")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from golf_toys import Golf, Ran, run_here, variables
 
-from ingot.doors.golf.journal import Journal
+from ingot.doors.golf.log import Journal
 from ingot.doors.golf.main import main
 from ingot.doors.golf.translate import translate
 from ingot.doors.golf.variables import read_variables

@@ -9,7 +9,7 @@ import pytest
 import torch
 from foreign import ARGUMENTS, CONFIG, Foreign, groups, names
 
-from ingot.backends.torch_state import load_model, model_records, optimizer_records, tensor
+from ingot.backends.torch.state import load_model, model_records, optimizer_records, tensor
 from ingot.config.schema import OptimizerSection
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.doors.nanogpt.checkpoint import model_args, read_ckpt, write_ckpt

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from small_runs import ROOT, shared
 
 from ingot.data.formats.meta import read_meta
-from ingot.data.samples import open_dataset
+from ingot.data.prepare.sample import open_dataset
 from ingot.doors.nanogpt import prepare
 from ingot.doors.nanogpt.prepare import openwebtext, shakespeare, shakespeare_char
 

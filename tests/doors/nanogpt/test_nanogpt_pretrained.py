@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ingot.artifact.huggingface import write_gpt2
-from ingot.backends.torch_state import model_records
+from ingot.backends.torch.state import model_records
 from ingot.doors.nanogpt.model import GPT, GPTConfig
 from ingot.doors.nanogpt.pretrained import SIZES, pretrained_folder
 from ingot.errors import CheckpointError, ConfigError, DataError

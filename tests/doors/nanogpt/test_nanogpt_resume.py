@@ -24,7 +24,7 @@ KEYS: dict[str, Any] = {"dropout": 0.2, "lr_decay_iters": 40, "eval_interval": 3
 # torchrun --standalone --nproc_per_node=2 train.py; the ranks are forks, so that torch is imported once.
 TORCHRUN = """
 import sys
-import ingot.backends.torch, ingot.doors.nanogpt.checkpoint, ingot.train.session
+import ingot.backends.torch.backend, ingot.doors.nanogpt.checkpoint, ingot.train.start
 from ingot.doors.nanogpt.train import main
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
@@ -268,7 +268,7 @@ def test_the_best_loss_of_a_foreign_run_is_not_forgotten_before_the_next_evaluat
 
 def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
     from ingot.artifact.huggingface import write_gpt2
-    from ingot.backends.torch_state import model_records
+    from ingot.backends.torch.state import model_records
     from ingot.data.tokenizers import open_tokenizer
     from ingot.model.gpt2 import GPT2
 

@@ -11,7 +11,7 @@ from small_runs import words
 
 from ingot.artifact.container import write_artifact
 from ingot.artifact.huggingface import write_gpt2
-from ingot.backends.torch_state import model_records
+from ingot.backends.torch.state import model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.doors.nanogpt.sample import main, start_ids, text_of
 from ingot.model.registry import build

@@ -171,7 +171,7 @@ def test_a_meta_pkl_that_runs_something_is_refused(train, work):
 
 
 def test_a_folder_that_ingot_prepared_does_as_data_too(train, work, tmp_path):
-    from ingot.data.prepare import prepare
+    from ingot.data.prepare.pipeline import prepare
 
     Path("text.txt").write_text("to be or not to be\n" * 200)
     Path("data").unlink()

@@ -68,7 +68,7 @@ def test_the_groups_of_weight_decay_are_nanogpt_s():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_what_is_counted_is_what_the_model_has(bias):
-    from ingot.backends.torch_model import build_model
+    from ingot.backends.torch.build import build_model
 
     arguments = words(bias=bias)
     found = values(*arguments)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.shards import ShardWriter
+from ingot.data.store.shards import ShardWriter
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import OUTSIDE
 from ingot.errors import DataError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ingot.data.dataset import Dataset
 from ingot.data.formats.base import Document, Marks, Stream, TokenSource
-from ingot.data.shards import open_shard
+from ingot.data.store.dataset import Dataset
+from ingot.data.store.shards import open_shard
 from ingot.errors import DataError
 
 

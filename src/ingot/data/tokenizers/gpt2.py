@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.tokenizers.base import utf8
+from ingot.data.tokenizers.fast.table import INNER, Flat, WordTable, flat, trusted
 from ingot.data.tokenizers.pieces import PieceTokenizer, byte_alphabet
-from ingot.data.tokenizers.words import INNER, Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.tokenizers.base import PACKED, check_size, utf8
+from ingot.data.tokenizers.fast.proof import word_starts
+from ingot.data.tokenizers.fast.table import FIRST, Flat, WordTable, flat, trusted
 from ingot.data.tokenizers.pieces import SPACE, FileTokenizer
-from ingot.data.tokenizers.word_proof import word_starts
-from ingot.data.tokenizers.words import FIRST, Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
 

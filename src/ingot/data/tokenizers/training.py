@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.data.sources import WHAT, file_bytes, find_files, read_documents
+from ingot.data.text.files import WHAT, file_bytes, find_files, read_documents
 from ingot.data.tokenizers.base import MAX_VOCABULARY, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json

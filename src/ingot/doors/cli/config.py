@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
-from ingot.doors.cli.output import print_columns, print_json, write_file
+from ingot.doors.output import print_columns, print_json, write_file
 
 
 def register(app: typer.Typer) -> None:

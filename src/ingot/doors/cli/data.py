@@ -15,12 +15,12 @@ from ingot.doors.cli.data_download import download_command
 from ingot.doors.cli.data_inspect import inspect_command
 from ingot.doors.cli.data_verify import verify_command
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_json
-from ingot.doors.cli.progress import progress_bar
+from ingot.doors.display import progress_bar
+from ingot.doors.output import print_json
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.data.prepare import SplitSummary, Summary
+    from ingot.data.prepare.pipeline import SplitSummary, Summary
 
 
 TOKENIZER = (
@@ -99,7 +99,7 @@ def prepare_command(
     more: MoreInputs = None,
 ) -> None:
     """Turn text into a folder of tokens that training reads. If it is killed, the same command continues."""
-    from ingot.data.prepare import prepare
+    from ingot.data.prepare.pipeline import prepare
 
     _refuse_bare(more)
     with progress_bar("preparing", in_bytes=True) as progress:

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_json
-from ingot.doors.cli.progress import progress_bar
+from ingot.doors.display import progress_bar
+from ingot.doors.output import print_json
 
 
 class TokenFormat(StrEnum):
@@ -54,8 +54,8 @@ def convert_command(
     as_json: AsJson = False,
 ) -> None:
     """Turn tokens of one format into another."""
-    from ingot.data.convert import Layout, convert
-    from ingot.data.formats import open_source
+    from ingot.data.formats.convert import Layout, convert
+    from ingot.data.formats.open import open_source
 
     opened = open_source(source, from_format.value if from_format else None)
     print(f"{source}: {opened.format}: {opened.about}", file=sys.stderr)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_json
+from ingot.doors.output import print_json
 
 if TYPE_CHECKING:
-    from ingot.data.download import Downloaded, Progress
+    from ingot.doors.golf.data.download import Downloaded, Progress
 
 REPO_VARIABLE, PREFIX_VARIABLE = "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX"
 QUIET_SECONDS = 30.0  # without a terminal, a slow file is heard of this often
@@ -61,7 +61,7 @@ def download_command(
 
 def download_and_print(output: Path, as_json: bool, **request: Any) -> None:
     """Download, showing how far it is on stderr and what it came to on stdout."""
-    from ingot.data.download import download
+    from ingot.doors.golf.data.download import download
 
     with _display() as (notify, progress):
         result = download(output, notify=notify, progress=progress, **request)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_columns, print_json
-from ingot.doors.cli.progress import progress_bar
+from ingot.doors.display import progress_bar
+from ingot.doors.output import print_columns, print_json
 
 if TYPE_CHECKING:
-    from ingot.data.inspection import Lengths, SplitInspection, Vocabulary
+    from ingot.data.verify.inspect import Lengths, SplitInspection, Vocabulary
 
 BAR = 40  # characters of the longest
 
@@ -35,8 +35,8 @@ def inspect_command(
     as_json: AsJson = False,
 ) -> None:
     """Show what a folder of tokens holds."""
-    from ingot.data.inspection import check_plot, inspect
-    from ingot.data.inspection import plot as draw
+    from ingot.data.verify.inspect import check_plot, inspect
+    from ingot.data.verify.inspect import plot as draw
 
     if plot:
         check_plot(plot)

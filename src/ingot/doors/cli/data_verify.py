@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_json
-from ingot.doors.cli.progress import progress_bar
+from ingot.doors.display import progress_bar
+from ingot.doors.output import print_json
 from ingot.errors import DataError
 
 if TYPE_CHECKING:
-    from ingot.data.audit import Report
+    from ingot.data.verify.audit import Report
 
 LISTED = 20  # findings of one kind that are shown to people
 
@@ -39,7 +39,7 @@ def verify_command(
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a folder of tokens and list what is wrong; the exit code is 3 if anything is."""
-    from ingot.data.audit import Limits, audit
+    from ingot.data.verify.audit import Limits, audit
 
     limits = Limits(byte_gap=byte_gap, ngram_words=ngram_words, overlap_share=overlap_share)
     with progress_bar("verifying", in_bytes=True) as progress:

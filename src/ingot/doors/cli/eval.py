@@ -9,7 +9,7 @@ import typer
 
 from ingot.doors.cli.generate import DeviceName, OptionalModelPath, Which
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_columns, print_json
+from ingot.doors.output import print_columns, print_json
 from ingot.errors import CheckpointError, ConfigError
 
 
@@ -34,7 +34,7 @@ def evaluate(
 ) -> None:
     """Score a trained model on a validation split: loss and bits per byte."""
     from ingot.api import load
-    from ingot.doors.cli.progress import progress_bar
+    from ingot.doors.display import progress_bar
 
     if (path is None) == (artifact is None):
         raise ConfigError("give a run folder or checkpoint, or --artifact FILE; one of them")

@@ -11,8 +11,8 @@ import typer
 
 from ingot.doors.cli.generate import DeviceName, ModelPath
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_columns, print_json
-from ingot.doors.cli.progress import progress_bar
+from ingot.doors.display import progress_bar
+from ingot.doors.output import print_columns, print_json
 from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
 from ingot.runtime.files import write_atomically
 
@@ -166,7 +166,7 @@ def _bring_code(source: Source, target: Path) -> None:
 
 def _has_text(source: Source) -> bool:
     """Whether the run has validation text; data that cannot be opened is for the score to complain about."""
-    from ingot.data.samples import open_dataset
+    from ingot.data.prepare.sample import open_dataset
 
     try:
         return open_dataset(source.config.data.path, source.config.data.tokenizer).split("val").tokens > 1
@@ -250,7 +250,7 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
 
 def _scores(source: Source, artifact: Path, data: str | None, device: str) -> dict[str, Any]:
     """The bits per byte of the file, by a process that knows nothing else, and those of what it was made from."""
-    from ingot.artifact.scoring import score_in_fresh_process
+    from ingot.artifact.fresh_process import score_in_fresh_process
 
     found = score_in_fresh_process(artifact, data, device)
     before = source.facts["val_bpb"] if data is None else None

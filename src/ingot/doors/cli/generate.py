@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_json
+from ingot.doors.output import print_json
 
 _path = typer.Argument(metavar="PATH", help="Run folder, checkpoint, or artifact.")
 ModelPath = Annotated[Path, _path]

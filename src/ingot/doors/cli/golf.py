@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_columns, print_json
+from ingot.doors.output import print_columns, print_json
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID, or logs, logs/RUN_ID.txt.")]
 Output = Annotated[

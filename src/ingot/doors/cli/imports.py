@@ -10,12 +10,12 @@ import typer
 
 from ingot.doors.cli.export import Force, check_target
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_columns, print_json
+from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.artifact.tensors import TensorRecord
     from ingot.data.tokenizers import Tokenizer
+    from ingot.runtime.tensors import TensorRecord
 
 CKPT = (".pt", ".pth")  # how nanoGPT's files are called
 

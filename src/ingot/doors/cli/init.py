@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson, SettingsCommand, given_settings
-from ingot.doors.cli.output import print_json, write_file
+from ingot.doors.output import print_json, write_file
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.output import print_columns, print_json
+from ingot.doors.output import print_columns, print_json
 
 
 def register(app: typer.Typer) -> None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
-from ingot.doors.cli.output import print_columns, print_json
+from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.train.session import TrainingResult
+    from ingot.train.start import TrainingResult
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def train(
     resolved = load_config(recipe=recipe, file=config, overrides=given_settings(ctx))
     if nproc_per_node is not None and "RANK" not in os.environ:
         from ingot.doors.cli.launch import launch
-        from ingot.train.session import open_data
+        from ingot.train.start import open_data
 
         open_data(resolved.config, nproc_per_node * nnodes)  # a mistake is told once, not by every rank
         return launch(
@@ -51,9 +51,9 @@ def train(
         )
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
-    from ingot.doors.cli.progress import make_reporter
+    from ingot.doors.display import make_reporter
     from ingot.runtime.ranks import ranks_from_environment
-    from ingot.train.session import run
+    from ingot.train.start import run
 
     with make_reporter() as reporter:
         result = run(resolved, reporter)

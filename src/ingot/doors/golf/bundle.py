@@ -23,12 +23,12 @@ WIDTH = 130  # of the lines of packed text
 # What a golf run passes by: preparing and packing text, other kinds of tokenizers and files, writing samples.
 LEFT_OUT = (
     "ingot.artifact.container",
-    "ingot.artifact.scoring",
+    "ingot.artifact.fresh_process",
     "ingot.artifact.sources",
-    "ingot.data.formats",
-    "ingot.data.packing",
-    "ingot.data.prepare",
-    "ingot.data.sources",
+    "ingot.data.formats.open",
+    "ingot.data.loading.packing",
+    "ingot.data.prepare.pipeline",
+    "ingot.data.text.files",
     "ingot.data.tokenizers.plain",
     "ingot.generate",
 )
@@ -37,9 +37,9 @@ LEFT_OUT = (
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
-    "ingot.data.samples": "ingot.doors.golf.alone.samples",
-    "ingot.data.tokenizers.naming": "ingot.doors.golf.alone.naming",
-    "ingot.data.writer": "ingot.doors.golf.alone.writer",
+    "ingot.data.prepare.sample": "ingot.doors.golf.alone.samples",
+    "ingot.data.tokenizers.open": "ingot.doors.golf.alone.naming",
+    "ingot.data.store.writer": "ingot.doors.golf.alone.writer",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
 }

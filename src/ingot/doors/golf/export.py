@@ -10,13 +10,13 @@ from typing import Any
 
 from ingot.doors.golf.bundle import bundle
 from ingot.doors.golf.files import read_file, read_golf, write_packed, write_state
-from ingot.doors.golf.journal import Journal, timing
+from ingot.doors.golf.log import Journal, timing
 from ingot.doors.golf.variables import CODE, PACKED, STATE, differing
 from ingot.errors import RunError
-from ingot.eval.bits import Score
+from ingot.eval.evaluator import Score
 from ingot.runtime.files import write_atomically, writing
-from ingot.train.session import Exported
-from ingot.train.shutdown import Shutdown
+from ingot.train.start import Exported
+from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
 
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}

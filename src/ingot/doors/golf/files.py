@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from ingot.artifact.quantise import SCALE, dequantise, quantise
-from ingot.artifact.tensors import TensorRecord
-from ingot.backends.torch_state import record, tensor
+from ingot.backends.torch.state import record, tensor
 from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError
 from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.tensors import TensorRecord
 
 FORMAT = "int8_clean_per_row_v1"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.doors.golf.journal import RULE
+from ingot.doors.golf.log import RULE
 from ingot.doors.golf.variables import CODE, NAMES, PACKED, read_variables
 from ingot.errors import CheckpointError
 

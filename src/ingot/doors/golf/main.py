@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.loading import ResolvedConfig
-from ingot.doors.golf.data import check_data
-from ingot.doors.golf.journal import GolfReporter, Journal
+from ingot.doors.golf.data.check import check_data
+from ingot.doors.golf.log import GolfReporter, Journal
 from ingot.doors.golf.translate import reworded, translate
 from ingot.doors.golf.variables import STATE, look_alikes, read_variables
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost
@@ -88,7 +88,7 @@ def golf(environment: Mapping[str, str]) -> int:
 
 def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal, run_id: str) -> int:
     from ingot.doors.golf.export import GolfExporter
-    from ingot.train.session import run
+    from ingot.train.start import run
 
     exporter = GolfExporter(values, journal)
     result = run(resolved, GolfReporter(values, journal), exporter)
@@ -99,11 +99,11 @@ def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal
 
 def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, journal: Journal) -> int:
     """Read a file of an earlier run and score it as the end of a run does."""
-    from ingot.backends.torch import TorchBackend
+    from ingot.backends.torch.backend import TorchBackend
     from ingot.doors.golf.export import score_lines
     from ingot.doors.golf.files import is_state, read_file, read_golf
     from ingot.runs.report import Reporter
-    from ingot.train.session import open_data
+    from ingot.train.start import open_data
     from ingot.train.trainer import Progress, Trainer
 
     path = Path(values["EVAL_ONLY_PATH"])

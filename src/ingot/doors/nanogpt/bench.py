@@ -16,9 +16,9 @@ from ingot.doors.nanogpt.translate import check_data, data_path, fresh_args, set
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ingot.backends.torch import TorchBackend
+    from ingot.backends.torch.backend import TorchBackend
     from ingot.config.schema import Config
-    from ingot.data.stream import Batch
+    from ingot.data.loading.rows import Batch
 
 BURN_IN, TIMED = 10, 20
 WAITING, WARMING, ACTIVE = 5, 5, 5  # steps of a profile: not looked at, looked at and dropped, recorded
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def bench(given: Given) -> None:
     """Time training steps, or record a profile of some."""
-    from ingot.backends.torch import TorchBackend
+    from ingot.backends.torch.backend import TorchBackend
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
@@ -75,8 +75,8 @@ def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -
     """A function that gives the next batch: of the data, which are read ahead, or always the same random tokens."""
     import numpy as np
 
-    from ingot.data.stream import RowReader
-    from ingot.train.session import open_data
+    from ingot.data.loading.rows import RowReader
+    from ingot.train.start import open_data
 
     if not values["real_data"]:
         batch = backend.lend((config.rows_per_step, 2, config.data.seq_len))

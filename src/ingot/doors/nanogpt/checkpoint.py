@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.artifact.tensors import TensorRecord
-from ingot.backends.torch_state import DTYPES, NAMES, check_fits
+from ingot.backends.torch.state import DTYPES, NAMES, check_fits
 from ingot.doors.nanogpt.model import config_of, split_by_decay
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.gpt2 import GPT2
 from ingot.runs.checkpoints import Checkpoint
 from ingot.runtime.files import replacing
+from ingot.runtime.tensors import TensorRecord
 
 CKPT = "ckpt.pt"
 OURS = "ingot"  # the key that nanoGPT does not have

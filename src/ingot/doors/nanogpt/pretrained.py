@@ -11,8 +11,8 @@ from typing import Any
 
 from ingot.artifact.hub import cached_model, fetch_model
 from ingot.artifact.huggingface import CONFIG, read_gpt2
-from ingot.artifact.tensors import TensorRecord
 from ingot.errors import ConfigError
+from ingot.runtime.tensors import TensorRecord
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 OWNER = "openai-community"  # whose name they have on the hub; older caches know them without one

@@ -50,10 +50,10 @@ def sample(given: Given) -> None:
 
 def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], dtype: torch.dtype | None = None) -> Iterator[str]:
     """The start and what a model writes behind it, num_samples times."""
-    from ingot.doors.cli.progress import progress_bar
-    from ingot.generate.batch import write_texts
-    from ingot.generate.decode import Sampling
-    from ingot.generate.reading import OURS
+    from ingot.doors.display import progress_bar
+    from ingot.generate.torch.batch import write_texts
+    from ingot.generate.torch.decode import Sampling
+    from ingot.generate.torch.reading import OURS
 
     model, tokenizer, stop = loaded.model, loaded.tokenizer, values["stop"]
     if dtype is not None and isinstance(model, OURS):  # a model of one's own may not expect it

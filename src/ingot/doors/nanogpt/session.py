@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ingot.backends.torch_state import load_model
-from ingot.data.samples import open_dataset
-from ingot.data.stream import IGNORED, Batch, Random, Windows
+from ingot.backends.torch.state import load_model
+from ingot.data.loading.rows import IGNORED, Batch, Random, Windows
+from ingot.data.prepare.sample import open_dataset
 from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.entry import warn
 from ingot.doors.nanogpt.initial import Start, check_dataset, find_start
@@ -20,7 +20,7 @@ from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, defaults
 from ingot.doors.nanogpt.model import GPT, GPTConfig
 from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settle, settle_tokenizer, translate
 from ingot.errors import ConfigError, DataError
-from ingot.eval.bits import Judge
+from ingot.eval.evaluator import Judge
 from ingot.model.gpt2 import GPT2
 from ingot.runtime.device import DTYPES, pick_device
 

@@ -71,7 +71,7 @@ def _run(
 ) -> None:
     from ingot.doors.nanogpt.checkpoint import CKPT, write_ckpt
     from ingot.doors.nanogpt.reporter import NanoGPTReporter
-    from ingot.train.session import run
+    from ingot.train.start import run
 
     if not ranks.first:
         run(resolved)
@@ -126,7 +126,7 @@ def evaluate(values: Mapping[str, Any]) -> None:
 
 def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: torch.device) -> tuple[ModelArgs, ResolvedConfig, float]:
     """What the run starts from: the first rank looks and tidies the folder, and tells the others."""
-    from ingot.backends.collectives import Collectives
+    from ingot.backends.torch.collectives import Collectives
     from ingot.doors.nanogpt.initial import check_folder, find_start, settle_folder
 
     group = Collectives(ranks, device)

@@ -137,7 +137,7 @@ def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> Non
 
 def vocabulary(folder: Path, tokenizer: str | None = None) -> int | None:
     """The size of the vocabulary of a data folder, nanoGPT's or ours; None where the ids are GPT-2's."""
-    from ingot.data.samples import open_dataset
+    from ingot.data.prepare.sample import open_dataset
 
     found = open_dataset(str(folder), tokenizer).tokenizer
     return None if found.kind == "gpt2" else found.vocab_size

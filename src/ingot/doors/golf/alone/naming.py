@@ -1,4 +1,4 @@
-"""In place of ingot.data.tokenizers.naming: SentencePiece models, from a file or a spec."""
+"""In place of ingot.data.tokenizers.open: SentencePiece models, from a file or a spec."""
 
 from __future__ import annotations
 

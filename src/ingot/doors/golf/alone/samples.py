@@ -1,11 +1,11 @@
-"""In place of ingot.data.samples: folders of tokens, and no text that comes along."""
+"""In place of ingot.data.prepare.sample: folders of tokens, and no text that comes along."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ingot.data.dataset import MANIFEST, Dataset
-from ingot.data.foreign import open_foreign
+from ingot.data.formats.foreign import open_foreign
+from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import DataError
 

@@ -1,4 +1,4 @@
-"""In place of ingot.data.writer: nothing is written, only told which version this is."""
+"""In place of ingot.data.store.writer: nothing is written, only told which version this is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The torch backend: how a model is built, placed, compiled, replicated, stepped and saved."""

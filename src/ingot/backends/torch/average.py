@@ -1,0 +1,56 @@
+"""The average of the weights: what a run is judged by where optimizer.ema_decay is set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ingot.backends.torch.state import record, tensor
+from ingot.runtime.tensors import TensorRecord
+
+
+class WeightAverage:
+    """An exponential moving average in float32, which can take the place of the weights for a while.
+
+    It forgets faster at first: after few steps the weights of the start are worth nothing and the rate alone would keep them.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self._names, self._weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+        self._average = [p.detach().float().clone() for p in self._weights]
+        self._decay = decay
+        self._kept: list[Tensor] = []  # the weights themselves, while the average is in their place
+
+    @torch.no_grad()
+    def update(self, step: int, skip: Tensor) -> None:
+        """Move towards the weights as they are after this step, counted from 0, unless it was skipped."""
+        decay = min(self._decay, (1 + step) / (10 + step))
+        way = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
+        torch._foreach_mul_(way, (1 - decay) * (1 - skip.float()))
+        torch._foreach_add_(self._average, way)
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Put the average where the weights are."""
+        if not self._kept:
+            self._kept = [p.detach().clone() for p in self._weights]
+            torch._foreach_copy_(list(self._weights), self._average)
+
+    @torch.no_grad()
+    def hide(self) -> None:
+        """Put the weights back."""
+        if self._kept:
+            torch._foreach_copy_(list(self._weights), self._kept)
+            self._kept = []
+
+    def records(self) -> list[TensorRecord]:
+        """A copy of the average, by parameter name."""
+        return [record(name, average) for name, average in zip(self._names, self._average, strict=True)]
+
+    @torch.no_grad()
+    def load(self, records: Mapping[str, TensorRecord]) -> None:
+        """Put back what `records` returned; without any, the average begins with the weights as they are."""
+        for name, average, p in zip(self._names, self._average, self._weights, strict=True):
+            average.copy_(tensor(records[name]) if name in records else p)

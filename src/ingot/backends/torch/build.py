@@ -1,0 +1,85 @@
+"""The model of a config, and what can be asked of any model: chunks of the loss, document masks, recomputed blocks."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ingot.backends.torch.state import NAMES
+from ingot.config.schema import Config
+from ingot.errors import ConfigError
+from ingot.model.registry import build
+
+FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
+
+
+def build_model(config: Config, vocab_size: int) -> nn.Module:
+    """The model of a config with initial weights that depend on training.seed alone."""
+    section = config.model.model_dump()
+    asked = section["vocab_size"]
+    if asked is not None and asked < vocab_size:
+        raise ConfigError(f"model.vocab_size={asked} is smaller than the tokenizer's {vocab_size}; raise it or set it to null")
+    section["vocab_size"] = asked or vocab_size
+    section["context"] = section["context"] or config.data.seq_len
+    torch.manual_seed(config.training.seed)
+    try:
+        model = build(section)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    for name, value in model.state_dict().items():
+        if value.dtype not in NAMES:
+            raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot hold; register it with persistent=False")
+    if not hasattr(model, "context"):
+        model.context = section["context"]
+    if config.training.loss_chunk is not None:
+        if not hasattr(model, "loss_chunk"):
+            raise ConfigError("training.loss_chunk needs a model with `loss_chunk`; a model of your own computes its loss itself")
+        model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
+    if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
+        raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document of each token")
+    return model
+
+
+def check_fused_mask(config: Config) -> None:
+    """Refuse a model for which the GPU's kernel of document masks does not exist."""
+    m = config.model
+    if getattr(m, "dropout", 0.0):
+        raise ConfigError("data.document_mask knows no dropout on a GPU; set model.dropout=0")
+    if (size := m.width // m.heads) < FUSED_HEAD_SIZE:
+        raise ConfigError(
+            f"data.document_mask needs heads of at least {FUSED_HEAD_SIZE} numbers on a GPU, and model.width={m.width} over "
+            f"model.heads={m.heads} leaves {size}; take fewer heads or a larger model.width"
+        )
+
+
+def compiles(config: Config, on_cuda: bool) -> bool:
+    """Whether the model is compiled: as asked, else on CUDA; in deterministic mode there only where that was seen to work."""
+    t, family = config.training, config.model.family
+    if not (on_cuda and t.deterministic) or family == "gpt2":
+        return on_cuda if t.compile == "auto" else t.compile
+    if t.compile is True and family != "file":
+        # torch 2.11 then expects other strides of flash attention's gradients than it gets.
+        raise ConfigError(
+            f"training.deterministic does not go together with a compiled {family} model; leave training.compile out"
+        )
+    return t.compile is True
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Recompute every block in the backward pass instead of keeping what is inside it."""
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its repeated part")
+    for block in blocks:
+        plain = block.forward
+
+        def forward(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return plain(*args, **kwargs)
+            return checkpoint(plain, *args, use_reentrant=False, **kwargs)
+
+        block.forward = forward

@@ -1,0 +1,265 @@
+"""Token data from one format into another, document by document.
+
+Formats differ in the marks around documents: in front (ours, shards), behind (nanoGPT, gpt-simple), none (characters). Marks are
+taken off where data is read and put on where it is written, so a document keeps its tokens and nothing is tokenized again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.data.formats.base import ByteCounter, Document, Marks, StreamWriter, TokenSource, TokenWriter
+from ingot.data.formats.gpt_simple import IndexedWriter, token_width
+from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
+from ingot.data.formats.open import SOURCES
+from ingot.data.formats.shards import shard_writer
+from ingot.data.store.dataset import SPLITS, ShardRecord, SplitRecord
+from ingot.data.store.shards import MAX_TOKENS, ShardWriter, file_sha256
+from ingot.data.store.staging import check_output, staged
+from ingot.data.store.writer import INDEX_BYTES, index_name, shard_name, write_manifest
+from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer, open_tokenizer
+from ingot.data.tokenizers.matching import HEAD, SHARE, comes_back
+from ingot.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+FORMATS = tuple(SOURCES)
+SHARD_TOKENS = 100_000_000
+NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the name that golf's and modded-nanogpt's scripts look for; a bucket
+PROGRESS_TOKENS = 1 << 20
+SAMPLED = 32  # documents of a split by which a tokenizer is judged
+ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|eos|>", "[EOS]", "[SEP]")
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """What was written of a split; `bytes` is the text that its tokens stand for, where a tokenizer tells."""
+
+    documents: int
+    tokens: int
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was converted."""
+
+    source: Path
+    found: str
+    folder: Path
+    format: str
+    tokenizer: str | None
+    splits: dict[str, SplitCounts]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {**asdict(self), "source": str(self.source), "folder": str(self.folder)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the output is cut into files."""
+
+    name: str | None = None
+    shard_tokens: int = SHARD_TOKENS
+    max_length: int = 3072
+    overlap: int = 256
+
+
+def convert(
+    source: TokenSource,
+    output: Path,
+    to: str,
+    *,
+    tokenizer: str | None = None,
+    mark: int | None = None,
+    layout: Layout = Layout(),  # noqa: B008 (frozen)
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Writes the folder `output` in the format `to`. `mark` is the id between documents, where no tokenizer says it."""
+    started = time.monotonic()
+    _check(source, output, to, mark, layout)
+    check_output(output, overwrite)
+    opened = _tokenizer(source, tokenizer, to)
+    known = marks_of(opened) if opened else Marks(mark, mark)
+    reading = known if mark is None else Marks(mark, mark)
+    if reading == Marks() and source.format in ("nanogpt", "shards") and opened is None:
+        log.warning("nothing says where documents begin, so each split is one; give --tokenizer, or --mark ID")
+    if opened and source.tokenizer is None:
+        _check_tokenizer(source, opened, reading)
+    with staged(output, overwrite) as stage, ExitStack() as files:
+        make = partial(_writer, stage.folder, to, known, opened, layout, files, str(source.path))
+        writers = {split: make(split) for split in SPLITS if split in source.tokens or to == "ingot"}
+        _copy(source, writers, reading, progress)
+        if not writers.get("train") or not writers["train"].documents:
+            raise DataError(f"{source.path} has nothing to train on: no training documents")
+        if opened and to == "nanogpt":
+            write_meta(stage.folder, opened)
+        if opened and to == "ingot":
+            splits = {split: writer.record() for split, writer in writers.items() if isinstance(writer, PreparedWriter)}
+            origin = {"converted_from": source.format, "input": str(source.path), "bytes": "those that the tokens stand for"}
+            write_manifest(stage.folder, opened, splits, origin)
+    counts = {split: SplitCounts(writer.documents, writer.tokens, writer.bytes) for split, writer in writers.items()}
+    if to in ("nanogpt", "gpt-simple") and "val" not in writers:
+        log.warning("%s has no validation data, which %s needs", source.path, to)
+    if opened and not opened.lossless and to == "ingot":
+        log.warning(
+            "bytes are those that the tokens stand for; the text itself, of which %s may lose some, is not there", opened.kind
+        )
+    kind = opened.kind if opened else None
+    return Summary(source.path, source.format, output, to, kind, counts, time.monotonic() - started)
+
+
+def marks_of(tokenizer: Tokenizer) -> Marks:
+    """The ids that stand in front of documents and behind them; one stands for both where a vocabulary has one."""
+    bos, eos = tokenizer.bos, _end(tokenizer)
+    return Marks(eos if bos is None else bos, bos if eos is None else eos)
+
+
+class PreparedWriter(StreamWriter):
+    """A split of a prepared folder: shards, and an index of where documents begin."""
+
+    def __init__(self, folder: Path, split: str, bos: int | None, counter: ByteCounter, limit: int, files: ExitStack) -> None:
+        self._folder, self._name = folder, index_name(split)
+        self._index = files.enter_context((folder / self._name).open("xb"))
+        super().__init__(
+            Marks(bos, None), counter, limit, lambda number: ShardWriter(folder / shard_name(split, number), files, limit)
+        )
+
+    def add(self, document: Document) -> None:
+        start, number = self.tokens, self.documents
+        super().add(document)
+        if self.documents > number:
+            self._index.write(start.to_bytes(INDEX_BYTES, "little"))
+
+    def record(self) -> SplitRecord:
+        """What dataset.json says of the split."""
+        self._index.write(self.tokens.to_bytes(INDEX_BYTES, "little"))
+        self._index.flush()
+        os.fsync(self._index.fileno())
+        shards = [
+            ShardRecord(file=f.path.name, tokens=f.tokens, documents=f.documents, bytes=f.bytes, sha256=f.sha256)
+            for f in self.files
+        ]
+        size = self.bytes or 0
+        return SplitRecord(
+            documents=self.documents,
+            tokens=self.tokens,
+            bytes=size,
+            piece_bytes=size,
+            shards=shards,
+            document_index=self._name,
+            document_index_sha256=file_sha256(self._folder / self._name),
+        )
+
+
+def _check(source: TokenSource, output: Path, to: str, mark: int | None, layout: Layout) -> None:
+    if to not in FORMATS:
+        raise ConfigError(f"unknown format {to!r}; known are {', '.join(FORMATS)}")
+    if source.format == to == "ingot":
+        raise ConfigError(f"{source.path} is a prepared folder already")
+    if mark is not None and not 0 <= mark <= 0xFFFF:
+        raise ConfigError(f"--mark {mark} is no token id; give 0 to 65,535")
+    if not 1 <= layout.shard_tokens <= MAX_TOKENS:
+        raise ConfigError(f"--shard-tokens {layout.shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
+    if layout.name is not None and not re.fullmatch(r"\w[\w.-]*", layout.name):
+        raise ConfigError(f"--name {layout.name!r} is no name for files; use letters, digits, dots, - and _")
+    if output.resolve() in (source.path.resolve(), *source.path.resolve().parents):
+        raise ConfigError(f"output {output} is where the source lies; give another folder")
+
+
+def _tokenizer(source: TokenSource, name: str | None, to: str) -> Tokenizer | None:
+    if source.tokenizer is not None:
+        if name not in (None, source.tokenizer.kind):
+            raise ConfigError(
+                f"{source.path} says itself that its tokenizer is {source.tokenizer.kind}; leave --tokenizer {name} out"
+            )
+        return source.tokenizer
+    if name is None and to == "ingot":
+        raise ConfigError(
+            f"{source.path} does not say what its tokens stand for; give --tokenizer (gpt2, a .model, tokenizer.json)"
+        )
+    return None if name is None else open_tokenizer(name)
+
+
+def _check_tokenizer(source: TokenSource, tokenizer: Tokenizer, marks: Marks) -> None:
+    """Refuse a tokenizer that did not make the tokens, as far as the first documents of each split tell."""
+    source.check_tokenizer(tokenizer)
+    documents = chain.from_iterable(islice(source.documents(split, marks), SAMPLED) for split in source.tokens)
+    heads = [np.concatenate(document)[:HEAD] for parts in documents if (document := [part[:HEAD] for part in parts[:8]])]
+    fits = [fit for head in heads if head.max() < tokenizer.vocab_size for fit in comes_back(tokenizer, head)]
+    if sum(fits) < SHARE * len(fits):
+        raise DataError(
+            f"the {tokenizer.kind} tokenizer did not make the tokens of {source.path}: it makes other tokens of the text of "
+            f"{len(fits) - sum(fits)} of {len(fits)} documents; give the one that made them"
+        )
+
+
+def _end(tokenizer: Tokenizer) -> int | None:
+    """The id that ends documents, where a vocabulary has one."""
+    if tokenizer.kind == "byte":
+        return 2
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        import sentencepiece  # type: ignore[import-untyped]
+
+        token = int(sentencepiece.SentencePieceProcessor(model_proto=tokenizer.contents).eos_id())
+        return token if token >= 0 else None
+    if isinstance(tokenizer, HFTokenizer):
+        listed = json.loads(tokenizer.contents).get("added_tokens") or []
+        added = {token["content"]: token["id"] for token in listed if token.get("special")}
+        return next((int(added[name]) for name in ENDS if name in added), None)
+    return tokenizer.bos
+
+
+def _writer(
+    folder: Path, to: str, marks: Marks, tokenizer: Tokenizer | None, layout: Layout, files: ExitStack, source: str, split: str
+) -> TokenWriter:
+    counter = ByteCounter(tokenizer, source) if tokenizer else None
+    name = layout.name or NAMES.get(to, "")
+    if to == "nanogpt":
+        return nanogpt_writer(folder, split, marks, counter, files)
+    if to == "shards":
+        return shard_writer(folder, split, marks, counter, files, name, layout.shard_tokens)
+    if to == "gpt-simple":
+        return IndexedWriter(
+            folder / split / name,
+            marks,
+            counter,
+            files,
+            limit=layout.shard_tokens,
+            max_length=layout.max_length,
+            overlap=layout.overlap,
+            width=token_width(tokenizer.vocab_size) if tokenizer else 2,
+        )
+    assert tokenizer and counter
+    return PreparedWriter(folder, split, tokenizer.bos, counter, layout.shard_tokens, files)
+
+
+def _copy(source: TokenSource, writers: dict[str, TokenWriter], marks: Marks, progress: Progress | None) -> None:
+    done, told, total = 0, 0, sum(source.tokens.values())
+    for split, writer in writers.items():
+        for document in source.documents(split, marks) if split in source.tokens else ():
+            writer.add(document)
+            done += sum(map(len, document))
+            if progress and done - told >= PROGRESS_TOKENS:
+                told = done
+                progress(2 * done, 2 * total)
+        writer.close()
+    if progress:
+        progress(2 * total, 2 * total)

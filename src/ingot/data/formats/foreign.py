@@ -1,0 +1,110 @@
+"""Token files that other programs made, read as they lie: nanoGPT's folder and folders of shards.
+
+Nobody recorded their documents, their text or their checksums, so packing and document masks need `ingot data convert`. The
+fingerprint covers names, sizes and both ends of every file: enough to notice other data, and quick for a hundred files. Nor did
+anybody record the tokenizer, and a wrong one gives wrong bits per byte: a few places of every file are held against it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.formats.manifest import paired_tokenizer
+from ingot.data.store.dataset import SPLITS, Dataset, Manifest, OpenTokens, ShardRecord, SplitRecord, TokenizerRecord
+from ingot.data.store.shards import open_shard
+from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
+from ingot.data.tokenizers.matching import SHARE, comes_back
+from ingot.errors import DataError
+
+ENDS = 4096  # bytes of a file's start and of its end that the fingerprint covers
+OTHER = "the tokenizer; name the one that made them with data.tokenizer"
+GUESSED = (
+    "GPT-2's tokenizer, which is taken without a meta.pkl; put that file beside them, or name what made them with data.tokenizer"
+)
+PLACES, LOOKED_AT = 32, 4096  # looked at in all, at least 2 of every file, and tokens of each
+NANOGPT = {split: f"{split}.bin" for split in SPLITS}
+
+
+def open_foreign(folder: Path, tokenizer: str | None) -> Dataset | None:
+    """The data of a folder that nanoGPT or a writer of shards made; None where there is neither."""
+    if (folder / NANOGPT["train"]).is_file():
+        return _open_nanogpt(folder, tokenizer)
+    splits = {split: shard_files(folder, split) for split in SPLITS}
+    if not splits["train"] and not splits["val"]:
+        return None
+    if (tokenizer := tokenizer or paired_tokenizer(folder)) is None:
+        raise DataError(f"{folder} holds shards and does not say their tokenizer; name it with data.tokenizer")
+    return _dataset(folder, splits, open_tokenizer(tokenizer), open_shard)
+
+
+def shard_files(folder: Path, split: str) -> list[Path]:
+    """The shards of a split in the order of their names; files with byte counts beside them are not tokens."""
+    return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
+
+
+def open_plain(path: Path) -> NDArray[np.uint16]:
+    """The tokens of a file without a header, mapped from the disk."""
+    try:
+        size = path.stat().st_size
+        if size % 2:
+            raise DataError(f"{path} has {size:,} bytes, an odd number, and tokens have two each; it is cut short")
+        return np.memmap(path, dtype="<u2", mode="r", shape=(size // 2,)) if size else np.empty(0, np.uint16)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _open_nanogpt(folder: Path, tokenizer: str | None) -> Dataset:
+    from ingot.data.formats.meta import META, nanogpt_tokenizer
+
+    files = {split: [folder / name] for split, name in NANOGPT.items() if (folder / name).is_file()}
+    which = OTHER if tokenizer or (folder / META).is_file() else GUESSED
+    return _dataset(folder, {"val": [], **files}, nanogpt_tokenizer(folder, tokenizer), open_plain, which)
+
+
+def _dataset(
+    folder: Path, splits: dict[str, list[Path]], tokenizer: Tokenizer, open_tokens: OpenTokens, which: str = OTHER
+) -> Dataset:
+    """The data of a folder; `which` says what tokenizer is meant, and what to do if it is another."""
+    records = {split: _split(paths, open_tokens) for split, paths in splits.items()}
+    _check_tokens([path for paths in splits.values() for path in paths], tokenizer, open_tokens, which)
+    known = TokenizerRecord.of(tokenizer)
+    ends = {split: [[path.name, _ends(path)] for path in paths] for split, paths in splits.items()}
+    fingerprint = digest({"tokenizer": known.fingerprint, "files": ends})
+    manifest = Manifest(tokenizer=known, splits=records, fingerprint=fingerprint, source=str(folder))
+    return Dataset(folder, manifest, tokenizer, open_tokens)
+
+
+def _check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens, which: str) -> None:
+    fits = []
+    for path in paths:
+        tokens = open_tokens(path)
+        for place in np.linspace(0, max(0, len(tokens) - LOOKED_AT), max(2, PLACES // len(paths))).astype(int):
+            part = tokens[place : place + LOOKED_AT]
+            if (largest := part.max(initial=0)) >= tokenizer.vocab_size:
+                raise DataError(f"{path} holds token {largest}, outside the {tokenizer.vocab_size:,} ids of {which}")
+            fits += comes_back(tokenizer, part)
+    if sum(fits) < SHARE * len(fits):
+        raise DataError(f"the tokens of {paths[0].parent} are not those that their text has in {which}")
+
+
+def _split(paths: Sequence[Path], open_tokens: OpenTokens) -> SplitRecord:
+    shards = [
+        ShardRecord.model_construct(file=path.name, tokens=len(open_tokens(path)), documents=0, bytes=0, sha256="")
+        for path in paths
+    ]
+    return SplitRecord.model_construct(
+        documents=0, tokens=sum(shard.tokens for shard in shards), bytes=0, piece_bytes=None, shards=shards, document_index=""
+    )
+
+
+def _ends(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(ENDS)
+        size = file.seek(0, 2)
+        file.seek(max(0, size - ENDS))
+        return hashlib.sha256(start + file.read() + str(size).encode()).hexdigest()

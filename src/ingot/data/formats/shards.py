@@ -1,0 +1,93 @@
+"""Shards with a header of 1,024 bytes, as golf, modded-nanogpt and llm.c have them, in a folder of any names.
+
+llm.c knows two headers: magic 20240520, version 1, uint16; magic 20240801, version 7, uint32. A mark stands in front of every
+document, and a document may run on into the next file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.formats.base import (
+    ByteCounter,
+    Document,
+    Marks,
+    Stream,
+    StreamWriter,
+    TokenSource,
+    cut,
+    map_tokens,
+    read_file,
+)
+from ingot.data.store.shards import HEADER_BYTES, MAGIC, ShardWriter, open_shard
+from ingot.errors import DataError
+
+WIDE_MAGIC, WIDE_VERSION = 20240801, 7
+VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|dev)(?![a-z])")
+NO_TOKENS = re.compile(r"(?<![a-z])(bytes|test)(?![a-z])")  # byte counts beside the tokens; a split we have no use for
+
+
+class ShardSource(TokenSource):
+    """A folder of shards, or one of them; files with val in their name are validation."""
+
+    format = "shards"
+
+    def __init__(self, path: Path, sure: bool) -> None:
+        self.path = path
+        found = sorted(file for file in path.glob("*.bin") if file.is_file()) if path.is_dir() else [path]
+        files = [file for file in found if len(found) == 1 or not NO_TOKENS.search(file.stem.lower())]
+        if not files:
+            raise DataError(f"{path} holds no .bin files")
+        splits = {"train": [f for f in files if not _is_val(f)], "val": [f for f in files if _is_val(f)]}
+        self._streams = {
+            name: Stream(paths, [len(open_tokens(p)) for p in paths], open_tokens) for name, paths in splits.items() if paths
+        }
+        self.tokens = {split: stream.tokens for split, stream in self._streams.items()}
+        passed = f", {len(found) - len(files)} passed over" if len(found) > len(files) else ""
+        self.about = f"{len(splits['train'])} training and {len(splits['val'])} validation shards{passed}"
+
+    def documents(self, split: str, marks: Marks) -> Iterator[Document]:
+        return cut(self._streams[split], marks, ends_first=False)
+
+
+def shard_writer(
+    folder: Path, split: str, marks: Marks, counter: ByteCounter | None, files: ExitStack, name: str, limit: int
+) -> StreamWriter:
+    """Writes NAME_SPLIT_NUMBER.bin: each document behind its start mark."""
+    prefix = f"{name}_{split}" if name else split
+    return StreamWriter(
+        Marks(marks.bos, None), counter, limit, lambda number: ShardWriter(folder / f"{prefix}_{number:06d}.bin", files, limit)
+    )
+
+
+def has_header(path: Path) -> bool:
+    """Whether a file begins as a shard does."""
+    head, _ = read_file(path, 4)
+    return len(head) == 4 and int.from_bytes(head, "little") in (MAGIC, WIDE_MAGIC)
+
+
+def open_tokens(path: Path) -> NDArray[Any]:
+    """The tokens of a shard with either header, mapped from the disk."""
+    head, size = read_file(path, HEADER_BYTES)
+    if int.from_bytes(head[:4], "little") != WIDE_MAGIC or len(head) < HEADER_BYTES:
+        return open_shard(path)
+    _, version, count = (int(value) for value in np.frombuffer(head, "<i4", 3))
+    if version != WIDE_VERSION:
+        raise DataError(f"unexpected header in {path}: magic {WIDE_MAGIC} has version {WIDE_VERSION} and not {version}")
+    expected = HEADER_BYTES + 4 * count
+    if size != expected:
+        raise DataError(
+            f"size mismatch in {path}: {expected:,} bytes expected for {count:,} tokens, {size:,} found; copy it again"
+        )
+    return map_tokens(path, "<u4", HEADER_BYTES, count)
+
+
+def _is_val(path: Path) -> bool:
+    return bool(VALIDATION.search(path.stem.lower()))

@@ -1,0 +1,309 @@
+"""A dataset repository on the Hugging Face hub: what it holds at one commit, and its files, checked.
+
+Every request goes through the official client. It retries some requests by itself and keeps its own cache; what it finally raises
+becomes one sentence here and nowhere else. A file it hands over is not trusted: a cache may hold the remains of a full disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, Self, TypeVar
+
+from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
+
+from ingot.data.hub_files import Stopped
+from ingot.data.store.shards import file_sha256
+from ingot.errors import ConfigError, DataError, IngotError
+
+T = TypeVar("T")
+NetworkError: type[Exception] = HfHubHTTPError.__mro__[1]  # the base of what httpx raises, under whichever name the client has it
+TRANSIENT = (408, 429, 500, 502, 503, 504)
+LONGEST_WAIT = 30.0  # seconds between two attempts, unless the hub asks for more
+LONGEST_ASKED_WAIT = 300.0
+ANSWER_SECONDS = 30.0
+TRANSFERS = 3  # of a file that arrives damaged
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a file before it is read."""
+
+    size: int | None = None
+    sha256: str | None = None
+    git_sha1: str | None = None  # of small files the hub knows git's hash instead
+
+    def problem(self, path: Path) -> str | None:
+        """How a file differs from what is known, or None."""
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+        if self.size is not None and size != self.size:
+            return f"{size:,} bytes instead of {self.size:,}"
+        if self.sha256 is not None and (found := file_sha256(path)) != self.sha256:
+            return f"sha256 {found[:12]} instead of {self.sha256[:12]}"
+        if self.git_sha1 is not None and (found := _git_sha1(path, size)) != self.git_sha1:
+            return f"git hash {found[:12]} instead of {self.git_sha1[:12]}"
+        return None
+
+    def as_dict(self) -> dict[str, int | str]:
+        """What is known, for JSON."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """The inverse of as_dict; what has the wrong type is not known."""
+        size, sha256, git_sha1 = record.get("size"), record.get("sha256"), record.get("git_sha1")
+        return cls(
+            size if isinstance(size, int) else None,
+            sha256 if isinstance(sha256, str) else None,
+            git_sha1 if isinstance(git_sha1, str) else None,
+        )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repository at one commit."""
+
+    commit: str
+    files: dict[str, Facts]
+
+
+class Hub:
+    """One dataset repository, asked patiently."""
+
+    def __init__(
+        self,
+        repo: str,
+        *,
+        endpoint: str | None = None,
+        cache: Path | None = None,
+        attempts: int = 5,
+        first_wait: float = 1.0,
+        notify: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.repo = repo
+        self.endpoint = endpoint or constants.ENDPOINT
+        self.cache = Path(cache or constants.HF_HUB_CACHE)
+        self.offline = constants.HF_HUB_OFFLINE
+        self.stop = Event()
+        self._api = HfApi(endpoint=endpoint)
+        self._attempts, self._first_wait = attempts, first_wait
+        self._notify = notify
+
+    def listing(self, revision: str | None = None) -> Listing:
+        """The commit of a revision and what is known of each of its files."""
+
+        def ask() -> Listing:
+            try:
+                info = self._api.dataset_info(self.repo, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+            except (KeyError, TypeError, json.JSONDecodeError) as error:
+                raise DataError(f"{self.endpoint} does not answer like a Hugging Face hub; check HF_ENDPOINT") from error
+            files = {}
+            for file in info.siblings or ():
+                lfs = file.lfs
+                files[file.rfilename] = Facts(lfs.size, lfs.sha256) if lfs else Facts(file.size, git_sha1=file.blob_id)
+            return Listing(info.sha or revision or constants.DEFAULT_REVISION, files)
+
+        return self._ask("the file list", ask)
+
+    def fetch(self, path: str, commit: str | None, facts: Facts, count: Callable[[int], None] = lambda size: None) -> Path:
+        """A file in the client's cache, the same as the hub's; count is told of every stretch of bytes as it comes."""
+        problem: str | None = None
+        for transfer in range(TRANSFERS):
+            blob, counted = self._ask(path, partial(self._request, path, commit, count, again=transfer > 0))
+            if (problem := facts.problem(blob)) is None:
+                return blob
+            count(-counted)
+            if self.offline:
+                break
+            self._notify(f"{path}: it arrived with {problem}; fetching it again")
+        raise DataError(f"{path} of {self.repo} is damaged in the cache or on the way: {problem}; try again, or ask its owner")
+
+    def has_cached(self, path: str, commit: str | None) -> bool:
+        """Whether the client's cache has a file."""
+        found = try_to_load_from_cache(self.repo, path, cache_dir=self.cache, revision=commit, repo_type="dataset")
+        return isinstance(found, str)
+
+    def cached_commit(self, path: str) -> str | None:
+        """The commit of which the client's cache has a file, the latest to arrive; None without one."""
+        folder = Path(self.cache) / repo_folder_name(repo_id=self.repo, repo_type="dataset") / "snapshots"
+        found = [snapshot for snapshot in folder.glob("*") if (snapshot / path).is_file()]
+        return max(found, key=lambda snapshot: snapshot.stat().st_mtime).name if found else None
+
+    def _request(self, path: str, commit: str | None, count: Callable[[int], None], again: bool) -> tuple[Path, int]:
+        counted = 0
+
+        def add(size: int) -> None:
+            nonlocal counted
+            if self.stop.is_set():
+                raise Stopped
+            counted += size
+            count(size)
+
+        try:
+            found = hf_hub_download(
+                self.repo,
+                path,
+                repo_type="dataset",
+                revision=commit,
+                endpoint=self.endpoint,
+                cache_dir=self.cache,
+                force_download=again,
+                tqdm_class=_meter(add),
+            )
+        except BaseException:
+            count(-counted)
+            raise
+        return Path(os.path.realpath(found)), counted  # the name in the cache is a link to the content
+
+    def _ask(self, what: str, request: Callable[[], T]) -> T:
+        reason = ""
+        for attempt in range(1, self._attempts + 1):
+            if self.stop.is_set():
+                raise Stopped
+            try:
+                return request()
+            except (NetworkError, OSError, RuntimeError, ValueError) as error:
+                cause = _cause(error)
+                if (refusal := self._refusal(cause, what)) is not None:
+                    raise refusal from error
+                reason = _reason(cause)
+            if attempt < self._attempts and not self.stop.is_set():
+                wait = max(min(self._first_wait * 2 ** (attempt - 1), LONGEST_WAIT), _asked_wait(cause))
+                self._notify(f"{what}: {reason}; attempt {attempt + 1} of {self._attempts} in {wait:.0f} s")
+                self.stop.wait(wait)
+        raise DataError(
+            f"gave up on {what} of {self.repo} at {self.endpoint} after {self._attempts} attempts: {reason}; "
+            "the same command continues from here"
+        )
+
+    def _refusal(self, error: BaseException, what: str) -> IngotError | None:
+        """What no further attempt would change, as a sentence."""
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        if isinstance(error, HFValidationError):
+            return ConfigError(f"{self.repo!r} is not the name of a repository, which is written OWNER/NAME")
+        if isinstance(error, OfflineModeIsEnabled) or (self.offline and isinstance(error, LocalEntryNotFoundError)):
+            return DataError(
+                f"HF_HUB_OFFLINE is set and {what} of {self.repo} is neither here nor in the hub's cache {self.cache}; "
+                "unset it to download"
+            )
+        if isinstance(error, RevisionNotFoundError):
+            return DataError(f"dataset repository {self.repo} at {self.endpoint} has no such revision")
+        if isinstance(error, EntryNotFoundError) and status is not None:
+            return DataError(f"dataset repository {self.repo} at {self.endpoint} has no {what}")
+        if isinstance(error, RepositoryNotFoundError | GatedRepoError) or status in (401, 403, 404):
+            return DataError(
+                f"no access to dataset repository {self.repo} at {self.endpoint} (HTTP {status}); check the name, and for a "
+                "private or gated one log in with `hf auth login` or set HF_TOKEN"
+            )
+        if status is not None and status not in TRANSIENT:
+            return DataError(f"{self.endpoint} refuses {what} of {self.repo}: HTTP {status}")
+        if (seconds := _asked_wait(error)) > LONGEST_ASKED_WAIT:
+            return DataError(
+                f"{self.endpoint} asks for {seconds:,.0f} s of patience ({_reason(error)}); run the same command then"
+            )
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
+            return DataError(
+                f"cannot read or write {error.filename or self.cache}: {error.strerror}; make room or set HF_HOME to another disk"
+            )
+        return None
+
+
+@contextmanager
+def client_messages(notify: Callable[[str], None]) -> Iterator[None]:
+    """Lines of the client's log become ours: its own handler would write across a progress bar."""
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            line = " ".join(record.getMessage().split())
+            notify("hub: " + re.sub(r"[?]\S*", "", line))  # signed addresses are long
+
+    logger = logging.getLogger("huggingface_hub")
+    kept = logger.handlers[:]
+    logger.handlers[:] = [Forward()]
+    try:
+        yield
+    finally:
+        logger.handlers[:] = kept
+
+
+def _meter(count: Callable[[int], None]) -> type[Any]:
+    """A class the client takes for a progress bar."""
+
+    class Meter:
+        n, total = 0, None
+
+        def __init__(self, *_: object, **settings: object) -> None:
+            pass
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def update(self, size: float | None = 1) -> None:
+            count(int(size or 0))
+
+        def update_transfer(self, size: float) -> None:
+            """Bytes on the wire, which are fewer than those of the file where the hub stores equal stretches once."""
+
+        def set_postfix_str(self, *_: object, **settings: object) -> None:
+            pass
+
+        set_transfer_postfix_str = refresh = close = set_postfix_str
+
+    return Meter
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What lies behind the client's "not found in the cache either"."""
+    while isinstance(error, LocalEntryNotFoundError | ValueError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        return f"HTTP {status}" + (", too many requests" if status == 429 else "")
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _asked_wait(error: BaseException) -> float:
+    asked = error.response.headers.get("Retry-After", "") if isinstance(error, HfHubHTTPError) else ""
+    return float(asked) if asked.isdecimal() else 0.0
+
+
+def _git_sha1(path: Path, size: int) -> str:
+    digest = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Tokens to batches: the order of rows, packing, reading ahead."""

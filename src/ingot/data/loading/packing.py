@@ -1,0 +1,148 @@
+"""Rows of whole documents: which documents share a row, and what is predicted where one ends.
+
+Documents are drawn in an order of their own for every epoch and fitted into rows a block at a time: the longest first, each into
+the fullest row that still has room. The rows of a block are then shuffled, for rows in the order of their making would be batches
+of one length. A document longer than a row is cut; every token is read once per epoch, and each is an input with its own
+successor as target, whichever document lies behind it in the row.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.loading.rows import IGNORED, Batch, mix, permuted
+from ingot.data.store.dataset import Split
+from ingot.errors import DataError
+
+BLOCK = 1024  # documents that are fitted together: 98 to 99% of the places are then filled
+
+
+class Piece(NamedTuple):
+    """A stretch of one document that fits into a row."""
+
+    start: int
+    length: int
+    ends: bool  # whether its document ends with it
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of an epoch, each a list of pieces."""
+
+    first: int  # the sample number of its first row
+    epoch: int
+    rows: list[list[Piece]]
+
+
+class PackedRows:
+    """Documents packed into rows of `seq_len` tokens.
+
+    `bos` is the id that begins every document: predicting it says that a document is over, so it is the target of a document's
+    last token. Where documents have no such mark the last token has no target.
+    """
+
+    def __init__(self, split: Split, seq_len: int, seed: int, bos: int | None, documents: bool = False):
+        self.seq_len, self.planes = seq_len, 3 if documents else 2
+        self._split, self._seed, self._bos = split, seed, bos
+        self._starts = np.asarray(split.document_starts()).astype(np.int64)
+        self._blocks = self._plan()
+        self._kept: list[Block] = []
+        self._lock = threading.Lock()  # the loop and the thread that reads ahead both ask
+
+    def epoch(self, sample: int) -> int:
+        with self._lock:
+            return self._block(sample).epoch
+
+    def read(self, samples: range, share: range, batch: Batch) -> int:
+        with self._lock:
+            self._forget(samples.start)
+            rows = [self._row(sample) for sample in samples]
+        for line, pieces in zip(batch, rows[share.start : share.stop], strict=True):
+            self._fill(line, pieces)
+        return sum(self._targets(piece) for pieces in rows for piece in pieces)
+
+    def _fill(self, line: Batch, pieces: list[Piece]) -> None:
+        line[0], line[1], at = 0, IGNORED, 0
+        if self.planes == 3:
+            line[2] = len(pieces)  # padding sees itself alone
+        for number, piece in enumerate(pieces):
+            here = slice(at, at + piece.length)
+            # One token more than the piece, unless its document ends: the target of the last.
+            tokens = self._split.read(piece.start, piece.start + piece.length + (not piece.ends))
+            line[0, here] = tokens[: piece.length]
+            line[1, at : at + len(tokens) - 1] = tokens[1:]
+            if piece.ends and self._bos is not None:
+                line[1, here.stop - 1] = self._bos
+            if self.planes == 3:
+                line[2, here] = number
+            at = here.stop
+
+    def _targets(self, piece: Piece) -> int:
+        return piece.length - (piece.ends and self._bos is None)
+
+    def _row(self, sample: int) -> list[Piece]:
+        block = self._block(sample)
+        return block.rows[sample - block.first]
+
+    def _block(self, sample: int) -> Block:
+        """The block of a sample; one far ahead is reached by planning all before it, a million documents in seconds."""
+        while not self._kept or sample >= self._kept[-1].first + len(self._kept[-1].rows):
+            self._kept.append(next(self._blocks))
+        return next(block for block in reversed(self._kept) if sample >= block.first)
+
+    def _forget(self, sample: int) -> None:
+        """Drop the blocks before a sample, but not the last: it says where the plan stands, which goes back by beginning anew."""
+        if self._kept and sample < self._kept[0].first:
+            self._blocks, self._kept = self._plan(), []
+        while len(self._kept) > 1 and sample >= self._kept[1].first:
+            del self._kept[0]
+
+    def _plan(self) -> Iterator[Block]:
+        """The blocks of epoch after epoch."""
+        first, epoch, documents = 0, 0, len(self._starts) - 1
+        while True:
+            before = first
+            for block in range(0, documents, BLOCK):
+                places = np.arange(block, min(block + BLOCK, documents), dtype=np.uint64)
+                chosen = permuted(places, documents, key=mix(self._seed, epoch)).astype(np.int64)
+                pieces = list(self._pieces(chosen))
+                rows = [[pieces[i] for i in row] for row in best_fit([piece.length for piece in pieces], self.seq_len)]
+                order = permuted(np.arange(len(rows), dtype=np.uint64), len(rows), key=mix(self._seed, epoch, block, 1))
+                yield Block(first, epoch, [rows[i] for i in order.tolist()])
+                first += len(rows)
+            if first == before:
+                raise DataError("no document has a token to predict: each is a single one; use data.sampling=shuffle")
+            epoch += 1
+
+    def _pieces(self, documents: NDArray[np.int64]) -> Iterator[Piece]:
+        begins, stops = self._starts[documents].tolist(), self._starts[documents + 1].tolist()
+        for begin, stop in zip(begins, stops, strict=True):
+            for start in range(begin, stop, self.seq_len):
+                piece = Piece(start, min(self.seq_len, stop - start), start + self.seq_len >= stop)
+                if self._targets(piece):  # a document of one token without a mark has nothing to predict
+                    yield piece
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Deal numbered lengths into rows: the longest first, each into the fullest row that has room for it."""
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (places left, row) of the rows that are not full, in order
+    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        length = lengths[number]
+        found = bisect_left(room, (length, 0))
+        if found == len(room):
+            rows.append([])
+            left, row = capacity, len(rows) - 1
+        else:
+            left, row = room.pop(found)
+        rows[row].append(number)
+        if left > length:
+            insort(room, (left - length, row))
+    return rows

@@ -1,0 +1,353 @@
+"""Documents to a prepared folder: who is held out, who encodes, and how killed work goes on.
+
+Text passes in blocks, so memory is bounded by the longest document. The folder appears whole or not at all (staging.py). Every so
+often what was written is brought to the disk and noted; the same command goes on from there, and reads the text before it again
+without encoding it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ingot.data.prepare.holdout import Piece, Rule, always, first_documents, hold_out_ends, spread_documents
+from ingot.data.prepare.workers import BLOCK_BYTES, Block, Engine, local_engine, read_blocks, text_blocks, workers_for
+from ingot.data.store.dataset import SPLITS, Manifest
+from ingot.data.store.shards import MAX_TOKENS
+from ingot.data.store.staging import Stage, check_output, staged
+from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, made_by, where_to_begin, write_manifest
+from ingot.data.text.files import WHAT, Text, count_documents, file_bytes, find_files, read_texts
+from ingot.data.text.hub_datasets import commits
+from ingot.data.text.records import characters
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
+from ingot.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+FEW_DOCUMENTS = 20  # up to here validation is the end of every document, above it is whole documents
+SHARD_TOKENS = 100_000_000
+VAL_FRACTION = 0.1
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+RuledBlocks = Iterator[tuple[Rule, Block]]
+EngineName = Literal["local", "ray"]
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """What a split holds; `piece_bytes` is what its tokens stand for, where that was counted."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    piece_bytes: int | None
+    bytes_per_token: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was prepared."""
+
+    folder: Path
+    tokenizer: str
+    vocab_size: int
+    splits: dict[str, SplitSummary]
+    empty_documents: int
+    ignored_files: int
+    continued_documents: int
+    fingerprint: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def summarise(manifest: Manifest) -> dict[str, SplitSummary]:
+    """The counts of every split."""
+    return {
+        name: SplitSummary(
+            split.documents, split.tokens, split.bytes, split.piece_bytes, split.bytes / split.tokens if split.tokens else None
+        )
+        for name, split in manifest.splits.items()
+    }
+
+
+def prepare(
+    inputs: Sequence[Path],
+    output: Path,
+    tokenizer: str,
+    *,
+    bos: str | None = None,
+    val_fraction: float | None = None,
+    val_inputs: Sequence[Path] | None = None,
+    val_documents: int | None = None,
+    text_field: str = "text",
+    shard_tokens: int = SHARD_TOKENS,
+    overwrite: bool = False,
+    workers: int | None = None,
+    engine: EngineName = "local",
+    ray_address: str | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Turns text files, and folders of them, into a folder that training reads.
+
+    `tokenizer` is char or whatever `open_tokenizer` takes, `bos` with it. `workers` is how many processes encode, by default one
+    for each processor, and with ray as many as the cluster has; what is written does not depend on it.
+    """
+    started = time.monotonic()
+    _check_settings(val_fraction, val_inputs, val_documents, shard_tokens)
+    _check_engine(workers, engine, ray_address)
+    check_output(output, overwrite)
+    opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)  # before inputs are downloaded
+    files, val_files, ignored = _find(inputs, val_inputs, text_field)
+    total = sum(map(file_bytes, files + val_files))
+    advance = _advance(total if opened else 2 * total, progress)
+    built = opened or CharTokenizer(_alphabet(read_texts(files + val_files, text_field, advance)))
+    texts = _Texts(files, val_files, text_field, advance)
+    rule, blocks = _held_out(texts, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
+    known = commits(files + val_files)
+    manifest, last, continued = _write(
+        blocks,
+        output,
+        built,
+        partial(_open_engine, built, engine, workers, ray_address, total),
+        source={"inputs": [str(path) for path in inputs], "validation": rule} | ({"commits": known} if known else {}),
+        shard_tokens=shard_tokens,
+        overwrite=overwrite,
+        work=_work(texts, built, "documents of their own" if val_inputs else rule, shard_tokens),
+    )
+    return Summary(
+        folder=output,
+        tokenizer=built.kind,
+        vocab_size=built.vocab_size,
+        splits=summarise(manifest),
+        empty_documents=last.empty,
+        ignored_files=len(ignored),
+        continued_documents=continued,
+        fingerprint=manifest.fingerprint,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _find(
+    inputs: Sequence[Path], val_inputs: Sequence[Path] | None, text_field: str
+) -> tuple[list[Path], list[Path], list[Path]]:
+    """The files to train on, those of validation, and those passed over."""
+    files, ignored = find_files(inputs)
+    val_files, val_ignored = find_files(val_inputs or [])
+    _refuse_doubles(files + val_files)
+    if ignored := ignored + val_ignored:
+        log.warning("files passed over, being hidden or not %s: %d (%s for one)", WHAT, len(ignored), ignored[0])
+    for group, given in ((files, inputs), (val_files, val_inputs)):
+        if given is not None and not count_documents(group, text_field, 1):
+            raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give files with text: {WHAT}")
+    return files, val_files, ignored
+
+
+def _work(texts: _Texts, tokenizer: Tokenizer, rule: str, shard_tokens: int) -> dict[str, Any]:
+    """What must be the same for work to be continued, by names that a user understands; files count, not how they were named."""
+    return {
+        "the version of ingot": made_by(),
+        "the files to train on": [_file_identity(path) for path in texts.files],
+        "the files of validation": [_file_identity(path) for path in texts.val_files],
+        "what is held out": rule,
+        "the text field": texts.text_field,
+        "the tokenizer": tokenizer.fingerprint(),
+        "the tokens in a file": shard_tokens,
+        "the size of a block": BLOCK_BYTES,
+    }
+
+
+class _Texts(NamedTuple):
+    """Where documents come from; `advance` is told the bytes that are read."""
+
+    files: Sequence[Path]
+    val_files: Sequence[Path]
+    text_field: str
+    advance: Callable[[int], None]
+
+    def blocks(self, files: Sequence[Path]) -> Iterator[Block]:
+        return read_blocks(files, self.text_field, self.advance)
+
+
+def _held_out(
+    texts: _Texts, val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None
+) -> tuple[str, RuledBlocks]:
+    """What is validation, in words, and blocks with the rule that says it."""
+    if val_inputs:
+        train, val = _ruled(always("train"), texts.blocks(texts.files)), _ruled(always("val"), texts.blocks(texts.val_files))
+        return f"the documents of {', '.join(map(str, val_inputs))}", chain(train, val)
+    if val_documents is not None:
+        rule = first_documents(val_documents)
+        return f"the first {val_documents} documents", _ruled(rule, texts.blocks(texts.files))
+    if count_documents(texts.files, texts.text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
+        rule = spread_documents(val_fraction)
+        return f"{val_fraction} of the documents, evenly spread", _ruled(rule, texts.blocks(texts.files))
+    pieces = hold_out_ends(read_texts(texts.files, texts.text_field, texts.advance), val_fraction)
+    return f"the last {val_fraction} of the characters of every document", _piece_blocks(pieces)
+
+
+def write_dataset(
+    pieces: Iterable[Piece],
+    output: Path,
+    tokenizer: Tokenizer,
+    *,
+    source: Any,
+    shard_tokens: int = SHARD_TOKENS,
+    overwrite: bool = False,
+) -> Manifest:
+    """Writes the folder `output` from documents that know their split; it appears complete or not at all."""
+    manifest, _, _ = _write(
+        _piece_blocks(pieces),
+        output,
+        tokenizer,
+        partial(local_engine, tokenizer, 1),
+        source=source,
+        shard_tokens=shard_tokens,
+        overwrite=overwrite,
+        work=None,
+    )
+    return manifest
+
+
+def _write(
+    blocks: RuledBlocks,
+    output: Path,
+    tokenizer: Tokenizer,
+    engine: Callable[[], AbstractContextManager[Engine]],
+    *,
+    source: Any,
+    shard_tokens: int,
+    overwrite: bool,
+    work: Any,
+) -> tuple[Manifest, Point, int]:
+    """The manifest of what was written, where it ended, and how many documents were there before."""
+    with staged(output, overwrite, work, is_sound) as stage, ExitStack() as files:
+        begin = where_to_begin(stage)
+        writers = {
+            name: SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name)) for name in SPLITS
+        }
+        for _ in islice(blocks, begin.blocks):
+            pass
+        with engine() as encode:
+            last = _write_blocks(blocks, encode, writers, begin, stage if work else None)
+        splits = {name: writer.close() for name, writer in writers.items()}
+        if not splits["train"].documents:
+            raise DataError("nothing is left to train on: all text went to validation; hold out less of it or give more text")
+        manifest = write_manifest(stage.folder, tokenizer, splits, source)
+    return manifest, last, begin.documents
+
+
+def _write_blocks(
+    blocks: RuledBlocks, encode: Engine, writers: dict[str, SplitWriter], begin: Point, stage: Stage | None
+) -> Point:
+    rules: deque[Rule] = deque()
+
+    def noted() -> Iterator[Block]:
+        for rule, block in blocks:
+            rules.append(rule)
+            yield block
+
+    done, documents, empty = begin.blocks, begin.documents, begin.empty
+    saved = sum(writer.tokens for writer in writers.values())
+    for encoded in encode(noted()):
+        rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
+        splits = np.array([rule(number) for number in numbers])
+        for name, writer in writers.items():
+            writer.add(encoded.select(splits == name))
+        done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
+        written = sum(writer.tokens for writer in writers.values())
+        if stage and written - saved >= SAVE_TOKENS:
+            point = Point(blocks=done, documents=documents, empty=empty, splits={n: w.save() for n, w in writers.items()})
+            stage.save(point.model_dump())
+            saved = written
+    return Point(blocks=done, documents=documents, empty=empty)
+
+
+def _ruled(rule: Rule, blocks: Iterable[Block]) -> RuledBlocks:
+    return ((rule, block) for block in blocks)
+
+
+def _piece_blocks(pieces: Iterable[Piece]) -> RuledBlocks:
+    for split, group in groupby(pieces, lambda piece: piece[0]):
+        yield from _ruled(always(split), text_blocks((text for _, text in group), BLOCK_BYTES))
+
+
+def _open_engine(
+    tokenizer: Tokenizer, engine: EngineName, workers: int | None, ray_address: str | None, total: int
+) -> AbstractContextManager[Engine]:
+    if engine == "ray":
+        from ingot.data.prepare.ray import ray_engine
+
+        return ray_engine(tokenizer, ray_address, workers)
+    return local_engine(tokenizer, workers or workers_for(tokenizer, total))
+
+
+def _alphabet(texts: Iterable[Text]) -> set[str]:
+    found: set[str] = set()
+    for text in texts:
+        for part in [text] if isinstance(text, str) else characters(text):
+            found.update(part)
+    return found
+
+
+def _advance(total: int, progress: Progress | None) -> Callable[[int], None]:
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    return advance
+
+
+def _file_identity(path: Path) -> list[Any]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+
+
+def _check_engine(workers: int | None, engine: EngineName, ray_address: str | None) -> None:
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers} cannot encode anything; give 1 or more, or leave it out for all processors")
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"unknown engine {engine!r}; there are local and ray")
+    if ray_address is not None and engine != "ray":
+        raise ConfigError("--ray-address is for --engine ray; give both or neither")
+
+
+def _check_settings(
+    val_fraction: float | None, val_inputs: Sequence[Path] | None, val_documents: int | None, shard_tokens: int
+) -> None:
+    if val_fraction is not None and not 0 <= val_fraction < 1:
+        raise ConfigError(f"--val-fraction {val_fraction} is not a part of the text; give 0 or more and less than 1")
+    options = {"--val-input": val_inputs or None, "--val-documents": val_documents, "--val-fraction": val_fraction}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} both say what validation is; give one of them")
+    if val_documents is not None and val_documents < 0:
+        raise ConfigError(f"--val-documents {val_documents} is negative; give 0 or more")
+    if not 1 <= shard_tokens <= MAX_TOKENS:
+        raise ConfigError(f"--shard-tokens {shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
+
+
+def _refuse_doubles(files: Sequence[Path]) -> None:
+    seen: dict[Path, Path] = {}
+    for path in files:
+        first = seen.setdefault(path.resolve(), path)
+        if first is not path:
+            raise DataError(f"{path} is given twice; text must not be in the data twice, nor in both training and validation")

@@ -1,0 +1,114 @@
+"""Text that comes with the package, prepared at first use into a cache folder.
+
+The name of the folder holds a hash of the packaged text and the tokenizer, so a cached sample is never of another version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import lzma
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from ingot.data.formats.foreign import open_foreign
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.store.dataset import MANIFEST, VERSION, Dataset
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
+from ingot.errors import DataError, IngotError
+
+log = logging.getLogger(__name__)
+
+PREFIX = "sample:"
+SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
+
+
+def open_dataset(path: str, tokenizer: str | None = None) -> Dataset:
+    """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's."""
+    folder = resolve(path, tokenizer)
+    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer)) is not None:
+        return foreign
+    dataset = Dataset.open(folder)
+    if tokenizer is not None and not path.startswith(PREFIX):
+        _check_same(tokenizer, dataset.tokenizer, path)
+    return dataset
+
+
+def resolve(path: str, tokenizer: str | None = None) -> Path:
+    """The folder that `path` names: a folder of tokens, or sample:NAME."""
+    if path.startswith(PREFIX):
+        return sample_path(path.removeprefix(PREFIX), tokenizer or "byte")
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+
+
+def sample_path(name: str, tokenizer: str) -> Path:
+    """The folder of a bundled sample, prepared now if it is not in the cache; processes may do so at once."""
+    if name not in SAMPLES:
+        raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + known for known in SAMPLES)}")
+    opened = None if tokenizer == "char" else open_tokenizer(tokenizer)
+    packed = (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
+    key = hashlib.sha256(packed + (opened.fingerprint() if opened else "char").encode()).hexdigest()[:12]
+    problem: IngotError | None = None
+    for root in (_cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):
+        folder = root / f"{name}-{opened.kind if opened else 'char'}-v{VERSION}-{key}"
+        if problem is not None:
+            log.warning("%s; the sample goes to %s, choose a place with INGOT_CACHE", problem, folder)
+        if _is_sound(folder):
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
+        try:
+            _write_sample(packed, folder, name, opened)
+        except IngotError as error:
+            if not _is_sound(folder):  # otherwise another process was faster
+                problem = error
+                continue
+        return folder
+    assert problem is not None
+    raise problem
+
+
+def _check_same(name: str, found: Tokenizer, path: str) -> None:
+    if name == "char":
+        if found.kind == "char":  # whichever characters the text had
+            return
+        given = name
+    else:
+        opened = open_tokenizer(name)
+        if opened.fingerprint() == found.fingerprint():
+            return
+        given = f"{name} ({_shown(opened)})"
+    raise DataError(
+        f"data.tokenizer is {given} and {path} was prepared with {_shown(found)}; "
+        f"leave data.tokenizer out or prepare the text again with --tokenizer {name}"
+    )
+
+
+def _shown(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint()[:12]}"
+
+
+def _cache_root() -> Path:
+    if cache := os.environ.get("INGOT_CACHE"):
+        return Path(cache)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home: stays as it is, relative)
+    return Path(base) / "ingot"
+
+
+def _is_sound(folder: Path) -> bool:
+    try:
+        Dataset.open(folder)
+    except DataError:
+        return False
+    return True
+
+
+def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: Tokenizer | None) -> None:
+    works = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
+    built = tokenizer or CharTokenizer(character for work in works for character in set(work["text"]))
+    pieces: Iterator[tuple[str, str]] = ((work["split"], work["text"]) for work in works)
+    write_dataset(pieces, folder, built, source={"sample": name})

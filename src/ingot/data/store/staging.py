@@ -1,0 +1,224 @@
+"""The hidden folder in which token data is made, and how it takes the place of the output all at once.
+
+The folder is locked by the process that writes it. What a killed process leaves is continued if it was the same work, which its
+journal says, and removed if not. A journal is lines of JSON: what the work is, and then the points from which it can go on. An
+output that exists is replaced only if it holds nothing but token data, of whatever format: it may be somebody's only text.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ingot.data.formats.shards import has_header
+from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import fsync_dir, remove_if_empty
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal.jsonl"
+ADVICE = {
+    (errno.ENOSPC, errno.EDQUOT): "; free space, or give a folder on another disk",
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG): "; give a folder you can write to",
+}
+OLD = "-old"  # behind the name of the hidden folder: what the output was before
+FILES = re.compile(
+    r"dataset\.json|meta\.pkl|(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
+)
+FOLDERS = re.compile(r"(train|val)(/[^/]+)?")  # gpt-simple's splits and buckets
+EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # beside these a shard with its header shows that it is token data
+
+
+class Stage:
+    """The folder and its journal; `saved` is the last point of it, None where nothing is to be continued."""
+
+    def __init__(self, folder: Path, work: Any, saved: Any = None) -> None:
+        self.folder, self.saved = folder, saved
+        self._work, self.can_continue = work, saved is not None
+
+    def save(self, point: Any) -> None:
+        """Notes a point from which this work can be continued; all files it speaks of must be on the disk."""
+        fsync_dir(self.folder)
+        with (self.folder / JOURNAL).open("a", encoding="utf-8") as file:
+            if not file.tell():
+                file.write(json.dumps(self._work) + "\n")
+            file.write(json.dumps(point) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fsync_dir(self.folder)
+        self.can_continue = True
+
+
+@contextmanager
+def staged(
+    output: Path, overwrite: bool, work: Any = None, is_sound: Callable[[Path, Any], bool] = lambda folder, point: False
+) -> Iterator[Stage]:
+    """A locked folder beside `output` that takes its name when the block succeeds.
+
+    When it fails, the folder vanishes, unless the same `work` can be continued later; None never can. `is_sound` says whether
+    the files of a folder are what a point in its journal says.
+    """
+    target = output.resolve()
+    stage: Stage | None = None
+    try:
+        parents = [parent for parent in target.parents if not parent.exists()]
+        with ExitStack() as undo:
+            for parent in reversed(parents):
+                parent.mkdir(exist_ok=True)
+                undo.callback(remove_if_empty, parent)
+            stage, lock = _open_stage(target, work, is_sound)
+            undo.callback(os.close, lock)
+            undo.push(lambda kind, error, trace: _abandon(stage, error))
+            yield stage
+            (stage.folder / JOURNAL).unlink(missing_ok=True)
+            for folder in (stage.folder, *(path for path in stage.folder.rglob("*") if path.is_dir())):
+                fsync_dir(folder)
+            _publish(stage.folder, target, output, overwrite)
+            undo.pop_all()
+            os.close(lock)
+            fsync_dir(target.parent)
+    except OSError as error:
+        stays = "; what was written stays, and the same command then continues" if stage and stage.can_continue else ""
+        advice = next((words for numbers, words in ADVICE.items() if error.errno in numbers), "")
+        raise DataError(f"cannot write {output}: {error.strerror or error}{advice}{stays}") from error
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Refuse an output that exists, unless it is token data and may be replaced."""
+    try:
+        if not os.path.lexists(output):
+            return
+        if not output.is_dir():
+            raise ConfigError(f"output {output} is a file; give a folder that does not exist yet")
+        found = {path: path.relative_to(output).as_posix() for path in output.rglob("*")}
+        foreign = next((name for path, name in found.items() if not _is_ours(path, name)), None)
+        proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
+    except OSError as error:
+        raise DataError(f"cannot read {output}: {error.strerror}") from error
+    if foreign or (found and not proven):
+        holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
+        raise ConfigError(
+            f"output {output} holds {holds}, so it is not only token data and is never replaced; give another folder"
+        )
+    if found and not overwrite:
+        raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
+
+
+def _is_ours(path: Path, name: str) -> bool:
+    """Whether a file or folder is what token data consists of; a link to a folder may lead to anything."""
+    if path.is_dir():
+        return FOLDERS.fullmatch(name) is not None and not path.is_symlink()
+    return FILES.fullmatch(name) is not None
+
+
+def _abandon(stage: Stage, error: BaseException | None) -> bool:
+    """Removes the folder, unless it can be continued and the user did nothing wrong."""
+    mistake = isinstance(error, ConfigError | DataError) and not isinstance(error.__cause__, OSError)
+    if stage.can_continue and not mistake:
+        log.warning("what was prepared stays in %s; the same command continues it", stage.folder)
+    else:
+        shutil.rmtree(stage.folder, ignore_errors=True)
+    return False
+
+
+def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> tuple[Stage, int]:
+    """The folder that a killed process left of the same work, or else a new one; other leftovers are removed."""
+    prefix = f".{target.name}.partial-"
+    taken: tuple[Stage, int] | None = None
+    for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix)):
+        with suppress(OSError):
+            if folder.name.endswith(OLD) and not os.path.lexists(target):
+                folder.rename(target)  # the process that was to replace it was killed before the new folder got its name
+                log.warning("%s is back: a run that was to replace it was killed in between", target)
+                continue
+            lock = os.open(folder, os.O_RDONLY)
+            if not _lock(lock) or not _is_at(folder, lock):  # a folder that is being written is locked by its writer
+                os.close(lock)
+                continue
+            point, why = (None, "this command cannot continue it") if taken or work is None else _last_point(folder, work)
+            if point is not None and is_sound(folder, point):
+                taken = Stage(folder, work, point), lock
+                continue
+            log.warning("removing %s, which a run that was stopped left: %s", folder, why or "its files are not what it noted")
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+    if taken:
+        return taken
+    folder, lock = _locked_folder(target.parent, prefix)
+    return Stage(folder, work), lock
+
+
+def _last_point(folder: Path, work: Any) -> tuple[Any, str]:
+    """The last point in a journal of this work, or None and why; a line that was cut short is removed from it."""
+    journal = folder / JOURNAL
+    nothing = "it had not come far enough to be continued"
+    try:
+        text = journal.read_bytes()
+        os.truncate(journal, text.rfind(b"\n") + 1)
+        lines = text.split(b"\n")[:-1]
+        if len(lines) < 2:
+            return None, nothing
+        was, now = json.loads(lines[0]), json.loads(json.dumps(work))
+        if was != now:
+            told = [key for key in now if was.get(key) != now[key]] if isinstance(was, dict) and isinstance(now, dict) else []
+            return None, f"it was other work ({', '.join(told) or 'of another kind'} differed)"
+        return json.loads(lines[-1]), ""
+    except (OSError, ValueError):
+        return None, nothing
+
+
+def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    while True:
+        folder = parent / f"{prefix}{secrets.token_hex(4)}"
+        folder.mkdir()
+        with suppress(FileNotFoundError):  # another process took the folder for a leftover before it was locked
+            lock = os.open(folder, os.O_RDONLY)
+            if _lock(lock) is not False and folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _lock(folder: int) -> bool | None:
+    """True: locked until closed. False: another process has it. None: this file system has no locks."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(folder: Path, opened: int) -> bool:
+    """Whether a name still means the folder that was opened: its writer may have given it another."""
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
+
+
+def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
+    old = folder.with_name(folder.name + OLD)
+    while True:
+        try:
+            folder.rename(target)  # succeeds where there is nothing or an empty folder
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            check_output(output, overwrite)
+            shutil.rmtree(old, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                target.rename(old)
+        else:
+            shutil.rmtree(old, ignore_errors=True)
+            return

@@ -1,0 +1,212 @@
+"""A prepared folder while it is written: documents one behind the other, cut into shards, and dataset.json last.
+
+`save` brings what was written so far to the disk and says what that is. Another process can go on from there: it cuts the files
+back to what was saved, so that it never matters what was written behind it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ingot.data.prepare.workers import Encoded
+from ingot.data.store.dataset import MANIFEST, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
+from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter, file_sha256
+from ingot.data.store.staging import JOURNAL, Stage
+from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.base import OUTSIDE
+from ingot.runtime.files import write_atomically
+
+INDEX_BYTES = 8  # of a document's start
+SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
+
+
+class SavedSplit(BaseModel):
+    """What of a split is on the disk: the sums, the finished shards, and of the unfinished one what it holds."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    documents: Count = 0
+    tokens: Count = 0
+    bytes: Count = 0
+    piece_bytes: Count = 0
+    shards: list[ShardRecord] = []
+    shard_tokens: Count = 0
+    shard_documents: Count = 0
+    shard_bytes: Count = 0
+
+    def files(self, name: str) -> dict[str, int]:
+        """The least size of each file of the split called `name`."""
+        sizes = {shard.file: HEADER_BYTES + TOKEN_BYTES * shard.tokens for shard in self.shards}
+        if self.shard_tokens:
+            sizes[shard_name(name, len(self.shards))] = HEADER_BYTES + TOKEN_BYTES * self.shard_tokens
+        return sizes | {index_name(name): INDEX_BYTES * self.documents}
+
+
+class Point(BaseModel):
+    """How far work has come: blocks done, documents in them, texts that were empty, and by the name of its files each split."""
+
+    blocks: Count = 0
+    documents: Count = 0
+    empty: Count = 0
+    splits: dict[str, SavedSplit] = {}
+
+    def files(self) -> dict[str, int]:
+        """The least size of every file."""
+        return {file: size for name, split in self.splits.items() for file, size in split.files(name).items()}
+
+
+def is_sound(folder: Path, saved: Any) -> bool:
+    """Whether the files of a folder have at least what a point says."""
+    try:
+        files = Point.model_validate(saved, strict=True).files()
+        return all((folder / file).stat().st_size >= size for file, size in files.items())
+    except (ValidationError, OSError):
+        return False
+
+
+def where_to_begin(stage: Stage) -> Point:
+    """The point from which a folder is continued; files it does not speak of are removed."""
+    point = Point.model_validate(stage.saved or {})
+    for path in stage.folder.iterdir():
+        if path.name not in {JOURNAL, *point.files()}:
+            path.unlink()
+    return point
+
+
+def write_manifest(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitRecord], source: Any) -> Manifest:
+    """Writes dataset.json."""
+    manifest = Manifest(tokenizer=TokenizerRecord.of(tokenizer), splits=splits, created_by=made_by(), source=source)
+    manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
+    write_atomically(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=2) + "\n")
+    return manifest
+
+
+def made_by() -> str:
+    """What data says of its maker."""
+    try:
+        return f"ingot {importlib.metadata.version('ingot')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "ingot (not installed)"
+
+
+class SplitWriter:
+    """Cuts a stream of documents into shards; a document may run on from one shard into the next."""
+
+    def __init__(
+        self, folder: Path, name: str, tokenizer: Tokenizer, shard_tokens: int, files: ExitStack, saved: SavedSplit | None = None
+    ) -> None:
+        self._folder, self._name, self._files = folder, name, files
+        self._tokenizer, self._shard_tokens = tokenizer, shard_tokens
+        self._index = files.enter_context((folder / index_name(name)).open("r+b" if saved else "xb"))
+        saved = saved or SavedSplit()
+        self.documents, self.tokens, self.bytes = saved.documents, saved.tokens, saved.bytes
+        self.piece_bytes = saved.piece_bytes
+        self._shards = list(saved.shards)
+        self._shard_documents, self._shard_bytes = saved.shard_documents, saved.shard_bytes
+        self._shard = self._open_shard(saved.shard_tokens) if saved.shard_tokens else None
+        self._index.truncate(INDEX_BYTES * self.documents)
+        self._index.seek(0, os.SEEK_END)
+
+    def add(self, documents: Encoded) -> None:
+        """Adds documents; those that the tokenizer leaves nothing of are left out."""
+        documents = documents.select(documents.tokens > 0)
+        ends = np.cumsum(documents.tokens)
+        self._index.write((self.tokens + ends - documents.tokens).astype("<u8").tobytes())
+        self.documents += len(ends)
+        self.tokens += len(documents.ids)
+        self.bytes += int(documents.bytes.sum())
+        self.piece_bytes += int(documents.piece_bytes.sum())
+        number = begin = 0
+        while number < len(ends):
+            room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
+            whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first that does not end in this shard
+            if whole > number:
+                self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
+            else:
+                self._cut(documents.ids[begin : ends[number]], int(documents.bytes[number]))
+                whole += 1
+            number, begin = whole, int(ends[whole - 1])
+
+    def save(self) -> SavedSplit:
+        """Brings everything to the disk and says what it is."""
+        if self._shard:
+            self._shard.sync()
+        self._index.flush()
+        os.fsync(self._index.fileno())
+        return SavedSplit(
+            documents=self.documents,
+            tokens=self.tokens,
+            bytes=self.bytes,
+            piece_bytes=self.piece_bytes,
+            shards=self._shards,
+            shard_tokens=self._shard.tokens if self._shard else 0,
+            shard_documents=self._shard_documents,
+            shard_bytes=self._shard_bytes,
+        )
+
+    def close(self) -> SplitRecord:
+        """Completes the last files and says what was written."""
+        if self._shard:
+            self._finish_shard(self._shard)
+        self._index.write(self.tokens.to_bytes(INDEX_BYTES, "little"))
+        self._index.flush()
+        os.fsync(self._index.fileno())
+        return SplitRecord(
+            documents=self.documents,
+            tokens=self.tokens,
+            bytes=self.bytes,
+            piece_bytes=self.piece_bytes,
+            shards=self._shards,
+            document_index=index_name(self._name),
+            document_index_sha256=file_sha256(self._folder / index_name(self._name)),
+        )
+
+    def _cut(self, ids: NDArray[np.uint16], left: int) -> None:
+        """Adds a document that does not end in the shard where it begins."""
+        previous, begins_here = OUTSIDE, 1
+        while len(ids):
+            room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
+            part = ids[: min(room, PART_TOKENS)]  # counted a part at a time: all at once takes many times the document's memory
+            ids = ids[len(part) :]
+            sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
+            # The last part takes what is left, so that shards add up to the document however a tokenizer counts its pieces.
+            size = min(left, int(sizes.sum())) if len(ids) else left
+            left, previous = left - size, int(part[-1])
+            self._append(part, begins_here, size)
+            begins_here = 0
+
+    def _append(self, ids: NDArray[np.uint16], documents: int, size: int) -> None:
+        self._shard = self._shard or self._open_shard()
+        self._shard.append(ids)
+        self._shard_documents += documents
+        self._shard_bytes += size
+        if self._shard.tokens == self._shard_tokens:
+            self._finish_shard(self._shard)
+
+    def _open_shard(self, tokens: int = 0) -> ShardWriter:
+        return ShardWriter(self._folder / shard_name(self._name, len(self._shards)), self._files, self._shard_tokens, tokens)
+
+    def _finish_shard(self, shard: ShardWriter) -> None:
+        sha256 = shard.close()
+        counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
+        self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
+        self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
+
+
+def shard_name(split: str, number: int) -> str:
+    """The file of a shard."""
+    return f"{split}_{number:06d}.bin"
+
+
+def index_name(split: str) -> str:
+    """The file that says where documents begin."""
+    return f"{split}.index"

@@ -1,0 +1,142 @@
+"""Text files to documents, one at a time.
+
+Text is taken as it is: no newline is translated and no byte dropped, because bits per byte are counted against the original. The
+name of a file says how it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from ingot.data.text.hub_datasets import HUB, fetch
+from ingot.data.text.parquet import read_parquet
+from ingot.data.text.records import read_json, read_lines, read_table, read_text, read_whole
+from ingot.data.text.unpacking import CODECS, open_unpacked
+from ingot.errors import DataError
+
+READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
+    ".txt": read_text,
+    ".jsonl": read_lines,
+    ".ndjson": read_lines,
+    ".json": read_json,
+    ".csv": partial(read_table, delimiter=","),
+    ".tsv": partial(read_table, delimiter="\t"),
+}
+Text = str | bytes  # a document, or its UTF-8
+PARQUET = ".parquet"  # compressed inside, so never .parquet.gz
+SUFFIXES = (*READERS, PARQUET)
+WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}"
+
+
+def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The text files of `inputs` and the files passed over; folders are searched to the bottom, in the order of their paths.
+
+    Hidden files and links that lead nowhere are passed over; a folder that links lead to twice is read once. An input
+    hf:ORG/NAME[/CONFIG][:SPLIT] is the parquet files of a dataset on the hub.
+    """
+    files: list[Path] = []
+    ignored: list[Path] = []
+    for path in inputs:
+        try:
+            if str(path).startswith(HUB):
+                files += fetch(str(path))
+            elif path.is_dir():
+                for file in _files_below(path):
+                    hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+                    (ignored if hidden or not is_text(file) or not file.is_file() else files).append(file)
+            else:
+                files.append(_checked_file(path))
+        except OSError as error:
+            raise DataError(f"cannot read {error.filename or path}: {error.strerror}") from error
+    return files, ignored
+
+
+def is_text(path: Path) -> bool:
+    """Whether the name says that documents can be read from this file."""
+    return bool(_kind(path))
+
+
+def file_bytes(path: Path) -> int:
+    """The size of a file."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_documents(files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None) -> Iterator[str]:
+    """Every document: a .txt file is one, of other files each line, element or row. `advance` is told the bytes read."""
+    for text in read_texts(files, text_field, advance):
+        yield text if isinstance(text, str) else text.decode()
+
+
+def read_texts(files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None) -> Iterator[Text]:
+    """`read_documents`, with a document that is a file of its own, and may be large, as the UTF-8 that it is."""
+    for path in files:
+        try:
+            if _kind(path) == PARQUET:
+                yield from read_parquet(path, text_field, advance)
+                continue
+            with open_unpacked(path, advance) as stream:
+                if _kind(path) == ".txt":
+                    yield read_whole(stream, path)
+                else:
+                    yield from READERS[_kind(path)](stream, path, text_field)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+def count_documents(files: Iterable[Path], text_field: str, limit: int) -> int:
+    """How many documents are not empty, counted no further than `limit`."""
+    count = 0
+    for path in files:
+        if path.suffix.lower() == ".txt":
+            count += file_bytes(path) > 0
+        else:
+            documents = read_documents([path], text_field)
+            while count < limit and (text := next(documents, None)) is not None:
+                count += bool(text)
+        if count >= limit:
+            break
+    return count
+
+
+def _kind(path: Path) -> str:
+    """The suffix that says how to read a file; empty for a file that cannot be read."""
+    suffix = path.suffix.lower()
+    if suffix in CODECS:
+        inner = path.with_suffix("").suffix.lower()
+        return inner if inner in READERS else ""
+    return suffix if suffix in SUFFIXES else ""
+
+
+def _checked_file(path: Path) -> Path:
+    if not path.is_file():
+        hub = f"; a dataset on the hub is written {HUB}{path}" if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else ""
+        raise DataError(f"no input at {path}; give a file ({WHAT}) or a folder of them{hub}")
+    if not is_text(path):
+        raise DataError(f"cannot read {path}: inputs are {WHAT} files, or folders of them; rename it if it is one")
+    if not file_bytes(path):
+        raise DataError(f"{path} is empty; give a file with text")
+    return path
+
+
+def _files_below(folder: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found: list[Path] = []
+    seen: set[str] = set()
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:  # a link back to it, or another to the same
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        found += [Path(root, name) for name in names]
+    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())

@@ -1,0 +1,240 @@
+"""Everything that can be wrong with a folder of tokens, as a list: `audit` reads all of it and stops at nothing it can step over.
+
+A check that needs what another check found broken is left out, so that one mistake does not look like ten. Codes are for scripts
+and never change; a new kind of problem gets a new one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.data.store.dataset import AGAIN, MANIFEST
+from ingot.data.store.shards import TOKEN_BYTES, file_sha256
+from ingot.data.verify.checks import check_bytes, check_marks, check_range, check_round_trip, check_sha256
+from ingot.data.verify.counts import Counts, count_tokens, read_index, starts_by_marks
+from ingot.data.verify.folder import AuditSplit, Finding, Folder, Starts, open_folder
+from ingot.data.verify.overlap import Match, Side, find_overlap
+from ingot.errors import ConfigError
+
+CODES = {
+    "dataset-json": "dataset.json is damaged, edited, or does not add up",
+    "tokenizer": "the tokenizer cannot be read",
+    "space-piece": "the tokenizer has no piece for a single space",
+    "tokenizer-mismatch": "another tokenizer made the tokens",
+    "shard-missing": "a shard is not there or cannot be read",
+    "shard-header": "a shard does not begin as one",
+    "shard-size": "a shard is cut short or too long",
+    "shard-sha256": "a shard is not what was written",
+    "token-range": "tokens outside the vocabulary",
+    "document-index": "the document index is damaged",
+    "document-marks": "start marks are not where documents start",
+    "byte-count": "the bytes that the tokens stand for are not those of the text",
+    "overlap-documents": "a validation document is in train",
+    "overlap-ngrams": "most runs of words of a validation document are in train",
+}
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a difference becomes a finding."""
+
+    byte_gap: float = 0.005  # between the bytes that tokens stand for and those of the text
+    ngram_words: int = 13  # in a row that are compared
+    overlap_share: float = 0.5  # of a document's runs of words that may be in train
+
+    def __post_init__(self) -> None:
+        if self.ngram_words < 1:
+            raise ConfigError(f"--ngram-words {self.ngram_words} is no run of words; give 1 or more")
+        for name in ("byte_gap", "overlap_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not a share; give 0 to 1")
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """What a split holds; `bytes` is the size of the original text, where that was recorded, and None is not known."""
+
+    documents: int | None
+    tokens: int
+    bytes: int | None
+    piece_bytes: int | None
+    bytes_per_token: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Validation against the train split of a folder."""
+
+    against: str
+    documents: int
+    copied: int
+    similar: int
+    runs: int
+    runs_found: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an audit came to."""
+
+    folder: Path
+    tokenizer: str | None
+    vocab_size: int | None
+    fingerprint: str | None
+    splits: dict[str, SplitCounts]
+    comparisons: list[Comparison]
+    findings: list[Finding]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {**asdict(self), "folder": str(self.folder), "ok": self.ok}
+
+
+def audit(
+    path: Path,
+    *,
+    tokenizer: str | None = None,
+    against: Path | None = None,
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    progress: Progress | None = None,
+) -> Report:
+    """Reads every byte of a folder, and compares its validation split with its train split and with that of `against`."""
+    started = time.monotonic()
+    folder = open_folder(path, tokenizer)
+    trains = [folder] if "train" in folder.splits else []
+    if against is not None and against.resolve() != path.resolve():
+        trains.append(_other(folder, against, tokenizer))
+    meter = _Meter(progress, folder, trains)
+    sides, splits = {}, {}
+    for name, split in folder.splits.items():
+        sides[name], splits[name] = _audit_split(folder, split, limits, meter)
+    comparisons = []
+    for other in trains:
+        train = sides["train"] if other is folder else _side(other, folder.findings, meter)
+        val = sides.get("val")
+        if val and train and len(val.starts) > 1 and len(train.starts) > 1:
+            comparisons.append(_compare(folder, val, train, limits, meter))
+    kind, size = (folder.tokenizer.kind, folder.tokenizer.vocab_size) if folder.tokenizer else (None, None)
+    seconds = time.monotonic() - started
+    return Report(path, kind, size, folder.fingerprint, splits, comparisons, folder.findings, seconds)
+
+
+class _Meter:
+    """Progress over several passes."""
+
+    def __init__(self, progress: Progress | None, folder: Folder, trains: list[Folder]) -> None:
+        self._progress, self._done = progress, 0
+        val = folder.splits["val"].tokens if "val" in folder.splits else 0
+        again = [other.splits["train"].tokens for other in trains if other is not folder]
+        compared = sum(other.splits["train"].tokens + 2 * val for other in trains) if val else 0
+        self._total = sum(split.tokens for split in folder.splits.values()) + sum(again) + compared
+
+    def tell(self, tokens: int) -> None:
+        """So many tokens more were read."""
+        self._done += tokens
+        if self._progress:
+            self._progress(TOKEN_BYTES * self._done, TOKEN_BYTES * max(self._total, self._done))
+
+
+def _other(folder: Folder, path: Path, tokenizer: str | None) -> Folder:
+    bare = not (path / MANIFEST).is_file()
+    other = open_folder(path, tokenizer if bare else None)
+    if "val" not in folder.splits:
+        raise ConfigError(f"{folder.path} has no validation split to compare with {path}")
+    if "train" not in other.splits:
+        raise ConfigError(f"--against {path} has no train split")
+    folder.findings.extend(other.findings)
+    return other
+
+
+def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Meter) -> tuple[Side | None, SplitCounts]:
+    record, findings, tokenizer = split.record, folder.findings, folder.tokenizer
+    sound = check_sha256(split, findings) and split.whole
+    index = _index(split, findings)
+    told = _split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes) if record else None
+    if tokenizer is None:
+        return None, told or _split_counts(None, split.tokens, None, None)
+    counts = count_tokens(split, tokenizer, index, meter.tell)
+    side = Side(split, starts_by_marks(split, counts.marks) if index is None else index, tokenizer)
+    marked, same = _fits(side, counts, index, findings)
+    if marked and split.whole and (index is not None or tokenizer.bos is not None):
+        check_bytes(split, tokenizer, counts, limits.byte_gap, findings)
+    recounted = sound and record is not None and record.piece_bytes not in (None, counts.piece_bytes)
+    documents, piece_bytes = len(side.starts) - 1 if marked else None, counts.piece_bytes if same else None
+    return side if same and not recounted else None, told or _split_counts(documents, split.tokens, None, piece_bytes)
+
+
+def _fits(side: Side, counts: Counts, index: Starts | None, findings: list[Finding]) -> tuple[bool, bool]:
+    """Whether ids and marks are the tokenizer's, and whether the text is too.
+
+    Text by another tokenizer is not what was written, and all of it may look alike: it is neither counted nor compared.
+    """
+    split, tokenizer = side.split, side.tokenizer
+    known = check_range(split, tokenizer, counts, findings)
+    marked = (not split.whole or check_marks(split, tokenizer, counts, index, findings)) and known
+    return marked, known and check_round_trip(side, findings) and marked
+
+
+def _split_counts(documents: int | None, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
+    known = piece_bytes if size is None else size
+    return SplitCounts(documents, tokens, size, piece_bytes, known / tokens if tokens and known is not None else None)
+
+
+def _side(other: Folder, findings: list[Finding], meter: _Meter) -> Side | None:
+    """The train split of another folder, if its tokens can be the tokenizer's; those of a prepared folder are."""
+    split, tokenizer = other.splits["train"], other.tokenizer
+    if tokenizer is None:
+        return None
+    index = _index(split, [])
+    if index is not None:
+        meter.tell(split.tokens)
+        return Side(split, index, tokenizer)
+    counts = count_tokens(split, tokenizer, None, meter.tell)
+    side = Side(split, starts_by_marks(split, counts.marks), tokenizer)
+    return side if _fits(side, counts, None, findings)[1] else None
+
+
+def _index(split: AuditSplit, findings: list[Finding]) -> Starts | None:
+    """The document index, where there is one that fits the shards."""
+    if split.record is None:
+        return None
+    found, path, told = read_index(split), split.folder / split.record.document_index, split.record.document_index_sha256
+    if not isinstance(found, str) and told is not None and file_sha256(path) != told:
+        found = "is not what was written: documents begin elsewhere"
+    if isinstance(found, str):
+        findings.append(Finding("document-index", str(path), found, AGAIN))
+        return None
+    return found if split.whole and split.tokens == split.record.tokens else None
+
+
+def _compare(folder: Folder, val: Side, train: Side, limits: Limits, meter: _Meter) -> Comparison:
+    found = find_overlap(val, train, limits.ngram_words, limits.overlap_share, meter.tell)
+    folder.findings.extend(_overlap_finding(match, val, train, limits.ngram_words) for match in found.matches)
+    similar = sum(match.kind == "runs" for match in found.matches)
+    copied = len(found.matches) - similar
+    return Comparison(str(train.split.folder), found.documents, copied, similar, found.runs, found.runs_found, found.share)
+
+
+def _overlap_finding(match: Match, val: Side, train: Side, run_words: int) -> Finding:
+    file, place = val.split.place(int(val.starts[match.document]))
+    train_file, train_place = train.split.place(int(train.starts[match.train]))
+    where = f"document {match.train:,} of train ({train_file}, {train_place})"
+    advice = "remove it from train or from validation and prepare the data again"
+    place = f"document {match.document:,} of val, {place}"
+    if match.kind == "runs":
+        problem = f"{match.share:.0%} of its runs of {run_words} words are in train, most of them in {where}"
+        return Finding("overlap-ngrams", file, problem, advice, place)
+    how = "token for token" if match.kind == "tokens" else "but for case, white space and punctuation"
+    return Finding("overlap-documents", file, f"is {where}, {how}", advice, place)

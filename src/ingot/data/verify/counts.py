@@ -1,0 +1,82 @@
+"""One pass over a split: how often each id occurs, where start marks stand, and the bytes that the tokens stand for.
+
+A token stands for the bytes that the tokenizer's table says, except behind a special id or where a document starts. Only those
+places are asked for one by one, so the pass costs little more than counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer
+from ingot.data.tokenizers.base import OUTSIDE
+from ingot.data.verify.folder import AuditSplit, Starts
+
+CHUNK_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a pass came to; `ids` has a count for every id that a shard can hold."""
+
+    ids: NDArray[np.int64]
+    marks: NDArray[np.int64]
+    piece_bytes: int
+
+
+def count_tokens(
+    split: AuditSplit,
+    tokenizer: Tokenizer,
+    starts: Starts | None = None,
+    tell: Callable[[int], None] = lambda tokens: None,
+) -> Counts:
+    """Reads a split. `starts` is where documents begin, if more than their marks says so; `tell` hears of the tokens read."""
+    sizes = np.zeros(MAX_VOCABULARY, np.int64)
+    sizes[: tokenizer.vocab_size] = tokenizer.token_bytes()
+    special = np.append(sizes == 0, True)  # the last row is for OUTSIDE
+    ids = np.zeros(MAX_VOCABULARY, np.int64)
+    marks, extra, previous = [np.empty(0, np.int64)], 0, OUTSIDE
+    for begin in range(0, split.tokens, CHUNK_TOKENS):
+        part = split.read(begin, min(begin + CHUNK_TOKENS, split.tokens))
+        ids += np.bincount(part, minlength=MAX_VOCABULARY)
+        if tokenizer.bos is not None:
+            marks.append(np.flatnonzero(part == tokenizer.bos) + begin)
+        before = np.empty(len(part), np.int64)
+        before[0], before[1:] = previous, part[:-1]
+        if starts is not None:
+            first, last = np.searchsorted(starts, [begin, begin + len(part)])
+            before[starts[first:last] - begin] = OUTSIDE
+        places = np.flatnonzero(special[before])
+        extra += int((tokenizer.target_bytes(before[places], part[places]) - sizes[part[places]]).sum())
+        previous = int(part[-1])
+        tell(len(part))
+    return Counts(ids, np.concatenate(marks), int(ids @ sizes) + extra)
+
+
+def starts_by_marks(split: AuditSplit, marks: NDArray[np.int64]) -> Starts:
+    """Where documents begin if each has a mark in front; what comes before the first mark is a document too."""
+    before = [0] if split.tokens and (not len(marks) or marks[0]) else []
+    return np.concatenate([np.array(before, np.int64), marks, np.array([split.tokens], np.int64)])
+
+
+def read_index(split: AuditSplit) -> Starts | str:
+    """Where documents begin by the document index, or what is wrong with it."""
+    assert split.record is not None
+    path, documents = split.folder / split.record.document_index, split.record.documents
+    try:
+        size = path.stat().st_size
+        starts = np.fromfile(path, "<u8").astype(np.int64) if size == 8 * (documents + 1) else None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if starts is None:
+        return f"has {size:,} bytes, and {8 * (documents + 1):,} belong to {documents:,} documents"
+    falls = np.flatnonzero(np.diff(starts) <= 0)
+    if len(falls):
+        return f"does not rise: document {falls[0]:,} begins at {starts[falls[0]]:,} and the next at {starts[falls[0] + 1]:,}"
+    if starts[0] != 0 or starts[-1] != split.record.tokens:
+        return f"goes from {starts[0]:,} to {starts[-1]:,} and not from 0 to {split.record.tokens:,}"
+    return starts

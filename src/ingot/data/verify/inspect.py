@@ -1,0 +1,231 @@
+"""What is in a split: counts, the use of the vocabulary, the lengths of documents and how some of them begin.
+
+Tokens are counted block by block over mapped shards, so memory grows with the number of documents (8 bytes each) and with nothing
+else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.data.store.shards import TOKEN_BYTES
+from ingot.data.tokenizers import Tokenizer
+from ingot.data.verify.counts import Counts, count_tokens, read_index, starts_by_marks
+from ingot.data.verify.folder import AuditSplit, Folder, Starts, open_folder
+from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import write_atomically
+
+BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class IdUse:
+    """An id and how often it occurs; `text` is None for ids that stand for no text."""
+
+    id: int
+    text: str | None
+    count: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """How much of the vocabulary a split uses."""
+
+    size: int
+    used: int
+    never_used: int
+    most_frequent: list[IdUse]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Documents of `low` to `high` tokens, both included."""
+
+    low: int
+    high: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of documents in tokens, their start mark included."""
+
+    shortest: int
+    mean: float
+    median: float
+    longest: int
+    histogram: list[Bin]
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How a document begins."""
+
+    document: int
+    token: int
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True)
+class SplitInspection:
+    """What a split holds; `bytes` is the size of the original text, where that was recorded."""
+
+    documents: int
+    tokens: int
+    bytes: int | None
+    piece_bytes: int
+    bytes_per_token: float | None
+    vocabulary: Vocabulary
+    lengths: Lengths | None
+    beginnings: list[Beginning]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a folder holds."""
+
+    folder: Path
+    tokenizer: str
+    splits: dict[str, SplitInspection]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def inspect(
+    path: Path,
+    split: str | None = None,
+    *,
+    tokenizer: str | None = None,
+    top: int = 10,
+    beginnings: int = 5,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Looks into one split of a folder, or all; `top` most frequent ids and the beginnings of so many documents are listed."""
+    folder = open_folder(path, tokenizer)
+    if folder.findings:
+        raise DataError(f"{folder.findings[0].line} (ingot data verify {path} lists everything)")
+    assert folder.tokenizer is not None  # or there is a finding
+    if split is not None and split not in folder.splits:
+        raise DataError(f"{path} has no split {split!r}; it has {', '.join(folder.splits)}")
+    chosen = {name: one for name, one in folder.splits.items() if split in (None, name)}
+    done, total = 0, sum(one.tokens for one in chosen.values())
+
+    def tell(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        if progress:
+            progress(TOKEN_BYTES * done, TOKEN_BYTES * total)
+
+    splits = {name: _inspect(folder, one, top, beginnings, tell) for name, one in chosen.items()}
+    return Inspection(path, folder.tokenizer.kind, splits)
+
+
+def check_plot(file: Path) -> None:
+    """Refuses a picture that could not be drawn later."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib, which is not installed; install it with: pip install 'ingot[plots]'")
+    if file.suffix.lower() != ".png" or file.is_dir():
+        raise ConfigError(f"--plot {file} is no name for a PNG file; give one that ends in .png")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--plot {file} cannot be written: there is no folder {file.parent}")
+
+
+def plot(inspection: Inspection, file: Path) -> None:
+    """Draws the lengths of documents into a PNG file."""
+    check_plot(file)
+    from matplotlib.figure import Figure
+
+    drawn = {name: split.lengths for name, split in inspection.splits.items() if split.lengths}
+    figure = Figure(figsize=(8, 1 + 3 * len(drawn)), layout="constrained")
+    for number, (name, lengths) in enumerate(drawn.items()):
+        axes = figure.add_subplot(len(drawn), 1, number + 1)
+        lows = [bin.low for bin in lengths.histogram]
+        axes.bar(lows, [bin.documents for bin in lengths.histogram], width=lows, align="edge", edgecolor="white")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.axvline(lengths.median, color="black", linestyle="--", label=f"median {lengths.median:,.0f}")
+        axes.set_title(f"{inspection.folder.resolve().name}, {name}", parse_math=False)
+        axes.set(xlabel="tokens in a document", ylabel="documents")
+        axes.legend()
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    try:
+        write_atomically(file.resolve(), image.getvalue())
+    except OSError as error:
+        raise ConfigError(f"--plot {file} cannot be written: {error.strerror}") from None
+
+
+def _inspect(folder: Folder, split: AuditSplit, top: int, beginnings: int, tell: Callable[[int], None]) -> SplitInspection:
+    tokenizer = folder.tokenizer
+    assert tokenizer is not None
+    index = read_index(split) if split.record else None
+    if isinstance(index, str):
+        raise DataError(f"{split.folder}: the document index of {split.name} {index}; ingot data verify lists everything")
+    counts = count_tokens(split, tokenizer, index, tell)
+    if (outside := int(counts.ids[tokenizer.vocab_size :].sum())) > 0:
+        raise DataError(
+            f"{split.folder}: {outside:,} tokens of {split.name} are outside the {tokenizer.kind} vocabulary of "
+            f"{tokenizer.vocab_size:,} ids; give the tokenizer that made them"
+        )
+    starts = starts_by_marks(split, counts.marks) if index is None else index
+    size = split.record.bytes if split.record else None
+    known = counts.piece_bytes if size is None else size
+    return SplitInspection(
+        documents=len(starts) - 1,
+        tokens=split.tokens,
+        bytes=size,
+        piece_bytes=counts.piece_bytes,
+        bytes_per_token=known / split.tokens if split.tokens else None,
+        vocabulary=_vocabulary(tokenizer, counts, top),
+        lengths=_lengths(starts),
+        beginnings=_beginnings(split, tokenizer, starts, beginnings),
+    )
+
+
+def _vocabulary(tokenizer: Tokenizer, counts: Counts, top: int) -> Vocabulary:
+    ids = counts.ids[: tokenizer.vocab_size]
+    used, tokens = int(np.count_nonzero(ids)), int(ids.sum())
+    order = np.argsort(-ids, kind="stable")[: min(top, used)].tolist()
+    most = [IdUse(i, _piece(tokenizer, i), int(ids[i]), int(ids[i]) / tokens) for i in order]
+    return Vocabulary(tokenizer.vocab_size, used, tokenizer.vocab_size - used, most)
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | None:
+    """The text of an id; bytes that are no character by themselves as \\x.."""
+    return None if tokenizer.is_special(token) else tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
+
+
+def _lengths(starts: Starts) -> Lengths | None:
+    """Lengths in bins that double: 1, 2 to 3, 4 to 7, ..."""
+    lengths = np.diff(starts)
+    if not len(lengths):
+        return None
+    power = np.frexp(lengths.astype(np.float64))[1] - 1
+    documents = np.bincount(np.maximum(power, 0))
+    filled = np.flatnonzero(documents)
+    bins = [Bin(1 << p, (2 << p) - 1, int(documents[p])) for p in range(int(filled[0]), int(filled[-1]) + 1)]
+    return Lengths(int(lengths.min()), float(lengths.mean()), float(np.median(lengths)), int(lengths.max()), bins)
+
+
+def _beginnings(split: AuditSplit, tokenizer: Tokenizer, starts: Starts, count: int) -> list[Beginning]:
+    """The first words of documents that are spread evenly."""
+    documents = len(starts) - 1
+    numbers = np.unique(np.linspace(0, documents - 1, max(count, 0)).astype(np.int64)).tolist() if documents else []
+    found = []
+    for number in numbers:
+        begin, end = int(starts[number]), int(starts[number + 1])
+        text = tokenizer.decode(split.read(begin, min(end, begin + BEGINNING_TOKENS)))
+        found.append(Beginning(number, begin, end - begin, " ".join(text.split())[:BEGINNING_CHARACTERS]))
+    return found

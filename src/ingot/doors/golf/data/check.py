@@ -1,0 +1,84 @@
+"""The data of a golf run, looked at before anything is built: files, tokenizer, and whether they belong together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.data.formats.foreign import shard_files
+from ingot.data.formats.manifest import check_tokenizer_pair, listed_dataset
+from ingot.data.prepare.sample import open_dataset
+from ingot.data.store.dataset import MANIFEST, Dataset, Split
+from ingot.doors.golf.log import Journal
+from ingot.errors import ConfigError, DataError
+
+COUNTED_AT_ONCE = 1 << 22  # tokens
+
+
+def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None:
+    """Refuse data that would train or score wrongly, and write what was found; only the first rank counts."""
+    path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
+    if not (path / MANIFEST).is_file():
+        for split in ("val", "train"):  # the validation split first, as the original does
+            files = shard_files(path, split)
+            if not files:
+                raise DataError(f"no files found for {pattern(values, split)}; download them or set DATA_PATH")
+            if others := [file.name for file in files if not file.name.startswith("fineweb_")]:
+                raise DataError(f"{path} also holds {others[0]}, which is none of {pattern(values, split)}; move it elsewhere")
+    if not tokenizer.is_file():
+        raise DataError(f"there is no tokenizer {tokenizer}; download it or set TOKENIZER_PATH")
+    warnings = check_tokenizer_pair(path, tokenizer)
+    dataset = open_dataset(str(path), str(tokenizer))
+    if (found := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
+        raise ConfigError(f"VOCAB_SIZE={values['VOCAB_SIZE']} does not match the tokenizer's vocab_size={found}")
+    val, length = dataset.split("val"), values["TRAIN_SEQ_LEN"]
+    usable = (val.tokens - 1) // length * length
+    if usable <= 0:
+        raise DataError(f"the validation split has {val.tokens} tokens and needs more than TRAIN_SEQ_LEN={length}")
+    if not first:
+        return
+    journal.line(f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}")
+    shards = len(dataset.manifest.splits["train"].shards)
+    journal.line(f"train_loader:dataset:{Path(os.path.abspath(path)).name} train_shards:{shards}")  # noqa: PTH100 (a link keeps its name)
+    journal.line(f"val_loader:shards pattern={pattern(values, 'val')} tokens:{usable}")
+    documents, size = _counts(dataset, val, usable)
+    journal.note(
+        f"validation: {val.tokens} tokens in {documents} documents; scored: {usable} tokens, {size} bytes, "
+        f"{size / usable:.6f} bytes per token"
+    )
+    _check_listed(path, val.tokens, documents)
+    for warning in warnings:
+        journal.note(f"warning: {warning}")
+
+
+def pattern(values: Mapping[str, Any], split: str) -> str:
+    """The names of a split's files, as the original writes them; a folder that Ingot prepared has shorter ones."""
+    name = "" if (Path(values["DATA_PATH"]) / MANIFEST).is_file() else "fineweb_"
+    return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)
+
+
+def _counts(dataset: Dataset, val: Split, usable: int) -> tuple[int, int]:
+    """The documents of the validation split, by their marks, and the bytes of the targets that are scored."""
+    bos, documents, size = dataset.tokenizer.bos, 0, 0
+    for begin in range(0, val.tokens, COUNTED_AT_ONCE):
+        ids = val.read(begin, min(begin + COUNTED_AT_ONCE + 1, val.tokens)).astype(np.int32)
+        documents += int(np.count_nonzero(ids[:COUNTED_AT_ONCE] == bos))
+        targets = ids[1 : max(0, usable - begin) + 1]
+        size += int(dataset.tokenizer.target_bytes(ids[: len(targets)], targets).sum())
+    return documents, size
+
+
+def _check_listed(path: Path, tokens: int, documents: int) -> None:
+    """Hold the validation split against what the manifest of the data says of it, where there is one."""
+    listed = (listed_dataset(path) or {}).get("stats")
+    for name, found in (("tokens_val", tokens), ("docs_val", documents)):
+        if isinstance(listed, dict) and isinstance(listed.get(name), int) and listed[name] != found:
+            what = "tokens" if name == "tokens_val" else "documents"
+            raise DataError(
+                f"the validation split in {path} has {found} {what} and its manifest lists {listed[name]}; it is cut short or "
+                "of another data set: download it again"
+            )

@@ -1,0 +1,213 @@
+"""The data scripts of golf, word for word: their options and variables, our downloader and export, errors and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingot.doors.cli.data_download import PREFIX_VARIABLE, REPO_VARIABLE, download_and_print
+from ingot.doors.output import print_json
+from ingot.errors import INTERRUPTED, ConfigError, IngotError
+
+if TYPE_CHECKING:
+    from ingot.doors.golf.data.export import Exported, Settings
+
+THREADS, BATCH = "MATCHED_FINEWEB_TOKENIZER_THREADS", "MATCHED_FINEWEB_SP_BATCH_SIZE"
+TIKTOKEN_THREADS, DECODE_BATCH = "MATCHED_FINEWEB_TIKTOKEN_THREADS", "MATCHED_FINEWEB_GPT2_DECODE_BATCH_SIZE"
+VARIABLES = f"""variables:
+  {REPO_VARIABLE}, {PREFIX_VARIABLE}
+                        the repository and its folder, where the options do not say
+  {THREADS}
+                        processes that encode (one for each processor)
+  {TIKTOKEN_THREADS}
+                        the same for the kind tiktoken
+  {BATCH}
+                        documents encoded at once (1024)
+  {DECODE_BATCH}
+                        documents of GPT-2 shards decoded at once (512); if it is set and the repository has no documents,
+                        those of OUTPUT/datasets/fineweb10B_gpt2 are taken
+"""
+
+
+def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -> int:
+    """Download golf's shards and tokenizer into a folder; returns the exit code."""
+    from ingot.doors.golf.data.download import PREFIX, REPO
+
+    name = "cached_challenge_fineweb.py"
+    parser = argparse.ArgumentParser(name, description="Download the challenge's FineWeb shards and their tokenizer.")
+    parser.add_argument("positional", nargs="?", type=int, metavar="N", help=argparse.SUPPRESS)
+    parser.add_argument("--train-shards", type=int, default=80, metavar="N", help="train shards to download (80)")
+    parser.add_argument("--variant", default="sp1024", help="sp1024, byte260 or another that the repository has (sp1024)")
+    parser.add_argument("--skip-manifest", action="store_true", help="use the manifest.json that is here")
+    parser.add_argument("--with-docs", action="store_true", help="download docs_selected.jsonl and what it was made of")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    given = parser.parse_args(list(argv))
+    with _explained(name) as outcome:
+        download_and_print(
+            folder,
+            given.json,
+            variant=given.variant,
+            train_shards=given.train_shards if given.positional is None else given.positional,
+            repo=os.environ.get(REPO_VARIABLE, REPO),
+            prefix=os.environ.get(PREFIX_VARIABLE, PREFIX),
+            with_docs=given.with_docs,
+            skip_manifest=given.skip_manifest,
+        )
+    return outcome.code
+
+
+def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data")) -> int:
+    """Download golf's documents and export them as shards of the tokenizers in a spec file; returns the exit code."""
+    name = "download_hf_docs_and_tokenize.py"
+    given = _export_parser(name, folder).parse_args(list(argv))
+    with _explained(name) as outcome:
+        from ingot.data.hub import Hub
+        from ingot.doors.golf.data.export import export
+        from ingot.doors.golf.data.specs import load_specs
+
+        specs = load_specs(
+            given.tokenizer_config,
+            skip_byte=given.skip_byte,
+            train_documents=given.tokenizer_train_docs,
+            reuse=given.reuse_sp_model,
+        )
+        settings = _settings()
+        with _display() as (notify, progress):
+            result = export(
+                given.output_root,
+                specs,
+                Hub(given.repo_id, notify=notify),
+                given.remote_root,
+                val_documents=given.num_val_docs,
+                chunk_tokens=given.chunk_tokens,
+                gpt2_shards=given.from_gpt2_shards,
+                settings=settings,
+                notify=notify,
+                progress=progress,
+            )
+        if given.json:
+            print_json(result.as_dict())
+        else:
+            _print(result)
+    return outcome.code
+
+
+def _export_parser(name: str, folder: Path) -> argparse.ArgumentParser:
+    from ingot.doors.golf.data.download import PREFIX, REPO
+
+    about = "Download the challenge's documents and export them as shards of one or more tokenizers."
+    parser = argparse.ArgumentParser(
+        name, description=about, epilog=VARIABLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add, repo, prefix = parser.add_argument, os.environ.get(REPO_VARIABLE, REPO), os.environ.get(PREFIX_VARIABLE, PREFIX)
+    add("--repo-id", default=repo, metavar="ID", help=f"dataset repository on the Hugging Face hub ({repo})")
+    add("--remote-root", default=prefix, metavar="DIR", help=f"folder in it that has docs_selected.jsonl ({prefix})")
+    add("--output-root", type=Path, required=True, metavar="DIR", help="folder to fill: datasets/, tokenizers/, manifest.json")
+    specs = folder / "tokenizer_specs.json"
+    add("--tokenizer-config", type=Path, default=specs, metavar="FILE", help=f"JSON file that lists tokenizers ({specs})")
+    add("--num-val-docs", type=int, metavar="N", help="the first N documents are validation (what the documents say, or 50000)")
+    add("--chunk-tokens", type=int, default=100_000_000, metavar="N", help="tokens in one shard (100000000)")
+    add("--tokenizer-train-docs", type=int, metavar="N", help="learn vocabularies from the first N documents (all)")
+    add("--skip-byte", action="store_true", help="leave byte tokenizers out")
+    add(
+        "--reuse-sp-model",
+        action="append",
+        default=[],
+        metavar="VOCAB=MODEL",
+        help="take this .model for the SentencePiece vocabulary of this size instead of training one; may be given again",
+    )
+    add(
+        "--from-gpt2-shards",
+        type=Path,
+        metavar="DIR",
+        help="make docs_selected.jsonl of these shards of GPT-2 tokens instead of downloading it; their validation comes first",
+    )
+    add("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def _settings() -> Settings:
+    from ingot.doors.golf.data.export import Settings
+
+    threads, tiktoken, batch, decode = map(_number, (THREADS, TIKTOKEN_THREADS, BATCH, DECODE_BATCH))
+    return Settings(threads, tiktoken, batch or Settings.batch, decode)
+
+
+def _number(variable: str) -> int | None:
+    """The number that a variable sets, at least 1; None if it sets none."""
+    if not (text := os.environ.get(variable, "").strip()):
+        return None
+    try:
+        return max(1, int(text))
+    except ValueError:
+        raise ConfigError(f"{variable}={text!r} is no whole number") from None
+
+
+def _print(result: Exported) -> None:
+    for entry in result.manifest["datasets"]:
+        stats, kept = entry["stats"], " (was complete)" if entry["name"] in result.kept else ""
+        print(f"{result.folder}/{entry['path']}: {entry['vocab_size']:,} ids, {stats['docs_total']:,} documents{kept}")
+        for split, name in (("train", "train"), ("val", "validation")):
+            files, tokens, documents = (stats[f"{what}_{split}"] for what in ("files", "tokens", "docs"))
+            print(f"  {name}: {documents:,} documents, {tokens:,} tokens, {files:,} {'shard' if files == 1 else 'shards'}")
+    print(f"{result.folder}/manifest.json lists them, {result.seconds:.1f} s")
+
+
+class _Outcome:
+    code = 0
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[_Outcome]:
+    """Turn our errors into a line and an exit code; whoever reads the output may leave."""
+    outcome = _Outcome()
+    try:
+        yield outcome
+        sys.stdout.flush()
+    except IngotError as error:
+        print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        outcome.code = error.exit_code
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; the same command continues", file=sys.stderr)
+        outcome.code = INTERRUPTED
+    except BrokenPipeError:
+        from ingot.doors.cli.main import BROKEN_PIPE
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
+        outcome.code = BROKEN_PIPE
+
+
+@contextmanager
+def _display() -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int], None]]]:
+    """Where lines and progress go: a bar with lines above it on a terminal, else lines alone."""
+    if not sys.stderr.isatty():
+        yield _say, lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task, shown, seen = bars.add_task("asking the hub", total=None), "", 0
+
+        def show(what: str, done: int, total: int) -> None:
+            nonlocal shown, seen
+            if what == shown and seen <= done < min(seen + total // 500, total):
+                return  # called for every document, and a bar is slow
+            if what != shown:
+                bars.reset(task, description=what)
+            shown, seen = what, done
+            bars.update(task, completed=done, total=total)
+
+        yield lambda line: console.print(line, markup=False, soft_wrap=True), show
+
+
+def _say(line: str) -> None:
+    with suppress(OSError, ValueError):  # whoever read the lines may have left
+        print(line, file=sys.stderr, flush=True)

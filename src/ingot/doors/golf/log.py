@@ -1,0 +1,129 @@
+"""The log of a golf run: the challenge's own lines, on the console and in logs/RUN_ID.txt, every value of them true.
+
+Keys, order and number formats are the original's to the letter, because people's tools read them. What the original does not say
+stands in lines of its own that begin with `note:`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.config.loading import ResolvedConfig
+from ingot.config.render import dump_yaml
+from ingot.data.store.writer import made_by
+from ingot.doors.golf.translate import SPANS, accumulation
+from ingot.doors.golf.variables import as_lines
+from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
+from ingot.runtime.files import writing
+
+RULE = "=" * 100
+KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # by our names, in the log's order
+ALWAYS_LOGGED = 10
+
+
+class Journal:
+    """Writes lines to the console and appends them to a file."""
+
+    def __init__(self, path: Path | None):
+        self._path = path  # None on ranks that do not write
+        self.writes = path is not None
+
+    def line(self, text: str, console: bool = True) -> None:
+        """A line, on the console too unless that would be too much."""
+        if self._path is None:
+            return
+        if console:
+            print(text, flush=True)
+        with writing(self._path), self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text + "\n")
+
+    def note(self, text: str) -> None:
+        """What the original's log has no line for."""
+        self.line(f"note: {text}")
+
+    def head(self, resolved: ResolvedConfig, values: Mapping[str, Any]) -> None:
+        """What proves what ran: version, settings, the source of the model and the optimizer, Python, torch and the GPU."""
+        import torch
+
+        from ingot.model import golf, layers, loss
+        from ingot.optim import groups, muon, orthogonal, schedules
+
+        sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
+        head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
+        head += [f"Running Python {sys.version}", f"Running PyTorch {torch.__version__}", _gpu(), RULE]
+        self.line("\n".join(head), console=False)
+
+
+def _gpu() -> str:
+    try:
+        return subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    except OSError:
+        return "no nvidia-smi"
+
+
+class GolfReporter(Reporter):
+    """Tells a run in the original's lines."""
+
+    def __init__(self, values: Mapping[str, Any], journal: Journal):
+        self._v, self._journal, self._epoch = values, journal, 0
+
+    def begin(self, report: BeginReport) -> None:
+        v, line = self._v, self._journal.line
+        line(f"model_params:{report.parameters}")
+        line(f"world_size:{report.ranks} grad_accum_steps:{accumulation(report.ranks)}")
+        line(f"sdp_backends:{sdp_backends(report.attention)}")
+        line(f"attention_mode:gqa num_heads:{v['NUM_HEADS']} num_kv_heads:{v['NUM_KV_HEADS']}")
+        tied = v["TIE_EMBEDDINGS"]
+        line(
+            f"tie_embeddings:{tied} embed_lr:{v['TIED_EMBED_LR'] if tied else v['EMBED_LR']} "
+            f"head_lr:{0.0 if tied else v['HEAD_LR']} matrix_lr:{v['MATRIX_LR']} scalar_lr:{v['SCALAR_LR']}"
+        )
+        line(
+            f"train_batch_tokens:{v['TRAIN_BATCH_TOKENS']} train_seq_len:{v['TRAIN_SEQ_LEN']} iterations:{v['ITERATIONS']} "
+            f"warmup_steps:{v['WARMUP_STEPS']} max_wallclock_seconds:{v['MAX_WALLCLOCK_SECONDS']:.3f}"
+        )
+        line(f"seed:{v['SEED']}")
+        self._journal.note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
+        if report.resumed_at:
+            self._journal.note(f"goes on from step {report.resumed_at}")
+            self._epoch = report.resumed_at * (v["TRAIN_BATCH_TOKENS"] + SPANS) // report.train_tokens
+
+    def primed(self, step: int, steps: int) -> None:
+        if steps <= 20 or step % 10 == 0 or step == steps:
+            self._journal.line(f"warmup_step:{step}/{steps}")
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if report.epoch > self._epoch:
+            self._epoch = report.epoch
+            self._journal.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
+        every = self._v["TRAIN_LOG_EVERY"]
+        if report.step <= ALWAYS_LOGGED or (every > 0 and report.step % every == 0):
+            self._journal.line(
+                f"step:{report.step}/{self._v['ITERATIONS']} train_loss:{report.loss:.4f} "
+                f"{timing(report.elapsed_seconds, report.step)}"
+            )
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._journal.line(
+            f"step:{report.step}/{self._v['ITERATIONS']} val_loss:{report.val_loss:.4f} val_bpb:{report.val_bpb:.4f} "
+            f"{timing(report.elapsed_seconds, report.step)}"
+        )
+
+    def message(self, text: str) -> None:
+        self._journal.note(text)
+
+
+def timing(seconds: float, step: int) -> str:
+    """The milliseconds trained, and those of an average step."""
+    return f"train_time:{1000 * seconds:.0f}ms step_avg:{1000 * seconds / max(step, 1):.2f}ms"
+
+
+def sdp_backends(chosen: str) -> str:
+    """Which attention kernels may run: the one that was chosen for a GPU, or the two that torch has for CPUs."""
+    may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
+    return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())

@@ -1,0 +1,1 @@
+"""Generation with torch: a key-value cache, sampling, batches of prompts."""

@@ -1,0 +1,95 @@
+"""One token after another, with a key-value cache where the model has one.
+
+What a row draws depends on its own seed alone: neither on the rows beside it nor on the device, whose arithmetic decides only
+where two tokens are about equally likely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ingot.errors import RunError
+from ingot.generate.torch.reading import Reader
+
+BLOCK = 64  # random numbers that are brought to the device at once
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in."""
+
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1337
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    prompts: Tensor,
+    sampling: Sampling,
+    vocab_size: int | None = None,
+    use_cache: bool = True,
+    halve: bool = False,
+    record: bool = False,
+) -> Generator[Tensor, None, None]:
+    """Yield the next token of every row of `prompts` (B, T), for ever; only ids below `vocab_size` are drawn.
+
+    Row i draws with the seed plus i. `halve` and `record` are explained in reading.py.
+    """
+    dice = Dice(sampling.seed, prompts.size(0), prompts.device)
+    training = model.training
+    model.eval()
+    try:
+        reader = Reader(model, prompts.size(0), use_cache, halve, record)
+        tokens = prompts
+        while True:
+            logits = reader.read(tokens).float()  # (B, V)
+            if not logits.isfinite().all():
+                raise RunError("the model's scores are not finite, so it cannot write: its weights are damaged or diverged")
+            if vocab_size is not None:
+                logits[:, vocab_size:] = -math.inf
+            tokens = choose(logits, sampling, dice.throw()) if sampling.temperature else logits.argmax(-1, keepdim=True)
+            yield tokens.squeeze(1)
+    finally:
+        model.train(training)
+
+
+class Dice:
+    """A number from 0 to 1 per row and throw, from a generator of the row's own on the host."""
+
+    def __init__(self, seed: int, rows: int, device: torch.device):
+        self._generators = [torch.Generator().manual_seed(seed + row) for row in range(rows)]
+        self._device = device
+        self._block: list[Tensor] = []
+
+    def throw(self) -> Tensor:
+        """One number per row, (B, 1)."""
+        if not self._block:
+            block = torch.stack([torch.rand(BLOCK, generator=generator) for generator in self._generators], dim=1)
+            self._block = list(block.to(self._device).unsqueeze(-1).flip(0))
+        return self._block.pop()
+
+
+def choose(logits: Tensor, sampling: Sampling, throw: Tensor) -> Tensor:
+    """The token at which the probabilities of a row sum up to its throw (B, 1), as (B, 1)."""
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # none overflows, however cold
+    ids: Tensor | None = None
+    if 0 < sampling.top_k < logits.size(-1):
+        logits, ids = logits.topk(sampling.top_k)
+    elif sampling.top_p < 1:
+        logits, ids = logits.sort(descending=True)
+    p = logits.softmax(-1)
+    if sampling.top_p < 1:
+        p = p.masked_fill(p.cumsum(-1) - p >= max(sampling.top_p, 1e-9), 0.0)  # the likelier tokens' share
+    sums = p.cumsum(-1)
+    found = torch.searchsorted(sums, throw * sums[:, -1:], right=True).clamp(max=p.size(-1) - 1)
+    # A sum that is rounded up may lead to a token that cannot be.
+    found = torch.where(p.gather(-1, found) > 0, found, p.argmax(-1, keepdim=True))
+    return found if ids is None else ids.gather(-1, found)
