@@ -25,10 +25,10 @@ import torch
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
-from ingot.data.loading.order import make_rows
-from ingot.data.loading.rows import RowReader
+from ingot.data.loading.open import open_dataset
+from ingot.data.loading.reader import RowReader
+from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare
-from ingot.data.prepare.sample import open_dataset
 from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import Judge
 from ingot.optim.schedules import Position, rates_at

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.doors.nanogpt.model import GPT, GPTConfig
+from ingot.generate.sampling import Sampling
 from ingot.generate.torch.batch import write_texts
-from ingot.generate.torch.decode import Sampling
 from ingot.runtime.device import describe
 
 TEMPERATURE, TOP_K, START = 0.8, 200, 198  # sample.py's defaults; a newline in GPT-2's ids

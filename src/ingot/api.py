@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ingot.artifact.container import read_artifact
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
-from ingot.data.loading.rows import IGNORED, Batch
-from ingot.data.prepare.sample import open_dataset
+from ingot.data.loading.open import open_dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Judge, Score
 from ingot.runs.checkpoints import find_checkpoint
 from ingot.runs.report import Reporter
+from ingot.runtime.batch import IGNORED, Batch
 from ingot.train.start import MODEL_COPY, TrainingResult, run
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class LoadedModel:
         """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
         import torch
 
-        from ingot.generate.torch.decode import Sampling, generate
-        from ingot.train.trainer import prompt_ids
+        from ingot.generate.sampling import Sampling, prompt_ids
+        from ingot.generate.torch.decode import generate
 
         if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
             raise ConfigError("tokens, temperature and top_k must be 0 or more, and top_p above 0 and at most 1")

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ingot.data import encoding, prepare
+from ingot.data.prepare import blocks, pipeline
 from ingot.data.store.staging import Stage
-from ingot.data.store.writer import SplitWriter
+from ingot.data.store.writer import Encoded, SplitWriter
 
 Patch = Callable[[Any, str, Any], None]
 
 
 def take_small_steps(patch: Patch = setattr) -> None:
     """Blocks of a few hundred bytes, and a point to go on from every few hundred tokens."""
-    patch(encoding, "BLOCK_BYTES", 300)
-    patch(prepare, "BLOCK_BYTES", 300)
-    patch(prepare, "SAVE_TOKENS", 400)
+    patch(blocks, "BLOCK_BYTES", 300)
+    patch(pipeline, "BLOCK_BYTES", 300)
+    patch(pipeline, "SAVE_TOKENS", 400)
 
 
 def stop_behind(points: int, act: Callable[[], None], patch: Patch = setattr) -> None:
@@ -33,7 +33,7 @@ def stop_behind(points: int, act: Callable[[], None], patch: Patch = setattr) ->
         save(self, point)
         saved += 1
 
-    def watched_add(self: SplitWriter, documents: encoding.Encoded) -> None:
+    def watched_add(self: SplitWriter, documents: Encoded) -> None:
         add(self, documents)
         if saved >= points:
             self._index.flush()
@@ -47,4 +47,4 @@ if __name__ == "__main__":
     folder, at, workers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     take_small_steps()
     stop_behind(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    prepare.prepare([folder / "corpus"], folder / "out", "byte", shard_tokens=1000, workers=workers)
+    pipeline.prepare([folder / "corpus"], folder / "out", "byte", shard_tokens=1000, workers=workers)

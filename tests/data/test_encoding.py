@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from toy_tokenizers import toy_sentencepiece
 
 import ingot
+from ingot.data.prepare import blocks as cutting
 from ingot.data.prepare import workers as encoding
-from ingot.data.prepare.workers import Lines, encode_block, in_order, local_engine, read_blocks, text_blocks, workers_for
+from ingot.data.prepare.blocks import Lines, encode_block, read_blocks, text_blocks
+from ingot.data.prepare.workers import in_order, local_engine, workers_for
 from ingot.data.text.files import read_documents
 from ingot.data.text.records import read_lines
 from ingot.data.tokenizers import ByteTokenizer
@@ -26,6 +28,7 @@ TEXTS = [f"document {number}, with some text: {'x' * (number * 37 % 200)}" for n
 
 @pytest.fixture
 def small_blocks(monkeypatch):
+    monkeypatch.setattr(cutting, "BLOCK_BYTES", 500)
     monkeypatch.setattr(encoding, "BLOCK_BYTES", 500)
 
 
@@ -43,7 +46,7 @@ def unpacked(blocks, tokenizer):
 
 
 def parsed(block):
-    return block if isinstance(block, list) else [text.decode() for text in encoding._parse(block)]
+    return block if isinstance(block, list) else [text.decode() for text in cutting._parse(block)]
 
 
 # Blocks
@@ -53,7 +56,7 @@ def parsed(block):
 @pytest.mark.parametrize("head", ["", "\ufeff", "\n \n"])
 @pytest.mark.parametrize("tail", ["", "\n", "\n\n\n"])
 def test_blocks_of_lines_hold_every_document_once(tmp_path, monkeypatch, size, head, tail):
-    monkeypatch.setattr(encoding, "BLOCK_BYTES", size)
+    monkeypatch.setattr(cutting, "BLOCK_BYTES", size)
     path = tmp_path / "in.jsonl"
     path.write_text(head + "\n\n".join(json.dumps({"text": text}) for text in ["a", "", "é" * 40, "\ufeff\n", "b"]) + tail)
     blocks = list(read_blocks([path], "text", lambda _: None))
@@ -121,7 +124,7 @@ def test_lines_are_parsed_fast_as_they_are_read_with_care(data, damage):
     if damage is not None:
         data = data[: damage[0]] + damage[1] + data[damage[0] + 1 :]
     try:
-        found = encoding._parse(Lines(Path("in.jsonl"), "text", data, 0, 0))
+        found = cutting._parse(Lines(Path("in.jsonl"), "text", data, 0, 0))
     except DataError as error:
         found = str(error)
     assert found == careful(data)

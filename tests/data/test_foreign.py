@@ -7,8 +7,8 @@ import pytest
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.data.formats.foreign import open_foreign
-from ingot.data.formats.meta import meta_bytes
-from ingot.data.prepare.sample import open_dataset
+from ingot.data.formats.nanogpt import meta_bytes
+from ingot.data.loading.open import open_dataset
 from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ingot.data.formats.base import Marks, Stream, cut
 from ingot.data.formats.gpt_simple import IndexedWriter, Pair, index_bytes, read_index, token_width
-from ingot.data.formats.meta import META, char_tokenizer, meta_bytes, read_meta
-from ingot.data.formats.nanogpt import nanogpt_writer, open_plain
+from ingot.data.formats.nanogpt import META, char_tokenizer, meta_bytes, nanogpt_writer, open_plain, read_meta
 from ingot.data.formats.open import detect, open_source
 from ingot.data.formats.shards import open_tokens, shard_writer
 from ingot.data.store.shards import HEADER_BYTES, write_shard

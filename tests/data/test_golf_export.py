@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from toy_tokenizers import sentencepiece_file, shared
 
 from ingot.data.hub import Hub
-from ingot.data.prepare.workers import encode_block
+from ingot.data.prepare.blocks import encode_block
 from ingot.data.store.dataset import Dataset
 from ingot.data.store.shards import token_count
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer

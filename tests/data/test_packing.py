@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.data.loading.packing import PackedRows, best_fit
-from ingot.data.loading.rows import IGNORED
 from ingot.errors import DataError
+from ingot.runtime.batch import IGNORED
 
 BOS = 7
 

@@ -17,9 +17,9 @@ from stopping import stop_behind, take_small_steps
 from toy_tokenizers import llama_config, sentencepiece_file, shared, toy_sentencepiece
 
 import ingot.data.prepare.pipeline as prepare_module
+from ingot.data.prepare.blocks import encode_block
 from ingot.data.prepare.holdout import hold_out_ends, spread_documents
 from ingot.data.prepare.pipeline import prepare
-from ingot.data.prepare.workers import encode_block
 from ingot.data.store.dataset import Dataset
 from ingot.data.text.files import WHAT
 from ingot.data.tokenizers import open_tokenizer
@@ -502,7 +502,7 @@ def test_an_engine_that_cannot_be_is_refused(tmp_path, text, settings, match):
 
 def killed(tmp_path, points=1, workers=1):
     """Begins to prepare the corpus and is killed behind this many points to go on from; gives the folder that is left."""
-    path = os.pathsep.join([str(Path(prepare_module.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(prepare_module.__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
     program = [sys.executable, str(Path(__file__).with_name("stopping.py")), str(tmp_path), str(points), str(workers)]
     assert subprocess.run(program, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
@@ -714,7 +714,7 @@ def test_a_large_file_takes_a_few_times_its_size_in_memory(tmp_path, tokenizer, 
         "prepare([Path('in.txt')], Path('out'), sys.argv[1], shard_tokens=int(sys.argv[2])); print((peak() - before) * 1024)"
     )
     (tmp_path / "small.txt").write_text("all work " * 500_000)
-    environment = {**os.environ, "PYTHONPATH": str(Path(prepare_module.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(prepare_module.__file__).parents[3])}
     command = [sys.executable, "-c", program, tokenizer, str(shard_tokens)]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert int(ran.stdout) < 6 * size
@@ -734,7 +734,7 @@ def test_bytes_are_counted_the_same_in_parts_of_any_size(texts, part):
     tokenizer = toy_sentencepiece()
     whole = encode_block(tokenizer, texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ingot.data.prepare.workers.PART_TOKENS", part)
+        patch.setattr("ingot.data.prepare.blocks.PART_TOKENS", part)
         assert encode_block(tokenizer, texts).piece_bytes.tolist() == whole.piece_bytes.tolist()
 
 

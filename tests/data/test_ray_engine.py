@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
+from ingot.data.prepare import blocks
 from ingot.data.prepare import pipeline as prepare_module
-from ingot.data.prepare import workers as encoding
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.prepare.ray import ray_engine
 from ingot.data.tokenizers import ByteTokenizer
@@ -41,14 +41,14 @@ def contents(folder):
 
 def test_a_cluster_gives_the_same_bytes_even_if_a_worker_is_killed(tmp_path, corpus, monkeypatch, capsys):
     ray = pytest.importorskip("ray", reason="ray is not installed")
-    monkeypatch.setattr(encoding, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     prepare([corpus], tmp_path / "local", "gpt2", shard_tokens=1000)
     read, mark = prepare_module.read_blocks, tmp_path / "killed"
 
     def blocks(*inputs):
         for number, block in enumerate(read(*inputs)):
-            yield Fatal([text.decode() for text in encoding._parse(block)], mark) if number == 7 else block
+            yield Fatal([text.decode() for text in blocks._parse(block)], mark) if number == 7 else block
 
     with ray_engine(ByteTokenizer(), None, 2):  # once for both, because it takes seconds to start
         with monkeypatch.context() as patch:

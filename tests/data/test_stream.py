@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.schema import DataSection
-from ingot.data.loading.order import make_rows
-from ingot.data.loading.rows import Random, RowReader, Shuffle, Stream, Windows, document_numbers, mix, permuted
+from ingot.data.loading.order import Random, Shuffle, Stream
+from ingot.data.loading.reader import RowReader
+from ingot.data.loading.rows import Windows, document_numbers, make_rows
 from ingot.data.store.dataset import ShardRecord, Split, SplitRecord
 from ingot.data.store.shards import write_shard
 from ingot.errors import DataError
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.seeds import mix, permuted
 
 KEYS = st.integers(0, 2**64 - 1)
 

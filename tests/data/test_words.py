@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_tokenizers import SPACE, added, byte_level_config, sentencepiece_file, shared, toy_hf, toy_sentencepiece
 
-from ingot.data.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer, words
+from ingot.data.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer
+from ingot.data.tokenizers.fast import table as words
 from ingot.data.tokenizers.fast.proof import word_starts
 from ingot.data.tokenizers.fast.table import WordTable, flat, trusted
 from ingot.errors import DataError

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.generate.torch.decode import Sampling, choose, generate
+from ingot.generate.sampling import Sampling
+from ingot.generate.torch.decode import choose, generate
 from ingot.model.gpt2 import GPT2
 
 torch.set_num_threads(1)

@@ -9,9 +9,10 @@ import torch
 from ingot.api import LoadedModel
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import NumberTokenizer
+from ingot.generate.sampling import Sampling
 from ingot.generate.torch import reading
 from ingot.generate.torch.batch import write_texts
-from ingot.generate.torch.decode import Dice, Sampling, generate
+from ingot.generate.torch.decode import Dice, generate
 from ingot.generate.torch.reading import Step
 from ingot.model.registry import build
 

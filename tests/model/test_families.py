@@ -9,7 +9,8 @@ from torch import nn
 
 from ingot.backends.torch.build import checkpoint_blocks
 from ingot.config.families import FAMILIES as SECTIONS
-from ingot.generate.torch.decode import Sampling, generate
+from ingot.generate.sampling import Sampling
+from ingot.generate.torch.decode import generate
 from ingot.model.gpt2 import GPT2
 from ingot.model.registry import FAMILIES, build
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ingot.backends.base import StepResult
 from ingot.config.loading import load_config
-from ingot.data.loading.order import make_rows
-from ingot.data.prepare.sample import open_dataset
+from ingot.data.loading.open import open_dataset
+from ingot.data.loading.rows import make_rows
 from ingot.errors import RunError
 from ingot.optim.schedules import Position, Rates, learning_rate_scale
 from ingot.runs.report import Reporter, StepReport

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from ingot.artifact.hf_tokenizer import tokenizer_files
-from ingot.artifact.numbers import FLOATS
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import fsync_dir
-from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
+from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PREFIX = "transformer."

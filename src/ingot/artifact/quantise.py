@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.numbers import FLOATS, to_array, to_record
 from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runtime.tensors import ITEM_BYTES, TensorRecord
+from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, to_array, to_record
 
 QUANTISERS = ("none", "int8", "int8-golf")
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}

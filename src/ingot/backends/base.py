@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ingot.data.loading.rows import Batch
 from ingot.optim.schedules import Rates
+from ingot.runtime.batch import Batch
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 

@@ -33,8 +33,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import repo_folder_name
 
 from ingot.data.hub_files import Stopped
-from ingot.data.store.shards import file_sha256
 from ingot.errors import ConfigError, DataError, IngotError
+from ingot.runtime.files import file_sha256
 
 T = TypeVar("T")
 NetworkError: type[Exception] = HfHubHTTPError.__mro__[1]  # the base of what httpx raises, under whichever name the client has it

@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.config.schema import Config
-from ingot.data.loading.rows import IGNORED, Batch, document_numbers
+from ingot.data.loading.rows import document_numbers
 from ingot.data.store.dataset import Split
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import DataError
+from ingot.runtime.batch import IGNORED, Batch
 
 Rule = Literal["text", "pieces"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, DataError
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
@@ -91,3 +92,12 @@ def remove_if_empty(folder: Path) -> None:
     """Remove a folder that nothing was written to."""
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error

@@ -14,6 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1}
 MAX_RANK, MAX_ITEMS = 32, 1 << 59  # what numpy 1 and a signed 64-bit size can hold
@@ -100,3 +104,31 @@ def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
     if end > len(body) or dtype not in ITEM_BYTES or end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"its entry for {name!r:.100} does not fit its data")
     return TensorRecord(name, dtype, shape, body[begin:end])
+
+
+DTYPES: dict[str, type[np.generic]] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def to_array(record: TensorRecord) -> NDArray[Any]:
+    """The numbers of a record; bfloat16 ones as float32, which holds each of them exactly."""
+    stored = np.uint16 if record.dtype == "BF16" else DTYPES[record.dtype]
+    array = np.frombuffer(record.data, stored) if record.data.nbytes else np.empty(0, stored)
+    if record.dtype == "BF16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.reshape(record.shape)
+
+
+def to_record(name: str, array: NDArray[Any], dtype: str) -> TensorRecord:
+    """A record of an array in another number format, rounded to the nearest number there, ties to even."""
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        stored: NDArray[Any] = np.where(np.isnan(array), 0x7FC0, nearest).astype(np.uint16)
+    else:
+        with np.errstate(over="ignore"):  # whoever must not have an infinity looks for it
+            stored = np.ascontiguousarray(array, DTYPES[dtype])
+    return TensorRecord(name, dtype, array.shape, stored.reshape(-1).view(np.uint8).data)

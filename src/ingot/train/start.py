@@ -21,11 +21,11 @@ from ingot.config.families import FileSection
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
-from ingot.data.loading.order import make_rows
-from ingot.data.loading.rows import Rows
-from ingot.data.prepare.sample import open_dataset
+from ingot.data.loading.open import open_dataset
+from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError
+from ingot.generate.sampling import prompt_ids
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
@@ -33,7 +33,7 @@ from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
-from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer, prompt_ids
+from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {

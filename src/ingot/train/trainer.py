@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 from ingot.backends.base import Backend, Pending, StepResult
 from ingot.config.schema import Config
-from ingot.data.loading.rows import Portion, RowReader, Rows, read_portion
+from ingot.data.loading.reader import Portion, RowReader, read_portion
+from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import DataError, PeerLost, RunError
+from ingot.errors import PeerLost, RunError
 from ingot.eval.evaluator import Judge, Score
+from ingot.generate.sampling import prompt_ids
 from ingot.optim.schedules import Position, Rates, rates_at
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
@@ -346,14 +348,3 @@ class Trainer:
 
     def _record(self) -> dict[str, Any]:
         return {**asdict(self.progress), "choices": self.backend.choices(), **self.facts}
-
-
-def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids a continuation starts from: the start of a document and the prompt; where there is neither, a newline or any id."""
-    ids = [int(i) for i in tokenizer.encode_document(text)]
-    if ids:
-        return ids
-    try:
-        return [int(i) for i in tokenizer.encode("\n")] or [0]
-    except DataError:
-        return [0]

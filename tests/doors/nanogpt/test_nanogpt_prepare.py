@@ -16,8 +16,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from small_runs import ROOT, shared
 
-from ingot.data.formats.meta import read_meta
-from ingot.data.prepare.sample import open_dataset
+from ingot.data.formats.nanogpt import read_meta
+from ingot.data.loading.open import open_dataset
 from ingot.doors.nanogpt import prepare
 from ingot.doors.nanogpt.prepare import openwebtext, shakespeare, shakespeare_char
 

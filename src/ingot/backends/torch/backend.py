@@ -31,13 +31,15 @@ from ingot.backends.torch.collectives import Collectives, peers_present
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.state import load_model, load_optimizers, model_records, optimizer_records, record, tensor
 from ingot.config.schema import Config
-from ingot.data.loading.rows import IGNORED, Batch, mix
 from ingot.errors import ConfigError, DataError, RunError
-from ingot.generate.torch.decode import Sampling, generate
+from ingot.generate.sampling import Sampling
+from ingot.generate.torch.decode import generate
 from ingot.optim.groups import facing_vocabulary, make_optimizers
 from ingot.optim.schedules import Rates
+from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.device import DTYPES, describe, peak_flops, pick_device, pick_precision
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import TensorRecord
 
 ATTENTION = {

@@ -27,12 +27,13 @@ from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
 from ingot.data.formats.open import SOURCES
 from ingot.data.formats.shards import shard_writer
 from ingot.data.store.dataset import SPLITS, ShardRecord, SplitRecord
-from ingot.data.store.shards import MAX_TOKENS, ShardWriter, file_sha256
+from ingot.data.store.shards import MAX_TOKENS, ShardWriter
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import INDEX_BYTES, index_name, shard_name, write_manifest
 from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer, open_tokenizer
 from ingot.data.tokenizers.matching import HEAD, SHARE, comes_back
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import file_sha256
 
 log = logging.getLogger(__name__)
 

@@ -59,7 +59,7 @@ def open_plain(path: Path) -> NDArray[np.uint16]:
 
 
 def _open_nanogpt(folder: Path, tokenizer: str | None) -> Dataset:
-    from ingot.data.formats.meta import META, nanogpt_tokenizer
+    from ingot.data.formats.nanogpt import META, nanogpt_tokenizer
 
     files = {split: [folder / name] for split, name in NANOGPT.items() if (folder / name).is_file()}
     which = OTHER if tokenizer or (folder / META).is_file() else GUESSED

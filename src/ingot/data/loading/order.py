@@ -1,30 +1,89 @@
-"""From `data.sampling` to the rows it names."""
+"""Where a row begins: a pure function of its number, the same for any number of ranks.
+
+A run reads samples 0, 1, 2, ... A sample number decides a row; a step takes the next numbers and every rank computes its share of
+them. So a run may move to other ranks between two steps and every row is still used exactly once.
+"""
 
 from __future__ import annotations
 
-from ingot.config.schema import DataSection
-from ingot.data.loading.packing import PackedRows
-from ingot.data.loading.rows import Order, Random, Rows, Shuffle, Stream, Windows
-from ingot.data.store.dataset import Dataset
-from ingot.errors import DataError
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.runtime.seeds import mix, permuted, scramble
 
 
-def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Rows:
-    """The rows a run trains on."""
-    split, seq_len, seed = dataset.split("train"), settings.seq_len, settings.seed
-    if settings.sampling == "pack":
-        return PackedRows(split, seq_len, seed, dataset.tokenizer.bos, settings.document_mask)
-    if split.tokens <= seq_len:
-        raise DataError(
-            f"the text has {split.tokens:,} tokens and a row needs data.seq_len + 1 = {seq_len + 1:,}; "
-            "use more text or shorter rows"
-        )
-    order: Order
-    match settings.sampling:
-        case "shuffle":
-            order = Shuffle(split.tokens, seq_len, seed)
-        case "random":
-            order = Random(split.tokens, seq_len, seed)
-        case "stream":
-            order = Stream(split.tokens, seq_len, rows_per_step, settings.spans)
-    return Windows(split, order, seq_len, settings.document_mask)
+class Order(Protocol):
+    """Where the windows of a stream begin, by sample number."""
+
+    def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Where the windows of these sample numbers begin."""
+
+    def epoch(self, sample: int) -> int:
+        """How many times the data had been read completely before this sample."""
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Windows that tile the stream, each once per epoch, in an order of its own for every epoch."""
+
+    tokens: int
+    seq_len: int
+    seed: int
+
+    @property
+    def windows(self) -> int:
+        return (self.tokens - 1) // self.seq_len
+
+    def epoch(self, sample: int) -> int:
+        return sample // self.windows
+
+    def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
+        epochs, places = np.divmod(samples, np.uint64(self.windows))
+        windows = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            windows[here] = permuted(places[here], self.windows, key=mix(self.seed, int(epoch)))
+        return windows.astype(np.int64) * self.seq_len
+
+
+@dataclass(frozen=True)
+class Random:
+    """Windows that begin anywhere, drawn independently and with replacement, as nanoGPT draws them."""
+
+    tokens: int
+    seq_len: int
+    seed: int
+
+    def epoch(self, sample: int) -> int:
+        return sample * self.seq_len // self.tokens
+
+    def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
+        # The remainder favours low starts by less than one part in 2**32 for any stream that fits a disk.
+        draws = scramble(samples ^ np.uint64(mix(self.seed, 0)))
+        return (draws % np.uint64(self.tokens - self.seq_len)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The tokens in their order, as golf reads them: a step is `spans` stretches, each of one token more than it trains on.
+
+    The token more is the last target of its stretch and never an input. Behind the last token comes the first again.
+    """
+
+    tokens: int
+    seq_len: int
+    rows: int  # in a step
+    spans: int
+
+    def epoch(self, sample: int) -> int:
+        return int(self._place(np.array([sample], np.uint64))[0]) // self.tokens
+
+    def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
+        return self._place(samples) % self.tokens
+
+    def _place(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
+        span, row = np.divmod(samples.astype(np.int64), self.rows // self.spans)
+        return span * (self.rows // self.spans * self.seq_len + 1) + row * self.seq_len

@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.loading.rows import IGNORED, Batch, mix, permuted
 from ingot.data.store.dataset import Split
 from ingot.errors import DataError
+from ingot.runtime.batch import IGNORED, Batch
+from ingot.runtime.seeds import mix, permuted
 
 BLOCK = 1024  # documents that are fitted together: 98 to 99% of the places are then filled
 

@@ -20,17 +20,19 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks
 from ingot.data.prepare.holdout import Piece, Rule, always, first_documents, hold_out_ends, spread_documents
-from ingot.data.prepare.workers import BLOCK_BYTES, Block, Engine, local_engine, read_blocks, text_blocks, workers_for
+from ingot.data.prepare.workers import Engine, local_engine, workers_for
 from ingot.data.store.dataset import SPLITS, Manifest
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import Stage, check_output, staged
-from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, made_by, where_to_begin, write_manifest
+from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
 from ingot.data.text.files import WHAT, Text, count_documents, file_bytes, find_files, read_texts
 from ingot.data.text.hub_datasets import commits
 from ingot.data.text.records import characters
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.version import made_by
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
-from ingot.data.prepare.workers import BLOCKS_AHEAD, Block, Encoded, Engine, cpu_count, encode_or_explain, in_order
+from ingot.data.prepare.blocks import Block, encode_or_explain
+from ingot.data.prepare.workers import BLOCKS_AHEAD, Engine, cpu_count, in_order
+from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import ConfigError, IngotError, RunError
 

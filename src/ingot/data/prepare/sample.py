@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from ingot.data.formats.foreign import open_foreign
 from ingot.data.prepare.pipeline import write_dataset
-from ingot.data.store.dataset import MANIFEST, VERSION, Dataset
+from ingot.data.store.dataset import VERSION, Dataset
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, IngotError
 
@@ -26,24 +25,6 @@ log = logging.getLogger(__name__)
 
 PREFIX = "sample:"
 SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
-
-
-def open_dataset(path: str, tokenizer: str | None = None) -> Dataset:
-    """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's."""
-    folder = resolve(path, tokenizer)
-    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer)) is not None:
-        return foreign
-    dataset = Dataset.open(folder)
-    if tokenizer is not None and not path.startswith(PREFIX):
-        _check_same(tokenizer, dataset.tokenizer, path)
-    return dataset
-
-
-def resolve(path: str, tokenizer: str | None = None) -> Path:
-    """The folder that `path` names: a folder of tokens, or sample:NAME."""
-    if path.startswith(PREFIX):
-        return sample_path(path.removeprefix(PREFIX), tokenizer or "byte")
-    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
 
 
 def sample_path(name: str, tokenizer: str) -> Path:
@@ -70,26 +51,6 @@ def sample_path(name: str, tokenizer: str) -> Path:
         return folder
     assert problem is not None
     raise problem
-
-
-def _check_same(name: str, found: Tokenizer, path: str) -> None:
-    if name == "char":
-        if found.kind == "char":  # whichever characters the text had
-            return
-        given = name
-    else:
-        opened = open_tokenizer(name)
-        if opened.fingerprint() == found.fingerprint():
-            return
-        given = f"{name} ({_shown(opened)})"
-    raise DataError(
-        f"data.tokenizer is {given} and {path} was prepared with {_shown(found)}; "
-        f"leave data.tokenizer out or prepare the text again with --tokenizer {name}"
-    )
-
-
-def _shown(tokenizer: Tokenizer) -> str:
-    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint()[:12]}"
 
 
 def _cache_root() -> Path:

@@ -1,143 +1,38 @@
 """Documents to ids, in order, by any number of processes.
 
-Work is cut into blocks of text, by size alone, so that neither the blocks nor what becomes of them depends on who encodes them.
-Lines of JSON are parsed by whoever encodes them. Workers are plain child processes that read blocks from a pipe and write ids to
+Workers are plain child processes that read blocks from a pipe and write ids to
 another: they run nothing of the program that started them, and end when it does, however that happens.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import chain
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic_core import from_json
-
-from ingot.data.store.shards import PART_TOKENS
-from ingot.data.text.files import READERS, Text, read_texts
-from ingot.data.text.records import read_lines
-from ingot.data.text.unpacking import CODECS, open_unpacked
+from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, encode_or_explain, size_of
+from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
-from ingot.data.tokenizers.base import OUTSIDE, utf8
-from ingot.errors import DataError, IngotError, RunError
+from ingot.errors import IngotError, RunError
 
-BLOCK_BYTES = 1 << 20  # of text that one worker encodes at once
 SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
 ATTEMPTS = 3  # at a block whose worker was killed
-NEWLINE = ord("\n")
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingot.data.prepare.workers import serve; serve()"
 
 T = TypeVar("T")
 
 
-class Lines(NamedTuple):
-    """Whole lines of a file of JSON lines, and how many lines and bytes of it come before."""
-
-    path: Path
-    text_field: str
-    data: bytes
-    lines_before: int
-    bytes_before: int
-
-
-Block = Lines | list[Text]
-
-
-class Encoded(NamedTuple):
-    """Documents as ids one behind the other; for each its tokens, its bytes, and the bytes that its tokens stand for."""
-
-    ids: NDArray[np.uint16]
-    tokens: NDArray[np.int64]
-    bytes: NDArray[np.int64]
-    piece_bytes: NDArray[np.int64]
-    empty: int  # texts without a character, which are no documents
-
-    def select(self, which: NDArray[np.bool_]) -> Encoded:
-        """Some of the documents."""
-        if which.all():
-            return self
-        ids = self.ids[np.repeat(which, self.tokens)] if which.any() else self.ids[:0]
-        return Encoded(ids, self.tokens[which], self.bytes[which], self.piece_bytes[which], 0)
-
-
 Engine = Callable[[Iterable[Block]], Iterator[Encoded]]
-
-
-def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None]) -> Iterator[Block]:
-    """The documents of files as blocks; `advance` is told the bytes read."""
-    others: list[Path] = []
-    for path in files:
-        if _has_lines(path):
-            yield from text_blocks(read_texts(others, text_field, advance))
-            yield from _line_blocks(path, text_field, advance)
-            others = []
-        else:
-            others.append(path)
-    yield from text_blocks(read_texts(others, text_field, advance))
-
-
-def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES) -> Iterator[list[Text]]:
-    """Texts a block at a time."""
-    block: list[Text] = []
-    size = 0
-    for text in texts:
-        block.append(text)
-        size += len(text)
-        if size >= characters:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
-
-
-def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
-    """The documents of a block."""
-    texts = [text if isinstance(text, bytes) else utf8(text) for text in block] if isinstance(block, list) else _parse(block)
-    documents = [text for text in texts if text]
-    ids, tokens = tokenizer.encode_batch(documents)
-    sizes = np.fromiter(map(len, documents), np.int64, len(documents))
-    pieces = sizes if tokenizer.lossless else _piece_bytes(tokenizer, ids, tokens)
-    return Encoded(ids, tokens, sizes, pieces, len(texts) - len(documents))
-
-
-def _piece_bytes(tokenizer: Tokenizer, ids: NDArray[np.uint16], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bytes that the tokens of each document stand for, counted a part at a time: one document may be all there is."""
-    ends = np.cumsum(tokens)
-    starts, sums, total = (ends - tokens)[tokens > 0], np.zeros(len(ends), np.int64), 0
-    for begin in range(0, len(ids), PART_TOKENS):
-        part = ids[begin : begin + PART_TOKENS]
-        end = begin + len(part)
-        previous = np.append(np.int32(ids[begin - 1]), part[:-1].astype(np.int32))
-        first, last = np.searchsorted(starts, [begin, end])
-        previous[starts[first:last] - begin] = OUTSIDE
-        counted = np.cumsum(tokenizer.target_bytes(previous, part), dtype=np.int64)
-        first, last = np.searchsorted(ends, [begin, end], "right")
-        sums[first:last] = total + counted[ends[first:last] - begin - 1]
-        total += int(counted[-1])
-    return np.diff(sums, prepend=0)
-
-
-def encode_or_explain(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
-    """`encode_block`, with a mistake in the text as a value, which survives the way back to the user better than a raise."""
-    try:
-        return encode_block(tokenizer, block)
-    except IngotError as error:
-        return error
 
 
 def in_order(
@@ -154,7 +49,7 @@ def in_order(
         except IngotError as error:  # what was read before comes first, with mistakes of its own perhaps
             block, problem = None, error
         if block is not None:
-            waiting.append((begin(block), _size(block)))
+            waiting.append((begin(block), size_of(block)))
             size += waiting[-1][1]
         while waiting and (block is None or len(waiting) >= ahead or size > ahead * BLOCK_BYTES):
             begun, weight = waiting.popleft()
@@ -278,60 +173,3 @@ def workers_for(tokenizer: Tokenizer, size: int) -> int:
 def cpu_count() -> int:
     """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def _has_lines(path: Path) -> bool:
-    named = path.with_suffix("") if path.suffix.lower() in CODECS else path
-    return READERS.get(named.suffix.lower()) is read_lines
-
-
-def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[Lines]:
-    lines = size = 0
-    try:
-        with open_unpacked(path, advance) as stream:
-            while data := stream.read(BLOCK_BYTES):
-                data += b"" if data.endswith(b"\n") else stream.readline()
-                yield Lines(path, text_field, data, lines, size)
-                lines, size = lines + len(_newlines(data)), size + len(data)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _parse(block: Lines) -> list[bytes]:
-    """The documents of lines; if one is wrong, from blank lines in front the reader learns its place in the file."""
-    if (found := _parse_plain(block.data, block.text_field)) is not None:
-        return found
-    try:
-        return [text.encode() for text in _read(block, [b"\n"][: block.lines_before])]
-    except DataError:
-        each, more = divmod(block.bytes_before, block.lines_before or 1)
-        before = (b" " * (each - 1 + (line < more)) + b"\n" for line in range(block.lines_before))
-        for _ in _read(block, before):
-            pass
-        raise
-
-
-def _parse_plain(data: bytes, text_field: str) -> list[bytes] | None:
-    """The texts in UTF-8 of whole lines with an object each; None: `read_lines` has to read them, or say what is wrong."""
-    texts: list[bytes] = []
-    begin = 0
-    try:
-        for end in [*_newlines(data).tolist(), *([] if data.endswith(b"\n") else [len(data)])]:
-            texts.append(from_json(data[begin:end], cache_strings="none")[text_field].encode())
-            begin = end + 1
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    return texts
-
-
-def _newlines(data: bytes) -> NDArray[np.int64]:
-    return np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-
-
-def _read(block: Lines, before: Iterable[bytes]) -> Iterator[str]:
-    lines = chain(before, io.BytesIO(block.data))
-    return read_lines(cast(BinaryIO, lines), block.path, block.text_field)
-
-
-def _size(block: Block) -> int:
-    return sum(map(len, block)) if isinstance(block, list) else len(block.data)

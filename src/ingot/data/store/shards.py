@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import DataError
+from ingot.runtime.files import file_sha256
 
 MAGIC, VERSION = 20240520, 1
 HEADER_INTS = 256
@@ -155,12 +156,3 @@ def open_shard(path: Path) -> NDArray[np.uint16]:
         return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
     except OSError as error:
         raise DataError(f"cannot map shard {path}: {error.strerror}") from error
-
-
-def file_sha256(path: Path) -> str:
-    """The sha256 of a file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error

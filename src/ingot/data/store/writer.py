@@ -6,24 +6,23 @@ back to what was saved, so that it never matters what was written behind it.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ingot.data.prepare.workers import Encoded
 from ingot.data.store.dataset import MANIFEST, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
-from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter, file_sha256
+from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter
 from ingot.data.store.staging import JOURNAL, Stage
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import OUTSIDE
-from ingot.runtime.files import write_atomically
+from ingot.runtime.files import file_sha256, write_atomically
+from ingot.runtime.version import made_by
 
 INDEX_BYTES = 8  # of a document's start
 SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
@@ -88,14 +87,6 @@ def write_manifest(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitRe
     manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
     write_atomically(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=2) + "\n")
     return manifest
-
-
-def made_by() -> str:
-    """What data says of its maker."""
-    try:
-        return f"ingot {importlib.metadata.version('ingot')}"
-    except importlib.metadata.PackageNotFoundError:
-        return "ingot (not installed)"
 
 
 class SplitWriter:
@@ -210,3 +201,20 @@ def shard_name(split: str, number: int) -> str:
 def index_name(split: str) -> str:
     """The file that says where documents begin."""
     return f"{split}.index"
+
+
+class Encoded(NamedTuple):
+    """Documents as ids one behind the other; for each its tokens, its bytes, and the bytes that its tokens stand for."""
+
+    ids: NDArray[np.uint16]
+    tokens: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    piece_bytes: NDArray[np.int64]
+    empty: int  # texts without a character, which are no documents
+
+    def select(self, which: NDArray[np.bool_]) -> Encoded:
+        """Some of the documents."""
+        if which.all():
+            return self
+        ids = self.ids[np.repeat(which, self.tokens)] if which.any() else self.ids[:0]
+        return Encoded(ids, self.tokens[which], self.bytes[which], self.piece_bytes[which], 0)

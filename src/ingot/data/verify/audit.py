@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data.store.dataset import AGAIN, MANIFEST
-from ingot.data.store.shards import TOKEN_BYTES, file_sha256
+from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.verify.checks import check_bytes, check_marks, check_range, check_round_trip, check_sha256
 from ingot.data.verify.counts import Counts, count_tokens, read_index, starts_by_marks
 from ingot.data.verify.folder import AuditSplit, Finding, Folder, Starts, open_folder
 from ingot.data.verify.overlap import Match, Side, find_overlap
 from ingot.errors import ConfigError
+from ingot.runtime.files import file_sha256
 
 CODES = {
     "dataset-json": "dataset.json is damaged, edited, or does not add up",

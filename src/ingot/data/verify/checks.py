@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.data.store.dataset import AGAIN, MANIFEST
-from ingot.data.store.shards import file_sha256
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.matching import HEAD, SHARE, comes_back
 from ingot.data.verify.counts import CHUNK_TOKENS, Counts
 from ingot.data.verify.folder import AuditSplit, Finding, Starts
 from ingot.data.verify.overlap import Side
+from ingot.runtime.files import file_sha256
 
 SAMPLED = 64  # documents whose text is encoded again
 FOLDS = (

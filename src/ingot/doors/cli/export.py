@@ -166,7 +166,7 @@ def _bring_code(source: Source, target: Path) -> None:
 
 def _has_text(source: Source) -> bool:
     """Whether the run has validation text; data that cannot be opened is for the score to complain about."""
-    from ingot.data.prepare.sample import open_dataset
+    from ingot.data.loading.open import open_dataset
 
     try:
         return open_dataset(source.config.data.path, source.config.data.tokenizer).split("val").tokens > 1

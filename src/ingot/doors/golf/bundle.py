@@ -25,10 +25,10 @@ LEFT_OUT = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
     "ingot.artifact.sources",
-    "ingot.data.formats.open",
+    "ingot.data.formats.nanogpt",
     "ingot.data.loading.packing",
-    "ingot.data.prepare.pipeline",
-    "ingot.data.text.files",
+    "ingot.data.prepare",
+    "ingot.data.text",
     "ingot.data.tokenizers.plain",
     "ingot.generate",
 )
@@ -37,11 +37,11 @@ LEFT_OUT = (
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
-    "ingot.data.prepare.sample": "ingot.doors.golf.alone.samples",
-    "ingot.data.tokenizers.open": "ingot.doors.golf.alone.naming",
-    "ingot.data.store.writer": "ingot.doors.golf.alone.writer",
+    "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
+    "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
+    "ingot.runtime.version": "ingot.doors.golf.alone.version",
 }
 
 LOADER = '''\

@@ -15,11 +15,11 @@ from typing import Any
 
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
-from ingot.data.store.writer import made_by
 from ingot.doors.golf.translate import SPANS, accumulation
 from ingot.doors.golf.variables import as_lines
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
 from ingot.runtime.files import writing
+from ingot.runtime.version import made_by
 
 RULE = "=" * 100
 KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # by our names, in the log's order

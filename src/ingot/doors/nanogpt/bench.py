@@ -18,7 +18,7 @@ from ingot.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from ingot.backends.torch.backend import TorchBackend
     from ingot.config.schema import Config
-    from ingot.data.loading.rows import Batch
+    from ingot.runtime.batch import Batch
 
 BURN_IN, TIMED = 10, 20
 WAITING, WARMING, ACTIVE = 5, 5, 5  # steps of a profile: not looked at, looked at and dropped, recorded
@@ -75,7 +75,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -
     """A function that gives the next batch: of the data, which are read ahead, or always the same random tokens."""
     import numpy as np
 
-    from ingot.data.loading.rows import RowReader
+    from ingot.data.loading.reader import RowReader
     from ingot.train.start import open_data
 
     if not values["real_data"]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
-from ingot.data.prepare.sample import open_dataset
+from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import Dataset
 from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, DamagedCkpt, model_args, read_ckpt
 from ingot.doors.nanogpt.pretrained import read_pretrained

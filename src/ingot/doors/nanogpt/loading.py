@@ -13,7 +13,7 @@ from ingot.artifact.hf_tokenizer import GPT2_IDS, find_tokenizer
 from ingot.artifact.sources import config_around
 from ingot.backends.torch.state import load_model
 from ingot.config.schema import Config
-from ingot.data.formats.meta import META, char_tokenizer
+from ingot.data.formats.nanogpt import META, char_tokenizer
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, DamagedCkpt, read_ckpt
 from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained

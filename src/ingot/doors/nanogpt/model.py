@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ingot.backends.torch.state import load_model
 from ingot.doors.nanogpt.pretrained import read_pretrained
 from ingot.errors import ConfigError
-from ingot.generate.torch.decode import Sampling, generate
+from ingot.generate.sampling import Sampling
+from ingot.generate.torch.decode import generate
 from ingot.model import gpt2
 from ingot.model.gpt2 import GPT2
 from ingot.model.layers import IGNORED, LayerCache, Mask

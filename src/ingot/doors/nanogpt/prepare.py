@@ -91,7 +91,7 @@ def _prepare_text(folder: Path, arguments: Sequence[str], about: str, write: Cal
 
 
 def _write_characters(folder: Path, text: str) -> None:
-    from ingot.data.formats.meta import META, meta_bytes
+    from ingot.data.formats.nanogpt import META, meta_bytes
     from ingot.data.tokenizers import CharTokenizer
 
     tokenizer = CharTokenizer(text)
@@ -111,7 +111,7 @@ def _write_gpt2(folder: Path, text: str) -> None:
 
 
 def _refuse_characters(folder: Path) -> None:
-    from ingot.data.formats.meta import META
+    from ingot.data.formats.nanogpt import META
 
     if (folder / META).exists():
         raise DataError(f"{folder / META} says that the data here are characters; give another --output or remove it")
@@ -225,7 +225,8 @@ def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArra
     """Write the ids of every document with <|endoftext|> behind it, and say how many it has."""
     import numpy as np
 
-    from ingot.data.prepare.workers import cpu_count, local_engine, text_blocks
+    from ingot.data.prepare.blocks import text_blocks
+    from ingot.data.prepare.workers import cpu_count, local_engine
     from ingot.data.tokenizers import open_tokenizer
 
     tokenizer = open_tokenizer("gpt2")

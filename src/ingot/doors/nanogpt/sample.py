@@ -51,8 +51,8 @@ def sample(given: Given) -> None:
 def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], dtype: torch.dtype | None = None) -> Iterator[str]:
     """The start and what a model writes behind it, num_samples times."""
     from ingot.doors.display import progress_bar
+    from ingot.generate.sampling import Sampling
     from ingot.generate.torch.batch import write_texts
-    from ingot.generate.torch.decode import Sampling
     from ingot.generate.torch.reading import OURS
 
     model, tokenizer, stop = loaded.model, loaded.tokenizer, values["stop"]
@@ -118,7 +118,7 @@ def read_start(start: str) -> str:
 def start_ids(tokenizer: Tokenizer, start: str) -> list[int]:
     """The ids of a start, never none. With GPT-2's tokenizer, <|endoftext|> in it is that token, as nanoGPT has it."""
     from ingot.data.tokenizers.gpt2 import END_OF_TEXT
-    from ingot.train.trainer import prompt_ids
+    from ingot.generate.sampling import prompt_ids
 
     if not start:
         return prompt_ids(tokenizer, start)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ingot.backends.torch.state import load_model
-from ingot.data.loading.rows import IGNORED, Batch, Random, Windows
-from ingot.data.prepare.sample import open_dataset
+from ingot.data.loading.open import open_dataset
+from ingot.data.loading.order import Random
+from ingot.data.loading.rows import Windows
 from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.entry import warn
 from ingot.doors.nanogpt.initial import Start, check_dataset, find_start
@@ -22,6 +23,7 @@ from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settl
 from ingot.errors import ConfigError, DataError
 from ingot.eval.evaluator import Judge
 from ingot.model.gpt2 import GPT2
+from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.device import DTYPES, pick_device
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ingot.errors import RunError
-from ingot.generate.torch.decode import Sampling, generate
+from ingot.generate.sampling import Sampling
+from ingot.generate.torch.decode import generate
 
 LOOK_EVERY = 16  # tokens between looks at whether all texts have ended; each look waits for the device
 

@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ingot.errors import RunError
+from ingot.generate.sampling import Sampling
 from ingot.generate.torch.reading import Reader
 
 BLOCK = 64  # random numbers that are brought to the device at once
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in."""
-
-    temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 1337
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.data.formats.foreign import shard_files
 from ingot.data.formats.manifest import check_tokenizer_pair, listed_dataset
-from ingot.data.prepare.sample import open_dataset
+from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
 from ingot.doors.golf.log import Journal
 from ingot.errors import ConfigError, DataError

@@ -19,13 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.hub_files import writing
-from ingot.data.prepare.workers import BLOCK_BYTES, Block, Encoded, local_engine, workers_for
+from ingot.data.prepare.blocks import BLOCK_BYTES, Block
+from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import MANIFEST, Dataset, Manifest
 from ingot.data.store.staging import Stage, staged
-from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, made_by, where_to_begin, write_manifest
+from ingot.data.store.writer import SAVE_TOKENS, Encoded, Point, SplitWriter, is_sound, where_to_begin, write_manifest
 from ingot.doors.golf.data.docs import Docs, Notify, Progress, read_docs
 from ingot.doors.golf.data.tokenizers import Built
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.version import made_by
 
 SPLITS = {"train": "fineweb_train", "val": "fineweb_val"}
 OURS = re.compile(r"dataset\.json|fineweb_.*\.bin|fineweb_(train|val)\.index")

@@ -21,12 +21,11 @@ from ingot.data.formats.manifest import MANIFEST, parse_manifest
 from ingot.data.formats.open import open_source
 from ingot.data.hub import Facts, Hub, client_messages
 from ingot.data.hub_files import check_space, disk_of, place, writing
-from ingot.data.store.shards import file_sha256
 from ingot.data.text.records import read_lines
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, read_source
 from ingot.errors import DataError
-from ingot.runtime.files import fsync_dir, write_atomically
+from ingot.runtime.files import file_sha256, fsync_dir, write_atomically
 
 DECODE_BATCH = 512  # documents of GPT-2 tokens that become text at once
 LARGE_BYTES = 1 << 30  # of which a checksum takes long enough to say so

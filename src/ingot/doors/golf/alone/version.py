@@ -1,4 +1,4 @@
-"""In place of ingot.data.store.writer: nothing is written, only told which version this is."""
+"""In place of ingot.runtime.version: what the file that runs says of itself."""
 
 from __future__ import annotations
 

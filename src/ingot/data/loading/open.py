@@ -1,0 +1,50 @@
+"""From `data.path` to the data it names: a prepared folder, tokens of another program, or a sample that comes along."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ingot.data.formats.foreign import open_foreign
+from ingot.data.prepare.sample import PREFIX, sample_path
+from ingot.data.store.dataset import MANIFEST, Dataset
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.errors import DataError
+
+
+def open_dataset(path: str, tokenizer: str | None = None) -> Dataset:
+    """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's."""
+    folder = resolve(path, tokenizer)
+    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer)) is not None:
+        return foreign
+    dataset = Dataset.open(folder)
+    if tokenizer is not None and not path.startswith(PREFIX):
+        _check_same(tokenizer, dataset.tokenizer, path)
+    return dataset
+
+
+def resolve(path: str, tokenizer: str | None = None) -> Path:
+    """The folder that `path` names: a folder of tokens, or sample:NAME."""
+    if path.startswith(PREFIX):
+        return sample_path(path.removeprefix(PREFIX), tokenizer or "byte")
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+
+
+def _check_same(name: str, found: Tokenizer, path: str) -> None:
+    if name == "char":
+        if found.kind == "char":  # whichever characters the text had
+            return
+        given = name
+    else:
+        opened = open_tokenizer(name)
+        if opened.fingerprint() == found.fingerprint():
+            return
+        given = f"{name} ({_shown(opened)})"
+    raise DataError(
+        f"data.tokenizer is {given} and {path} was prepared with {_shown(found)}; "
+        f"leave data.tokenizer out or prepare the text again with --tokenizer {name}"
+    )
+
+
+def _shown(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint()[:12]}"

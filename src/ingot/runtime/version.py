@@ -1,0 +1,13 @@
+"""Which version of this package wrote a file."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+
+def made_by() -> str:
+    """What data says of its maker."""
+    try:
+        return f"ingot {importlib.metadata.version('ingot')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "ingot (not installed)"
