@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from ingot.data.prepare import blocks
+from ingot.data.prepare import blocks as cutting
 from ingot.data.prepare import pipeline as prepare_module
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.prepare.ray import ray_engine
@@ -41,14 +41,14 @@ def contents(folder):
 
 def test_a_cluster_gives_the_same_bytes_even_if_a_worker_is_killed(tmp_path, corpus, monkeypatch, capsys):
     ray = pytest.importorskip("ray", reason="ray is not installed")
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(cutting, "BLOCK_BYTES", 1000)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     prepare([corpus], tmp_path / "local", "gpt2", shard_tokens=1000)
     read, mark = prepare_module.read_blocks, tmp_path / "killed"
 
     def blocks(*inputs):
         for number, block in enumerate(read(*inputs)):
-            yield Fatal([text.decode() for text in blocks._parse(block)], mark) if number == 7 else block
+            yield Fatal([text.decode() for text in cutting._parse(block)], mark) if number == 7 else block
 
     with ray_engine(ByteTokenizer(), None, 2):  # once for both, because it takes seconds to start
         with monkeypatch.context() as patch:
