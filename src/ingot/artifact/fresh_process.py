@@ -22,14 +22,14 @@ def score_in_fresh_process(path: Path, data: str | None = None, device: str = "a
     command = [sys.executable, "-m", "ingot", "eval", "--artifact", str(path), "--json", "--device", device]
     command += ["--data", data] if data is not None else []
     done = subprocess.run(command, env=alone(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        why = said[-1].removeprefix("ingot: error: ") if said else f"the process that read it ended with code {done.returncode}"
-        raise RunError(f"{path} was written, and its score is not known: {why}")
     try:
-        return dict(json.loads(done.stdout))
+        said = dict(json.loads(done.stdout))
     except (ValueError, TypeError):
-        raise RunError(f"{path} was written, and its score is not known: `ingot eval` printed no JSON") from None
+        last = done.stderr.strip().splitlines()[-1:] or ["`ingot eval` printed no JSON"]
+        said = {"error": f"the process that read it ended with code {done.returncode}: {last[0]}"}
+    if "error" in said:
+        raise RunError(f"{path} was written, and its score is not known: {said['error']}")
+    return said
 
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:

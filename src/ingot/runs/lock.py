@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ingot.errors import CheckpointError, RunError
+from ingot.errors import CheckpointError, RunError, Setting
 from ingot.runs.state import State, Status, read_state, this_process, utc_now
 from ingot.runtime.files import to_json, writing
 
@@ -31,9 +31,7 @@ _Flock = Literal["ours", "theirs", "unsupported"]
 class RunLock:
     """The right to write into a run folder, held until released or until the process ends in whatever way."""
 
-    def __init__(
-        self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another training.output_dir"
-    ) -> None:
+    def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another {0}") -> None:
         self.folder, self._notify, self._elsewhere = folder, notify, elsewhere
         self._descriptor: int | None = None
         _close_in_forked_children(self)
@@ -173,7 +171,8 @@ def _in_use(folder: Path, owner: tuple[Any, Any, str] | None, elsewhere: str) ->
     if owner is not None:
         pid, host, since = owner
         who = f"process {pid} on {host} since {since[:19].replace('T', ' ')} UTC"
-    return RunError(f"{folder} is in use by {who}; wait for it, stop it, or choose {elsewhere}")
+    advice = f"wait for it, stop it, or choose {elsewhere}"
+    return RunError(f"{folder} is in use by {who}", Setting("training.output_dir"), advice=advice)
 
 
 def _close_in_forked_children(lock: RunLock) -> None:

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -20,22 +20,23 @@ PEAK_FLOPS = {
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
     """The device `training.device` asks for; each local rank has a GPU of its own."""
+    setting = Setting("training.device", name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"training.device={name} is no device; use auto, cpu, cuda, cuda:N or mps") from None
+        raise ConfigError("{0} is no device; use auto, cpu, cuda, cuda:N or mps", setting) from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = local_rank if device.index is None else device.index
         if index >= count:
-            raise ConfigError(f"training.device={name} asks for GPU {index} and this machine has {count}; use cpu or fewer ranks")
+            raise ConfigError(f"{{0}} asks for GPU {index} and this machine has {count}; use cpu or fewer ranks", setting)
         return torch.device("cuda", index)
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("training.device=mps needs an Apple GPU, and there is none here; use auto or cpu")
+        raise ConfigError("{0} needs an Apple GPU, and there is none here; use auto or cpu", Setting("training.device", "mps"))
     if device.type not in ("cpu", "mps"):
-        raise ConfigError(f"training.device={name} is not supported; use auto, cpu, cuda, cuda:N or mps")
+        raise ConfigError("{0} is not supported; use auto, cpu, cuda, cuda:N or mps", setting)
     return device
 
 
@@ -43,7 +44,9 @@ def pick_precision(name: str, device: torch.device) -> str:
     """bf16, fp16 or fp32: what `training.precision` says, or the best the device computes quickly."""
     if name != "auto":
         if name == "fp16" and device.type == "cpu":
-            raise ConfigError("training.precision=fp16 needs a GPU; on a CPU use fp32, or bf16 where the CPU has it")
+            raise ConfigError(
+                "{0} needs a GPU; on a CPU use fp32, or bf16 where the CPU has it", Setting("training.precision", name)
+            )
         return name
     if device.type != "cuda":
         return "fp32"

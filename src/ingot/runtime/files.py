@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ingot.errors import CheckpointError, DataError
+from ingot.errors import CheckpointError, DataError, Setting
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
@@ -74,7 +74,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; make room for it or choose another training.output_dir"
+            f"cannot write {path}: {error.strerror or error}",
+            Setting("training.output_dir"),
+            advice="make room for it or choose another {0}",
         ) from error
 
 

@@ -24,7 +24,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError
+from ingot.errors import CannotContinue, Change, CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError, Setting
 from ingot.generate.sampling import prompt_ids
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
@@ -129,8 +129,9 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
     if world_size > config.rows_per_step:
         raise ConfigError(
-            f"{world_size} ranks cannot share the {config.rows_per_step} rows of a step; "
-            "use fewer ranks or raise training.tokens_per_step"
+            f"{world_size} ranks cannot share the {config.rows_per_step} rows of a step",
+            Setting("training.tokens_per_step"),
+            advice="use fewer ranks or raise {0}",
         )
     dataset = open_dataset(config.data.path, config.data.tokenizer)
     if config.artifact.write:
@@ -156,7 +157,11 @@ def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> Ru
     folder = RunFolder(Path(training.output_dir).expanduser() if training.output_dir else new_run_dir(resolved.recipe))
     if saved_steps(folder.checkpoints) and training.resume == "never":
         raise CheckpointError(
-            f"{folder.path} holds a run and training.resume=never; choose another training.output_dir or set training.resume=auto"
+            f"{folder.path} holds a run and {{0}}",
+            Setting("training.resume", "never"),
+            Setting("training.output_dir"),
+            Setting("training.resume", "auto"),
+            advice="choose another {1} or set {2}",
         )
     stack.enter_context(folder.claim(reporter.message))
     sweep(folder.checkpoints)
@@ -220,20 +225,20 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
     """Refuse to continue a run with settings or data that would make it another one."""
     was, now = checkpoint.progress, facts
     changed = [
-        f"{section}.{name} was {was['config'][section].get(name)} and is {now['config'][section].get(name)}"
+        Change(f"{section}.{name}", was["config"][section].get(name), now["config"][section].get(name))
         for section, names in FIXED.items()
         for name in names or sorted((was["config"][section].keys() | now["config"][section].keys()) - {"file"})
         if (name in was["config"][section] or not names) and was["config"][section].get(name) != now["config"][section].get(name)
     ]
     if was.get("model_file_sha256") != now["model_file_sha256"]:
-        changed.append("the contents of model.file are not what they were")
+        said = "the contents of {0} are not what they were"
+        changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))
     if was["data_fingerprint"] != now["data_fingerprint"]:
         prints = [known["data_fingerprint"][:12] for known in (was, now)]
-        changed.append(f"it was trained on other data than {now['config']['data']['path']} (fingerprint {' and '.join(prints)})")
+        said = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"
+        changed.append(Change("data.path", prints[0], prints[1], said))
     if changed:
-        raise CheckpointError(
-            f"{checkpoint.path} cannot be continued: {'; '.join(changed)}; set it back or choose another training.output_dir"
-        )
+        raise CannotContinue(checkpoint.path, changed)
 
 
 def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk | None, progress: Progress) -> BeginReport:

@@ -18,7 +18,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.reader import Portion, RowReader, read_portion
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import PeerLost, RunError
+from ingot.errors import PeerLost, RunError, Setting
 from ingot.eval.evaluator import Judge, Score
 from ingot.generate.sampling import prompt_ids
 from ingot.optim.schedules import Position, Rates, rates_at
@@ -210,8 +210,9 @@ class Trainer:
             what = "gradient" if math.isfinite(result.loss) else "loss"
             raise RunError(
                 f"the {what} is not finite at step {self.progress.step} (loss {result.loss}, gradient norm {result.grad_norm}); "
-                "the weights were not updated and the checkpoints before it are sound: "
-                "lower the learning rate, lengthen optimizer.warmup_steps or look at the data, and start again"
+                "the weights were not updated and the checkpoints before it are sound:",
+                Setting("optimizer.warmup_steps"),
+                advice="lower the learning rate, lengthen {0} or look at the data, and start again",
             )
         self.progress.loss = result.loss
         report = self._report(result, rates, epoch)

@@ -31,7 +31,7 @@ from ingot.backends.torch.collectives import Collectives, peers_present
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.state import load_model, load_optimizers, model_records, optimizer_records, record, tensor
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, DataError, RunError
+from ingot.errors import ConfigError, DataError, RunError, Setting
 from ingot.generate.sampling import Sampling
 from ingot.generate.torch.decode import generate
 from ingot.optim.groups import facing_vocabulary, make_optimizers
@@ -150,8 +150,10 @@ class TorchBackend:
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise ConfigError(
-                        "one row of data.seq_len tokens does not fit into the GPU's memory; shorten it, shrink the model "
-                        "or set training.gradient_checkpointing=true"
+                        "one row of {0} tokens does not fit into the GPU's memory",
+                        Setting("data.seq_len"),
+                        Setting("training.gradient_checkpointing", "true"),
+                        advice="shorten it, shrink the model or set {1}",
                     ) from None
                 size = (size + 1) // 2
             finally:
@@ -197,8 +199,10 @@ class TorchBackend:
             loss = self._accumulate(batch, targets)
         except torch.OutOfMemoryError:
             raise RunError(
-                f"the GPU's memory is full at step {step + 1} with micro-batches of {self._micro_batch} rows; "
-                "lower training.micro_batch or set training.gradient_checkpointing=true, and start again"
+                f"the GPU's memory is full at step {step + 1} with micro-batches of {self._micro_batch} rows",
+                Setting("training.micro_batch"),
+                Setting("training.gradient_checkpointing", "true"),
+                advice="lower {0} or set {1}, and start again",
             ) from None
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.rescales:

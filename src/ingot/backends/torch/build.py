@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ingot.backends.torch.state import NAMES
 from ingot.config.schema import Config
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 from ingot.model.registry import build
 
 FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
@@ -22,7 +22,9 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     section = config.model.model_dump()
     asked = section["vocab_size"]
     if asked is not None and asked < vocab_size:
-        raise ConfigError(f"model.vocab_size={asked} is smaller than the tokenizer's {vocab_size}; raise it or set it to null")
+        raise ConfigError(
+            f"{{0}} is smaller than the tokenizer's {vocab_size}; raise it or set it to null", Setting("model.vocab_size", asked)
+        )
     section["vocab_size"] = asked or vocab_size
     section["context"] = section["context"] or config.data.seq_len
     torch.manual_seed(config.training.seed)
@@ -64,7 +66,9 @@ def compiles(config: Config, on_cuda: bool) -> bool:
     if t.compile is True and family != "file":
         # torch 2.11 then expects other strides of flash attention's gradients than it gets.
         raise ConfigError(
-            f"training.deterministic does not go together with a compiled {family} model; leave training.compile out"
+            f"{{0}} does not go together with a compiled {family} model; leave {{1}} out",
+            Setting("training.deterministic"),
+            Setting("training.compile"),
         )
     return t.compile is True
 

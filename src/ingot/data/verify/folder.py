@@ -26,6 +26,7 @@ from ingot.data.formats.shards import NO_TOKENS, VALIDATION, WIDE_MAGIC, WIDE_VE
 from ingot.data.store.dataset import AGAIN, MANIFEST, SPLITS, Dataset, Manifest, ShardRecord, SplitRecord, identity
 from ingot.data.store.shards import HEADER_BYTES, MAGIC, TOKEN_BYTES, VERSION
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
+from ingot.data.tokenizers.base import NoSpacePiece
 from ingot.errors import ConfigError, DataError
 
 HEADERS = {MAGIC: (VERSION, TOKEN_BYTES), WIDE_MAGIC: (WIDE_VERSION, 2 * TOKEN_BYTES)}
@@ -165,8 +166,8 @@ def _own_tokenizer(folder: Folder, manifest: Manifest) -> Tokenizer | None:
 
 
 def _tokenizer_finding(file: str, error: DataError) -> Finding:
-    """Why a tokenizer cannot be read; the rule about U+2581 is the tokenizers' own."""
-    if "U+2581" in str(error):
+    """Why a tokenizer cannot be read."""
+    if isinstance(error, NoSpacePiece):
         problem = "the tokenizer has no piece for a single space (U+2581), so the bytes of a text are counted wrong"
         return Finding("space-piece", file, problem, "prepare the text again with another tokenizer", "tokenizer")
     return Finding("tokenizer", file, f"the tokenizer cannot be read: {error}", AGAIN, "tokenizer")
