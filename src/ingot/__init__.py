@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ingot.api import LoadedModel, generate, load, train
     from ingot.config.schema import Config
     from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, RunError
-    from ingot.train.start import TrainingResult
+    from ingot.runs.result import TrainingResult
 
 # Loaded when they are first asked for: `ingot --help` must not wait for torch.
 _HOMES = {
     "ingot.api": ("LoadedModel", "generate", "load", "train"),
     "ingot.config.schema": ("Config",),
     "ingot.errors": ("CheckpointError", "ConfigError", "DataError", "IngotError", "RunError"),
-    "ingot.train.start": ("TrainingResult",),
+    "ingot.runs.result": ("TrainingResult",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [

@@ -17,8 +17,9 @@ from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Judge, Score
 from ingot.runs.checkpoints import find_checkpoint
 from ingot.runs.report import Reporter
+from ingot.runs.result import TrainingResult
 from ingot.runtime.batch import IGNORED, Batch
-from ingot.train.start import MODEL_COPY, TrainingResult, run
+from ingot.train.start import MODEL_COPY, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -17,6 +17,8 @@ from typing import Any
 
 from ingot.runs.lock import RunLock
 from ingot.runs.metrics import Metrics
+from ingot.runs.result import NAME as RESULT
+from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import Heartbeat, this_process, utc_now
 from ingot.runtime.files import sweep_temporaries, to_json, write_atomically, writing
 
@@ -48,6 +50,8 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.artifact = path / "artifact"
         self.metrics = Metrics(path / "metrics.jsonl")
+        self.result_path = path / RESULT
+        self.session = 1  # which of the run's, as environment.json counts them
 
     def claim(self, notify: Callable[[str], None] = lambda line: None) -> RunLock:
         """Make the folder if need be and take it for this process; what a killed one left half-written is removed."""
@@ -85,9 +89,25 @@ class RunFolder:
 
     def write_environment(self, packages: Mapping[str, str], argv: Sequence[str] | None = None) -> None:
         """Record what runs this; what ran it before a resume moves to `earlier`, newest first."""
-        record = {**_environment(packages, sys.argv if argv is None else argv), "earlier": self._earlier_sessions()}
+        earlier = self._earlier_sessions()
+        self.session = len(earlier) + 1
+        record = {**_environment(packages, sys.argv if argv is None else argv), "earlier": earlier}
         with writing(self.environment_path):
             write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
+
+    def record(self, kind: str, report: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl, with the time and the session."""
+        self.metrics.append({"kind": kind, "time": utc_now(), "session": self.session, **report})
+
+    def forget_result(self) -> None:
+        """Remove what an earlier session came to: one that dies must not seem to have ended well."""
+        with writing(self.result_path):
+            self.result_path.unlink(missing_ok=True)
+
+    def write_result(self, found: TrainingResult, export: Mapping[str, Any]) -> None:
+        """Record what this session came to."""
+        with writing(self.result_path):
+            write_atomically(self.result_path, to_json(as_record(found, self.session, export), indent=2) + "\n")
 
     def log(self, line: str) -> None:
         """Add a line to log.txt, with the time before it."""

@@ -18,12 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ingot.errors import CheckpointError, RunError, Setting
-from ingot.runs.state import State, Status, read_state, this_process, utc_now
+from ingot.errors import RunError, Setting
+from ingot.runs.state import CLOCK_SKEW_SECONDS, State, read_state, this_process, utc_now
 from ingot.runtime.files import to_json, writing
 
 NAME = ".lock"
-CLOCK_SKEW_SECONDS = 300.0  # a heartbeat older than this is old on any pair of clocks worth the name (Kerberos allows the same)
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _Flock = Literal["ours", "theirs", "unsupported"]
 
@@ -45,7 +44,7 @@ class RunLock:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             before = _content(descriptor)
             try:
-                flock = _try_flock_patiently(descriptor)
+                flock = _try_flock(descriptor)
                 if flock == "theirs":
                     owner = _holder(_content(descriptor)) or _owner(read_state(self.folder))
                     raise _in_use(self.folder, owner, self._elsewhere)
@@ -83,21 +82,6 @@ class RunLock:
         self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
 
 
-def liveness(folder: Path) -> Status | Literal["crashed"]:
-    """The status of a run, where `running` is believed only of a process that is really there; may watch its heartbeat."""
-    state = read_state(folder)
-    if state is None:
-        raise CheckpointError(f"{folder} has no readable state.json; name a run folder")
-    if state.status != "running":
-        return state.status
-    flock = _probe(folder / NAME)
-    if flock == "theirs":
-        return "running"
-    if flock == "ours" and state.boot_id == this_process()[2]:
-        return "crashed"
-    return "running" if _beats(folder, state) else "crashed"
-
-
 def _beats(folder: Path, seen: State, notify: Callable[[str], None] = lambda line: None) -> bool:
     """Whether somebody beyond the reach of our lock still writes state.json."""
     if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
@@ -113,9 +97,9 @@ def _beats(folder: Path, seen: State, notify: Callable[[str], None] = lambda lin
     return False
 
 
-def _try_flock(descriptor: int, kind: int) -> _Flock:
+def _try_flock(descriptor: int) -> _Flock:
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return "theirs"
     except OSError as error:
@@ -123,26 +107,6 @@ def _try_flock(descriptor: int, kind: int) -> _Flock:
             raise
         return "unsupported"
     return "ours"
-
-
-def _try_flock_patiently(descriptor: int) -> _Flock:
-    """A few tries, because `liveness` in another process holds the lock for an instant when it asks."""
-    for _ in range(11):
-        if (flock := _try_flock(descriptor, fcntl.LOCK_EX)) != "theirs":
-            return flock
-        time.sleep(0.05)
-    return "theirs"
-
-
-def _probe(path: Path) -> _Flock:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return "unsupported"
-    try:
-        return _try_flock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
 
 
 def _content(descriptor: int) -> bytes:

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,13 @@ from ingot.generate.sampling import prompt_ids
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
+from ingot.runs.result import TrainingResult
+from ingot.runs.state import Status
 from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
-from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer
+from ingot.train.trainer import Desk, Interrupted, Progress, Trainer
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
@@ -46,33 +48,13 @@ MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 
 
 @dataclass(frozen=True)
-class TrainingResult:
-    """What a session of a run came to."""
-
-    status: Status
-    final_loss: float | None  # nats per token, of the last step
-    val_loss: float | None
-    val_bpb: float | None  # bits per byte of the validation text
-    val_other: dict[str, float]  # the same by the other count of bytes, where there are two
-    total_tokens: int
-    total_steps: int
-    training_seconds: float
-    tokens_per_second: float
-    checkpoint_path: Path | None
-    artifact_path: Path | None
-    artifact_bytes: int | None
-    artifact_bpb: float | None  # of the artifact, read again by another process
-    sample: str | None
-    run_dir: Path
-
-
-@dataclass(frozen=True)
 class Exported:
     """What was written for others, and the bits per byte of the file, read again."""
 
     path: Path
     bytes: int
     bpb: float | None
+    facts: dict[str, Any] = field(default_factory=dict)  # what else result.json tells of it
 
 
 Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every rank of a run that is complete
@@ -173,6 +155,7 @@ def _open_desk(
 ) -> Desk:
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
+    folder.forget_result()
     folder.write_config(dump_yaml(config, resolved.origins))
     if checkpoint is None and isinstance(config.model, FileSection):
         with writing(folder.path / MODEL_COPY):
@@ -204,7 +187,7 @@ def _resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
     if checkpoint is None:
         return Progress()
     backend.load(checkpoint.tensors)
-    known = {field.name for field in fields(Progress)}
+    known = {one.name for one in fields(Progress)}
     return Progress(**{key: value for key, value in checkpoint.progress.items() if key in known})
 
 
@@ -272,9 +255,7 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         except Interrupted:
             status = "stopped"  # what is left can be done by the next session
     steps = saved_steps(desk.folder.checkpoints) if desk is not None else {}
-    if desk is not None:
-        desk.heartbeat.update(status=status)
-    return TrainingResult(
+    result = TrainingResult(
         status=status,
         final_loss=progress.loss,
         val_loss=progress.val_loss,
@@ -291,6 +272,10 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         sample=trainer.last_sample,
         run_dir=desk.folder.path if desk is not None else Path(config.training.output_dir or "."),
     )
+    if desk is not None:
+        desk.folder.write_result(result, exported.facts if exported is not None else {})
+        desk.heartbeat.update(status=status)
+    return result
 
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:

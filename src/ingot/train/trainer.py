@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ingot.backends.base import Backend, Pending, StepResult
 from ingot.config.schema import Config
@@ -24,12 +24,11 @@ from ingot.generate.sampling import prompt_ids
 from ingot.optim.schedules import Position, Rates, rates_at
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
-from ingot.runs.state import Heartbeat
+from ingot.runs.state import Heartbeat, Status
 from ingot.train.clock import Clock, fits
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 
-Status = Literal["completed", "stopped"]
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
 LAST_STEPS = 20  # whose longest tells whether another one fits into the budget
@@ -226,7 +225,7 @@ class Trainer:
                 elapsed_seconds=report.elapsed_seconds,
             )
             if log:
-                self.desk.folder.metrics.append({"kind": "train", **asdict(report)})
+                self.desk.folder.record("train", asdict(report))
             self.reporter.step(report, log)
 
     def _report(self, result: StepResult, rates: Rates, epoch: int) -> StepReport:
@@ -295,7 +294,7 @@ class Trainer:
             )
             if self.desk is not None:
                 self.desk.heartbeat.update(val_bpb=report.val_bpb)
-                self.desk.folder.metrics.append({"kind": "evaluation", **asdict(report)})
+                self.desk.folder.record("evaluation", asdict(report))
                 self.reporter.evaluation(report)
                 if c.evaluation.sample_tokens:
                     self.sample()

@@ -51,20 +51,20 @@ def golf(environment: Mapping[str, str]) -> int:
             print(LOGS / f"{run_id}.txt", flush=True)
             journal.head(resolved, values)
         try:
-            check_data(values, journal, ranks.first)
+            data = check_data(values, journal, ranks.first)
             if values["EVAL_ONLY_PATH"]:
                 return _score(values, resolved, ranks, journal)
-            return _train(values, resolved, journal, run_id)
+            return _train(values, resolved, journal, run_id, data)
         except IngotError as error:
             journal.line(f"error: {error.render(variable, advice)}", console=False)
             raise
 
 
-def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal, run_id: str) -> int:
+def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal, run_id: str, data: Mapping[str, Any]) -> int:
     from ingot.doors.golf.export import GolfExporter
     from ingot.train.start import run
 
-    exporter = GolfExporter(values, journal)
+    exporter = GolfExporter(values, journal, data)
     result = run(resolved, GolfReporter(values, journal), exporter)
     if result.status == "stopped":
         journal.note(f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={run_id} goes on")

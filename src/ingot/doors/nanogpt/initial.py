@@ -39,7 +39,7 @@ ASIDE = "earlier"
 UNKNOWN = ".unknown"  # of a ckpt.pt that may be of this run or of another
 PARTS = (
     CKPT, "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt", "state.json",
-    "wandb", "wandb.json",
+    "result.json", "wandb", "wandb.json",
 )  # fmt: skip
 Say = Callable[[str], None]
 Gelu = Literal["tanh", "erf"]

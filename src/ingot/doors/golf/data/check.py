@@ -19,8 +19,8 @@ from ingot.errors import ConfigError, DataError
 COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
-def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None:
-    """Refuse data that would train or score wrongly, and write what was found; only the first rank counts."""
+def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> dict[str, Any]:
+    """Refuse data that would train or score wrongly, and write and return what was found; only the first rank counts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
@@ -40,19 +40,22 @@ def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None
     if usable <= 0:
         raise DataError(f"the validation split has {val.tokens} tokens and needs more than TRAIN_SEQ_LEN={length}")
     if not first:
-        return
+        return {}
     journal.line(f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}")
     shards = len(dataset.manifest.splits["train"].shards)
-    journal.line(f"train_loader:dataset:{Path(os.path.abspath(path)).name} train_shards:{shards}")  # noqa: PTH100 (a link keeps its name)
+    name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
+    journal.line(f"train_loader:dataset:{name} train_shards:{shards}")
     journal.line(f"val_loader:shards pattern={pattern(values, 'val')} tokens:{usable}")
     documents, size = _counts(dataset, val, usable)
-    journal.note(
+    validation = (
         f"validation: {val.tokens} tokens in {documents} documents; scored: {usable} tokens, {size} bytes, "
         f"{size / usable:.6f} bytes per token"
     )
+    journal.note(validation)
     _check_listed(path, val.tokens, documents)
     for warning in warnings:
         journal.note(f"warning: {warning}")
+    return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
