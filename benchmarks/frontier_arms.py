@@ -8,9 +8,9 @@ error there and the next one begins.
     python benchmarks/frontier_arms.py --corpus corpus --tokenizer fineweb_8192_bpe.model --cache tokens --results arms.jsonl \\
         --arm C --arm C:value_residual=true --arm A:seconds=300,seed=2
 
-With --queue FILE arms are read from the lines of a file, also from those appended while it runs, until a line `end`. --toy runs on
-a made-up text (bases `toy` and `toyA`) in seconds on a CPU. The score is the whole validation split in windows that do not overlap,
-in bits per byte of the original text; every token but the very first is predicted once.
+With --queue FILE arms are read from the lines of a file, also from those appended while it runs, until a line `end`. --toy runs
+on a made-up text (bases `toy` and `toyA`) in seconds on a CPU. The score is the whole validation split in windows that do not
+overlap, in bits per byte of the original text; every token but the very first is predicted once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from frontier.arms import parse_arm
 from frontier.data import Tokens, load_corpus, toy_corpus
 from frontier.train import run_arm

@@ -1,7 +1,7 @@
 """What an arm of the bench may set, and how it is written: `C:value_residual=true,seconds=300,seed=2`.
 
-The defaults are model C, the small one for 16,000,000 bytes; A is the large one without a limit. Both are described to the last
-rate in docs/frontier_bench.md. Every candidate is one setting, off by default, so that an arm is a base and what it changes.
+The defaults are model C, the small one for 16,000,000 bytes; A is the large one without a limit of size. Every candidate is one
+setting, off by default, so that an arm is a base and what it changes.
 """
 
 from __future__ import annotations

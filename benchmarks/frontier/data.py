@@ -114,7 +114,7 @@ def toy_corpus(documents: int = 60, seed: int = 0) -> tuple[Tokens, Tokens]:
         ids = np.array(list(itertools.chain.from_iterable(encoded)), np.uint16)
         return Tokens(ids, starts, sum(map(len, texts)), 258)
 
-    return split(documents), split(10)
+    return split(documents), split(max(2, documents // 6))
 
 
 class Order:

@@ -66,7 +66,7 @@ def offset_keys(k: Tensor, rotated: int) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
     """Causal attention of (B, H, T, D) queries over (B, K, T, D) keys; K divides H. No mask: over the whole row."""
     if isinstance(mask, BlockMask):
-        return flex_attention(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))  # type: ignore[return-value]
+        return flex_attention(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
     k, v = repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1))  # cuDNN's kernel is not chosen with enable_gqa
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
@@ -212,13 +212,13 @@ class Frontier:
 
     def _new(self, name: str, *shape: int, std: float = 0.0, bound: float = 0.0, fill: float = 0.0) -> nn.Parameter:
         """A weight that depends on the seed and its name alone: arms share what they have in common."""
-        generator = torch.Generator().manual_seed(1_000_003 * self.arm.seed + zlib.crc32(name.encode()))
-        values = torch.full(shape, fill)
+        generator = torch.Generator(self.device).manual_seed(1_000_003 * self.arm.seed + zlib.crc32(name.encode()))
+        values = torch.full(shape, fill, device=self.device)
         if std:
             values.normal_(0.0, std, generator=generator)
         if bound:
             values.uniform_(-bound, bound, generator=generator)
-        return nn.Parameter(values.to(self.device))
+        return nn.Parameter(values)
 
     def _top(self, vocabulary: int) -> Weights:
         a = self.arm
@@ -268,7 +268,9 @@ class Frontier:
         a, T = self.arm, tokens.size(1)
         turn = rotary(T, self.rotated, a.rope_base, self.device, self.dtype)
         window = window_mask(T, a.window, self.device) if a.window < T else None
-        x = x0 = self.call(embed)(tokens, self.top, self.dtype)
+        x0 = self.call(embed)(tokens, self.top, self.dtype)
+        # A tensor that is handed over twice makes a graph of its own: a view is another one.
+        x = x0.view_as(x0)
         v0: Tensor | None = None
         middle: Tensor | None = None
         kept: list[Tensor] = []
@@ -281,14 +283,15 @@ class Frontier:
             x, values = self.call(block)(x, x0, tokens, skip, v0, w, turn, mask, self.dropout, kind)
             v0 = values if first else v0
             if a.skips and layer < a.layers // 2:
-                kept.append(x)
+                kept.append(x.view_as(x))
             if a.backout and layer == a.layers // 2:
                 middle = x
         return x, middle
 
     def losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Nats of each target, (B * T)."""
-        return self.call(losses_of)(*self._stream(tokens), targets, self.top, self.arm.softcap)
+        losses: Tensor = self.call(losses_of)(*self._stream(tokens), targets, self.top, self.arm.softcap)
+        return losses
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of every next token, (B, T, V)."""

@@ -104,7 +104,7 @@ class Optimizer:
             grads = torch.stack([p.grad for p in s.params])  # type: ignore[misc]
             settings = self._rate, self._momentum, self._decay, a.normuon, a.cautious
             new, momentum, second = self._update(torch.stack(s.params), grads, s.momentum, s.second, *settings)  # type: ignore[arg-type]
-            torch._foreach_copy_(s.params, list(new.unbind(0)))
+            torch._foreach_copy_(list[Tensor](s.params), list(new.unbind(0)))
             s.momentum.copy_(momentum)
             s.second.copy_(second)
         for group in self._adam.param_groups:
@@ -153,7 +153,7 @@ def rate_scale(arm: Arm, progress: float) -> float:
 
 
 def decay_scale(schedule: str, progress: float) -> float:
-    """The decay as a part of its strength: falling to 0, constant, or down to a quarter at half-time and up to 1.25 at the end."""
+    """The decay as a part of its strength: falling to 0, constant, or rising (1, a quarter at half-time, 1.25 at the end)."""
     if schedule == "constant":
         return 1.0
     if schedule == "falling":

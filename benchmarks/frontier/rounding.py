@@ -1,7 +1,7 @@
 """What an artifact of the weights would weigh and lose, without writing one: rounded by row, counted by entropy.
 
-Scale = k * std(row) / (2^(bits - 1) - 1): then only step / std decides both size and loss. Bytes are the empirical entropy of each
-tensor's integers, which an order-0 rANS coder reaches to a few kilobytes. Plain rounding: GPTQ halves the loss.
+Scale = k * std(row) / (2^(bits - 1) - 1): then only step / std decides both size and loss. Bytes are the empirical entropy of
+each tensor's integers, which an order-0 rANS coder reaches to a few kilobytes. Plain rounding: GPTQ halves the loss.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def long_attention(arm: Arm, device: torch.device) -> Iterator[None]:
     try:
         with sdpa_kernel(kernels):
             q = torch.randn(1, arm.heads, 256, arm.head_size, device=device, dtype=torch.bfloat16, requires_grad=True)
-            torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
     except RuntimeError:
         kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     with sdpa_kernel(kernels):
@@ -90,7 +90,7 @@ def prime(model: Frontier, optimizer: Optimizer, arm: Arm, vocabulary: int) -> f
     for length in sorted(set(arm.rows)):
         tokens = torch.randint(vocabulary, (arm.tokens // length, length), device=model.device)
         for _ in range(2):
-            model.losses(tokens, tokens).mean().backward()
+            model.losses(tokens, tokens).mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step(0, 0.0)
     put(model, before)
     optimizer.forget()
@@ -124,7 +124,7 @@ def learn(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step(step, progress)
             step += 1
-            if progress >= arm.ema_from and step % arm.ema_every == 0:
+            if progress >= arm.ema_from and (step % arm.ema_every == 0 or not averages.weights):
                 averages.update()
             if progress >= reports / REPORTS:
                 reports += 1
@@ -132,7 +132,7 @@ def learn(
                     raise FloatingPointError(f"the loss is {value} at step {step}")
                 say(f"  {100 * progress:3.0f}% step {step:,} loss {value:.4f}")
             if cuda:
-                launched.append(torch.cuda.Event())
+                launched.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
                 launched[-1].record()
                 if len(launched) > ahead:
                     launched.popleft().synchronize()
