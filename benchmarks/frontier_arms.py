@@ -1,12 +1,12 @@
 """Arms of the frontier in turns, in one process: what each candidate is worth on one GPU in 60 or 300 seconds.
 
 The bench comes before the engine: an idea is a setting of frontier/arms.py and shows its sign here before it is built for resume,
-ranks and export. Arms are written `base:key=value,key=value`; C is the small model, A the large one, and `seconds` and `seed` are
-settings like the others. A line of JSON per arm is appended to --results as soon as it is known; an arm that fails leaves its
+ranks and export. Arms are written `base:key=value,key=value`; C is the small model, A the large one, both 300 s, C60 and A60 the
+same for 60 s, and `seconds` and `seed` are settings like the others. A line of JSON per arm is appended to --results as soon as it is known; an arm that fails leaves its
 error there and the next one begins.
 
     python benchmarks/frontier_arms.py --corpus corpus --tokenizer fineweb_8192_bpe.model --cache tokens --results arms.jsonl \\
-        --arm C --arm C:value_residual=true --arm A:seconds=300,seed=2
+        --arm C60 --arm C60:value_residual=true --arm A:rate=0.7,seed=2
 
 With --queue FILE arms are read from the lines of a file, also from those appended while it runs, until a line `end`. --toy runs
 on a made-up text (bases `toy` and `toyA`) in seconds on a CPU. The score is the whole validation split in windows that do not
@@ -100,8 +100,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("frontier-arms.jsonl"), help="file that results are appended to")
     parser.add_argument("--arm", action="append", default=[], help="base:key=value,...; may be given often")
     parser.add_argument("--queue", type=Path, help="file with an arm per line, read until a line `end`")
-    parser.add_argument("--seconds", type=float, help="of arms that do not say (60)")
-    parser.add_argument("--seed", type=int, help="of arms that do not say (1)")
+    parser.add_argument("--seconds", type=float, help="of arms that do not say; else their base's")
+    parser.add_argument("--seed", type=int, help="of arms that do not say; else 1")
     parser.add_argument("--toy", action="store_true", help="a made-up text instead of a corpus")
     arguments = parser.parse_args()
     if not arguments.toy and not (arguments.corpus and arguments.tokenizer):
