@@ -2,8 +2,8 @@
 
 The bench comes before the engine: an idea is a setting of frontier/arms.py and shows its sign here before it is built for resume,
 ranks and export. Arms are written `base:key=value,key=value`; C is the small model, A the large one, both 300 s, C60 and A60 the
-same for 60 s, and `seconds` and `seed` are settings like the others. A line of JSON per arm is appended to --results as soon as it is known; an arm that fails leaves its
-error there and the next one begins.
+same for 60 s, and `seconds` and `seed` are settings like the others. A line of JSON per arm is appended to --results as soon as
+it is known; an arm that fails leaves its error there and the next one begins.
 
     python benchmarks/frontier_arms.py --corpus corpus --tokenizer fineweb_8192_bpe.model --cache tokens --results arms.jsonl \\
         --arm C60 --arm C60:value_residual=true --arm A:rate=0.7,seed=2

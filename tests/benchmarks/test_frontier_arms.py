@@ -54,6 +54,21 @@ def test_a_later_token_changes_no_earlier_score(name):
         assert not torch.allclose(before[:, place], after[:, place])
 
 
+@pytest.mark.parametrize("name", ARMS)
+def test_the_stream_stays_in_the_number_format_of_the_device(name):
+    """A float32 weight that slips in unconverted would make every layer after it compute in float32."""
+    model = model_of(ARMS[name])
+    model.dtype = torch.bfloat16
+    tokens = torch.randint(2, VOCABULARY, (2, 32), generator=torch.Generator().manual_seed(1))
+    x0 = embed(tokens, model.top, torch.bfloat16)
+    stream, _ = model._stream(tokens)
+    assert (x0.dtype, stream.dtype) == (torch.bfloat16, torch.bfloat16)
+    losses = model.losses(tokens, tokens)
+    losses.mean().backward()
+    assert losses.dtype == torch.float32
+    assert all(p.grad is not None and p.grad.isfinite().all() for _, p in model.named_parameters())
+
+
 def test_a_row_changes_no_other_row():
     model = model_of(ARMS["A with everything"])
     tokens = torch.randint(2, VOCABULARY, (2, 32), generator=torch.Generator().manual_seed(1))
