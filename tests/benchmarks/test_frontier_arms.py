@@ -306,15 +306,34 @@ def test_an_arm_overrides_the_defaults_of_the_command_line():
     assert (arm.seconds, arm.seed, arm.rows, arm.ema, arm.xsa, arm.width) == (300, 5, (1024, 2048, 4096), (0.95, 0.98), True, 640)
 
 
-def test_a_failing_arm_leaves_its_error_and_the_next_one_runs(tmp_path, monkeypatch, capsys):
-    results = tmp_path / "results.jsonl"
-    arguments = ["--toy", "--seconds", "0.02", "--results", str(results), "--arm", "toy:rows=3", "--arm", "toy"]
-    monkeypatch.setattr(sys, "argv", ["frontier_arms.py", *arguments])
-    frontier_arms.main()
-    failed, done = map(json.loads, results.read_text().splitlines())
-    assert "tokens=1024 is not a multiple of 3" in failed["error"]
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Run the program on the toy text; gives its results so far and what it printed."""
+
+    def run(*arguments):
+        results = tmp_path / "results.jsonl"
+        monkeypatch.setattr(
+            sys, "argv", ["frontier_arms.py", "--toy", "--seconds", "0.02", "--results", str(results), *arguments]
+        )
+        frontier_arms.main()
+        return [json.loads(line) for line in results.read_text().splitlines()], capsys.readouterr().out
+
+    return run
+
+
+def test_a_failing_arm_leaves_its_error_and_the_next_one_runs(bench):
+    results, said = bench("--arm", "toy:nothing", "--arm", "toy:rows=512,tokens=512,part=0.001", "--arm", "toy")
+    failed, done = results
+    assert "too few for rows of 512" in failed["error"]
     assert done["scores"]["live"]["val_bpb"] > 0 and done["arm"]["seconds"] == 0.02
-    assert "FAILED" in capsys.readouterr().out
+    assert "REFUSED: toy:nothing: no setting nothing" in said and "FAILED" in said
+
+
+def test_a_repeated_command_runs_only_what_is_missing(bench):
+    bench("--arm", "toy")
+    results, said = bench("--arm", "toy", "--arm", "toy:seed=2", "--arm", "toy:xsa=true,seconds=60", "--limit", "60")
+    assert [found["arm"]["seed"] for found in results] == [1, 2]
+    assert "toy | in " in said and "toy:xsa=true,seconds=60 | left out" in said
 
 
 def test_a_queue_waits_for_lines_that_come_later(tmp_path, monkeypatch):
