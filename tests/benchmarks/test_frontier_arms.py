@@ -54,6 +54,21 @@ def test_a_later_token_changes_no_earlier_score(name):
         assert not torch.allclose(before[:, place], after[:, place])
 
 
+@pytest.mark.parametrize("name", ARMS)
+def test_the_stream_stays_in_the_number_format_of_the_device(name):
+    """A float32 weight that slips in unconverted would make every layer after it compute in float32."""
+    model = model_of(ARMS[name])
+    model.dtype = torch.bfloat16
+    tokens = torch.randint(2, VOCABULARY, (2, 32), generator=torch.Generator().manual_seed(1))
+    x0 = embed(tokens, model.top, torch.bfloat16)
+    stream, _ = model._stream(tokens)
+    assert (x0.dtype, stream.dtype) == (torch.bfloat16, torch.bfloat16)
+    losses = model.losses(tokens, tokens)
+    losses.mean().backward()
+    assert losses.dtype == torch.float32
+    assert all(p.grad is not None and p.grad.isfinite().all() for _, p in model.named_parameters())
+
+
 def test_a_row_changes_no_other_row():
     model = model_of(ARMS["A with everything"])
     tokens = torch.randint(2, VOCABULARY, (2, 32), generator=torch.Generator().manual_seed(1))
@@ -291,15 +306,34 @@ def test_an_arm_overrides_the_defaults_of_the_command_line():
     assert (arm.seconds, arm.seed, arm.rows, arm.ema, arm.xsa, arm.width) == (300, 5, (1024, 2048, 4096), (0.95, 0.98), True, 640)
 
 
-def test_a_failing_arm_leaves_its_error_and_the_next_one_runs(tmp_path, monkeypatch, capsys):
-    results = tmp_path / "results.jsonl"
-    arguments = ["--toy", "--seconds", "0.02", "--results", str(results), "--arm", "toy:rows=3", "--arm", "toy"]
-    monkeypatch.setattr(sys, "argv", ["frontier_arms.py", *arguments])
-    frontier_arms.main()
-    failed, done = map(json.loads, results.read_text().splitlines())
-    assert "tokens=1024 is not a multiple of 3" in failed["error"]
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Run the program on the toy text; gives its results so far and what it printed."""
+
+    def run(*arguments):
+        results = tmp_path / "results.jsonl"
+        monkeypatch.setattr(
+            sys, "argv", ["frontier_arms.py", "--toy", "--seconds", "0.02", "--results", str(results), *arguments]
+        )
+        frontier_arms.main()
+        return [json.loads(line) for line in results.read_text().splitlines()], capsys.readouterr().out
+
+    return run
+
+
+def test_a_failing_arm_leaves_its_error_and_the_next_one_runs(bench):
+    results, said = bench("--arm", "toy:nothing", "--arm", "toy:rows=512,tokens=512,part=0.001", "--arm", "toy")
+    failed, done = results
+    assert "too few for rows of 512" in failed["error"]
     assert done["scores"]["live"]["val_bpb"] > 0 and done["arm"]["seconds"] == 0.02
-    assert "FAILED" in capsys.readouterr().out
+    assert "REFUSED: toy:nothing: no setting nothing" in said and "FAILED" in said
+
+
+def test_a_repeated_command_runs_only_what_is_missing(bench):
+    bench("--arm", "toy")
+    results, said = bench("--arm", "toy", "--arm", "toy:seed=2", "--arm", "toy:xsa=true,seconds=60", "--limit", "60")
+    assert [found["arm"]["seed"] for found in results] == [1, 2]
+    assert "toy | in " in said and "toy:xsa=true,seconds=60 | left out" in said
 
 
 def test_a_queue_waits_for_lines_that_come_later(tmp_path, monkeypatch):
