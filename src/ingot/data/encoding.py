@@ -8,7 +8,6 @@ another: they run nothing of the program that started them, and end when it does
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import subprocess
@@ -34,13 +33,14 @@ from ingot.data.sources.unpacking import CODECS, open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.data.tokenizers.base import OUTSIDE, utf8
 from ingot.errors import DataError, IngotError, RunError
+from ingot.runtime.children import python_command
 
 BLOCK_BYTES = 1 << 20  # of text that one worker encodes at once
 SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
 ATTEMPTS = 3  # at a block whose worker was killed
 NEWLINE = ord("\n")
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingot.data.encoding import serve; serve()"
+BOOT = "from ingot.data.encoding import serve; serve()"
 
 T = TypeVar("T")
 
@@ -237,7 +237,7 @@ class _Worker:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, json.dumps(sys.path)],
+            python_command(BOOT),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
