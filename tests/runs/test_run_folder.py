@@ -135,3 +135,14 @@ def test_a_sample_is_kept_under_its_step_exactly_as_written(tmp_path: Path) -> N
         path = run.sample(40, "To be,\r\nor not\n")
     assert path == tmp_path / "samples" / "step-00000040.txt"
     assert path.read_bytes() == b"To be,\r\nor not\n"
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
+def test_nothing_is_appended_through_a_link(tmp_path: Path, name: str) -> None:
+    run, target = RunFolder(tmp_path / "run"), tmp_path / "diary"
+    run.path.mkdir()
+    target.write_text("mine\n")
+    (run.path / name).symlink_to(target)
+    with pytest.raises(CheckpointError, match=f"run/{name} is a symbolic link.*another training.output_dir"):
+        run.log("step 1") if name == "log.txt" else run.metrics.append({"step": 1})
+    assert target.read_text() == "mine\n"

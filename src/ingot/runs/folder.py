@@ -18,7 +18,7 @@ from typing import Any
 from ingot.runs.lock import RunLock
 from ingot.runs.metrics import Metrics
 from ingot.runs.state import Heartbeat, this_process, utc_now
-from ingot.runtime.files import sweep_temporaries, to_json, write_atomically, writing
+from ingot.runtime.files import open_to_append, sweep_temporaries, to_json, write_atomically, writing
 
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:
@@ -91,7 +91,7 @@ class RunFolder:
 
     def log(self, line: str) -> None:
         """Add a line to log.txt, with the time before it."""
-        with writing(self.log_path), self.log_path.open("ab", buffering=0) as file:
+        with writing(self.log_path), open_to_append(self.log_path) as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}\n".encode(errors="replace"))
 
     def sample(self, step: int, text: str) -> Path:

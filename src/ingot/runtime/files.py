@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, IngotError
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
@@ -42,6 +42,12 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         fsync_dir(path.parent)
 
 
+def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
+    """A file that grows; a symbolic link is refused with ELOOP, because what it leads to is not ours."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # and a pipe is no reason to hang
+    return os.fdopen(os.open(path, flags, 0o666), "ab", buffering)
+
+
 def fsync_dir(path: Path) -> None:
     """Make the names in a folder durable: a renamed file is safe only after this."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -67,14 +73,18 @@ def to_json(record: object, indent: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(
+    path: Path, error: type[IngotError] = CheckpointError, elsewhere: str = "another training.output_dir"
+) -> Iterator[None]:
     """Turn the disk's refusal into an error that says what to do."""
     try:
         yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; make room for it or choose another training.output_dir"
-        ) from error
+    except OSError as refused:
+        if refused.errno == errno.ELOOP and path.is_symlink():
+            raise error(
+                f"{path} is a symbolic link, and nothing is written through links; remove it or choose {elsewhere}"
+            ) from refused
+        raise error(f"cannot write {path}: {refused.strerror or refused}; make room for it or choose {elsewhere}") from refused
 
 
 def _finite(value: object) -> object:
