@@ -86,6 +86,12 @@ class RunLock:
         return state.boot_id == this_process()[2] and (self._lock.folder_held or bool(self._lock.held and same_file))
 
 
+def is_lock(path: Path) -> bool:
+    """Whether a file is a lock of a run, by what it says; an empty one was just made."""
+    content = FolderLock(path.parent, path.name).read()
+    return path.is_file() and (not content or _holder(content) is not None)
+
+
 def liveness(folder: Path) -> Status | Literal["crashed"]:
     """The status of a run, where `running` is believed only of a process that is really there; may watch its heartbeat."""
     state = read_state(folder)

@@ -10,25 +10,28 @@ import errno
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from ingot.errors import CheckpointError, IngotError
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
+
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
     """Replace a file by new content or leave it as it was; durable: the new content survives a power cut."""
-    with replacing(path, durable=durable) as file:
+    with replace_file(path, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends, and disappears when it fails."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    temporary = temporary_beside(path)
     try:
-        with temporary.open("xb") as file:
+        with temporary.open("xb", buffering=1 << 20) as file:
             yield file
             file.flush()
             if durable:
@@ -40,6 +43,11 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         raise
     if durable:
         fsync_dir(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A hidden name beside a path that nothing has, and that sweeping knows."""
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
 
 
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
@@ -63,7 +71,7 @@ def fsync_dir(path: Path) -> None:
 def sweep_temporaries(folder: Path) -> None:
     """Remove what killed processes left of atomic writes; only the owner of the folder may do this."""
     for leftover in folder.glob(".*.tmp"):
-        if leftover.is_file():
+        if _TEMPORARY.fullmatch(leftover.name) and leftover.is_file():
             leftover.unlink(missing_ok=True)
 
 
