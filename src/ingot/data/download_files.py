@@ -104,8 +104,9 @@ def place(blob: Path, target: Path) -> None:
 def sweep(folders: Iterable[Path]) -> None:
     """Remove what killed downloads left; only whoever holds the folder may."""
     for folder in folders:
-        for leftover in folder.glob(".*.part"):
-            with writing(leftover):
+        with writing(folder):
+            files.sweep_temporaries(folder)
+            for leftover in folder.glob(".*.part"):
                 leftover.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Small files that nobody ever sees half-written: a temporary name beside the target, then one rename.
+"""Files and folders that nobody ever sees half-written: a temporary name beside the target, then a rename.
 
 A process killed in between leaves only the temporary file; whoever owns the folder next sweeps it away.
 """
@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from ingot.errors import CheckpointError, IngotError
+from ingot.runtime.locks import FolderLock
 
+_LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
@@ -43,6 +47,48 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         raise
     if durable:
         fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def replace_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of `path` when the block ends, and disappears when it fails.
+
+    Two renames, because no disk replaces a folder that holds something: a kill between them leaves the old one under a hidden
+    name, and the next replacement brings it back. Whatever is written into the folder has to be synced by its writer.
+    """
+    _tidy_after_kills(path)
+    partial = temporary_beside(path)
+    old = partial.with_suffix(".old")
+    partial.mkdir()
+    with FolderLock(partial) as lock:
+        lock.acquire()  # others see that it is not left over
+        try:
+            yield partial
+            fsync_dir(partial)
+            if path.exists():
+                path.rename(old)
+            partial.rename(path)
+        except BaseException:
+            if old.exists() and not path.exists():
+                old.rename(path)
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    shutil.rmtree(old, ignore_errors=True)
+    fsync_dir(path.parent)
+
+
+def _tidy_after_kills(path: Path) -> None:
+    """Bring back a folder that a killed replacement left without its name, and remove what else it left."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
+            continue
+        with FolderLock(left) as lock:
+            if not lock.acquire() or lock.held is None:
+                continue
+            if left.suffix == ".old" and not os.path.lexists(path):
+                left.rename(path)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def temporary_beside(path: Path) -> Path:
