@@ -86,7 +86,7 @@ TOY = Shape(
 
 def open_engine(config: Config, vocab_size: int) -> Any:
     """The backend that training uses; all that this file knows of the engine's inside is here and `.model`."""
-    from ingot.backends.torch import TorchBackend
+    from ingot.backends.torch.backend import TorchBackend
 
     return TorchBackend(config, vocab_size, Ranks())
 

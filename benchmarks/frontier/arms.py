@@ -113,7 +113,7 @@ A = replace(
 SCREEN: dict[str, Any] = {"seconds": 60.0, "ema": (0.95, 0.98, 0.99), "momentum_steps": 60}
 C60, A60 = replace(C, **SCREEN), replace(A, **SCREEN)
 TOY = replace(
-    C, seconds=3.0, layers=2, width=64, head_size=16, kv_heads=2, window=8, pattern="SL", tokens=1024, rows=(64,), ema=(0.9, 0.95)
+    C, seconds=3.0, layers=2, width=64, head_size=16, kv_heads=2, window=8, pattern="SL", tokens=512, rows=(64,), ema=(0.9, 0.95)
 )
 TOY_A = replace(TOY, score_rounded=False, kv_heads=4, mlp=4.0, tied=False, values="tables", head_gate=False, skips=False)
 BASES = {"C": C, "A": A, "C60": C60, "A60": A60, "toy": TOY, "toyA": TOY_A}

@@ -16,6 +16,7 @@ from frontier.optimizer import Averages, Optimizer, decay_scale, even_out, rate_
 from frontier.rounding import Plan, entropy_bits, integers
 from frontier.train import prime, run_arm, score_all
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CPU = torch.device("cpu")
 VOCABULARY = 258
@@ -88,7 +89,8 @@ def test_short_layers_see_their_window_and_the_last_one_the_row():
 
 
 def test_the_models_have_the_weights_of_the_prototypes():
-    counts = {name: sum(p.numel() for _, p in Frontier(parse_arm(name), 8192, CPU).named_parameters()) for name in ("C", "A")}
+    with FakeTensorMode():  # shapes without memory
+        counts = {name: sum(p.numel() for _, p in Frontier(parse_arm(name), 8192, CPU).named_parameters()) for name in ("C", "A")}
     assert {name: f"{count / 1e6:.1f}" for name, count in counts.items()} == {"C": "28.4", "A": "80.9"}
 
 
@@ -261,10 +263,11 @@ def test_rounding_counts_entropy_and_keeps_weights_within_half_a_step():
 
 
 OPTIONS = [
-    "toy", "toyA", "toy:normuon=false,cautious=false,decay_schedule=rising", "toy:rows=16/32/64,order=rows", "toy:values=tables",
-    "toy:tied=false,decay_schedule=constant,order=fixed", "toy:dropout=0.1,part=0.5", "toyA:head_gate=true,skips=true,xsa=true",
-    "toy:rope_part=0.5,key_offset=true,smear=true,backout=0.3,mix=1.1,qk_gain=1.5,softcap=30,value_residual=true",
-]  # fmt: skip
+    "toyA:head_gate=true,skips=true,xsa=true,activation=swiglu",
+    "toy:normuon=false,cautious=false,decay_schedule=rising,dropout=0.1,part=0.5",
+    "toy:rows=16/32/64,order=rows,tied=false,decay_schedule=constant,activation=leaky2",
+    "toy:rope_part=0.5,key_offset=true,smear=true,backout=0.3,mix=1.1,qk_gain=1.5,softcap=30,value_residual=true,order=fixed",
+]
 
 
 @pytest.mark.parametrize("text", OPTIONS)
@@ -278,11 +281,11 @@ def test_every_option_runs_and_is_scored(text):
 
 
 def test_a_toy_learns():
-    arm = replace(SMALL, tokens=512)
+    arm = replace(SMALL, layers=2, tokens=512)
     model = Frontier(arm, VOCABULARY, CPU)
     optimizer, order = Optimizer(arm, model.named_parameters()), Order(toy_corpus()[0], 32, "redrawn", 1, CPU)
     losses = []
-    for step in range(25):
+    for step in range(15):
         loss = model.losses(*split_rows(order.next(16), 32)).mean()
         loss.backward()
         optimizer.step(step, 0.5)

@@ -18,7 +18,7 @@ from ingot.config.render import dump_yaml
 from ingot.doors.golf.translate import SPANS, accumulation
 from ingot.doors.golf.variables import LOG, as_lines
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
-from ingot.runtime.files import writing
+from ingot.runtime.files import open_to_append, writing
 from ingot.runtime.version import made_by
 
 RULE = "=" * 100
@@ -70,8 +70,8 @@ class Journal:
 
 
 def _append(path: Path, text: str) -> None:
-    with writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
+    with writing(path), open_to_append(path, buffering=-1) as file:
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def _gpu() -> str:
