@@ -59,6 +59,7 @@ print(run.config.training.max_steps, run.status().status, len(run.metrics()[0]),
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path)
+    run.claim().release()
     settings = {"data.path": "sample:shakespeare", "training.max_steps": 7}
     run.write_config(dump_yaml(load_config(python=settings, environment={}).config, {}))
     return run
@@ -84,7 +85,6 @@ def result(folder: RunFolder, **changes: Any) -> TrainingResult:
 
 
 def test_a_run_shows_its_settings_samples_checkpoints_and_result(folder: RunFolder) -> None:
-    folder.claim().release()
     folder.sample(3, "three")
     folder.sample(12, "twelve")
     (folder.checkpoints / "step-00000007").mkdir()
@@ -116,7 +116,6 @@ def test_a_run_that_has_not_begun_has_no_status_yet(folder: RunFolder) -> None:
 
 def test_looking_needs_no_torch_takes_no_lock_and_writes_nothing(folder: RunFolder) -> None:
     write_state(folder, status="stopped")
-    before = sorted(folder.path.rglob("*"))
     with folder.claim():
         before = sorted(folder.path.rglob("*"))
         ran = subprocess.run([sys.executable, "-c", LOOK, str(folder.path)], capture_output=True, text=True)
