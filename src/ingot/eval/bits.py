@@ -110,14 +110,21 @@ class Judge:
             yield batch
 
     def score(
-        self, rows: NDArray[np.int64], evaluate: Callable[[Batch], float], stop: Callable[[], bool] = lambda: False
+        self,
+        rows: NDArray[np.int64],
+        evaluate: Callable[[Batch], float],
+        stop: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Score:
         """Sum the loss and the bytes of `rows`, or of those before `stop`; `evaluate` gives the summed nats of a batch."""
-        nats, tokens, size = 0.0, 0, 0
+        nats, tokens, size, done = 0.0, 0, 0, 0
+        progress(0, len(rows))
         for batch in self.batches(rows):
             if stop():
                 break
             nats += evaluate(batch)
+            done += len(batch)
+            progress(done, len(rows))
             counted = batch[:, 1] != IGNORED
             tokens += int(np.count_nonzero(counted))
             size += int(self.tokenizer.target_bytes(batch[:, 0][counted], batch[:, 1][counted]).sum())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+QUIET_SECONDS = 30.0  # where lines are written, what takes long is heard of this often
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,9 @@ class BeginReport:
     micro_batch: int
     attention: str  # the kernel that was chosen; default: whatever torch takes
     resumed_at: int  # the step it goes on from; 0 at the start of a run
+    max_steps: int | None = None
+    budget_seconds: float | None = None
+    elapsed_seconds: float = 0.0  # trained by earlier sessions
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,9 @@ class Reporter:
     def primed(self, step: int, steps: int) -> None:
         """A priming step, which leaves no trace, is done."""
 
+    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Something other than a step goes on, until the next event; a total of 0 is not known."""
+
     def step(self, report: StepReport, log: bool) -> None:
         """A step is done; `log` where tracking.log_every asks for a line."""
 
@@ -87,10 +96,11 @@ class Reporter:
 
 
 class LineReporter(Reporter):
-    """One plain line per event, for files and for terminals that are none."""
+    """One plain line per event, for files and for terminals that are none; one now and then for what takes long."""
 
-    def __init__(self, write: Callable[[str], None]):
-        self._write = write
+    def __init__(self, write: Callable[[str], None], now: Callable[[], float] = time.monotonic):
+        self._write, self._now = write, now
+        self._quiet_since = now()
 
     def begin(self, report: BeginReport) -> None:
         self._write(begin_line(report))
@@ -98,6 +108,14 @@ class LineReporter(Reporter):
     def primed(self, step: int, steps: int) -> None:
         if step == steps:
             self._write(f"primed with {steps} steps")
+
+    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+        now = self._now()
+        if done == 0:
+            self._quiet_since = now  # it begins
+        elif now - self._quiet_since >= QUIET_SECONDS:
+            self._quiet_since = now
+            self._write(f"{what}: {done:,} of {total:,}")
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
@@ -120,7 +138,7 @@ class Chorus(Reporter):
     """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter):
-        for name in ("begin", "primed", "step", "evaluation", "sample", "saved", "message", "end"):
+        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "saved", "message", "end"):
             setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
 
 
@@ -135,6 +153,7 @@ def _to_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
 def begin_line(report: BeginReport) -> str:
     """What is about to run as one line."""
     facts: dict[str, Any] = {**asdict(report), "resumed_at": f"step {report.resumed_at}" if report.resumed_at else None}
+    facts["elapsed_seconds"] = round(report.elapsed_seconds, 1) or None
     told = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
     return "  ".join(f"{name} {value}" for name, value in told.items())
 

@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ingot.artifact.codecs import check_codec
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
-from ingot.artifact.scoring import score_in_fresh_process
+from ingot.artifact.scoring import SCORING, score_in_fresh_process
 from ingot.artifact.sources import open_source
 from ingot.backends.base import Backend
 from ingot.config.families import FileSection
@@ -85,8 +86,10 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
     """
     config, ranks = resolved.config, ranks_from_environment()
     reporter = reporter if reporter is not None and ranks.first else Reporter()
+    reporter.waiting("opening the data")
     dataset, rows = open_data(config, ranks.world_size)
     facts = facts_of(config, dataset)
+    reporter.waiting("building the model")
     with ExitStack() as stack:
         backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
@@ -113,6 +116,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
             backend.put(source.tensors, str(source.path))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
+        reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
         reporter.begin(_begin_report(config, dataset, backend, desk, progress))
         trainer.prime()
@@ -247,6 +251,9 @@ def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk
         micro_batch=choices["micro_batch"],
         attention=choices["attention"],
         resumed_at=progress.step,
+        max_steps=config.training.max_steps,
+        budget_seconds=config.budget.seconds,
+        elapsed_seconds=progress.elapsed_seconds,
     )
 
 
@@ -303,6 +310,7 @@ def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     if not a.tokenizer:
         facts["tokenizer"] = None
     path = folder.artifact / artifact_name(a.codec)
+    trainer.reporter.waiting("exporting")
     with writing(path):
         report = write_artifact(path, trainer.backend.weights(), facts, a.quantiser, a.codec, a.dtype)
     if limit is not None and report.bytes > limit:
@@ -316,7 +324,8 @@ def _score(trainer: Trainer, path: Path, shutdown: Shutdown) -> float | None:
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
-        return float(score_in_fresh_process(path, None, trainer.config.training.device)["val_bpb"])
+        progress = partial(trainer.reporter.waiting, SCORING)
+        return float(score_in_fresh_process(path, None, trainer.config.training.device, progress)["val_bpb"])
     except RunError:
         if not shutdown.requested:
             raise

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from ingot.backends.base import Backend, Pending, StepResult
@@ -102,6 +103,7 @@ class Trainer:
         steps = (PRIMING_STEPS if self.backend.choices().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
+        self.reporter.waiting("compiling" if self.backend.choices().get("compile") else "priming")
         first = self._first()
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
         for step in range(steps):
@@ -140,6 +142,7 @@ class Trainer:
                 self.evaluate(c.evaluation.rows)
                 if p.step:
                     self.note()
+            self.reporter.waiting("training")
             self.clock.start()
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
@@ -303,7 +306,8 @@ class Trainer:
         judge = Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
         rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
-        part = judge.score(rows[share.start : share.stop], self.backend.evaluate, self._asked_to_stop)
+        mine = rows[share.start : share.stop]
+        part = judge.score(mine, self.backend.evaluate, self._asked_to_stop, partial(self.reporter.waiting, "evaluating"))
         nats, tokens, size, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, float(self._asked_to_stop())])
         if stopped:
             raise Interrupted
@@ -315,6 +319,7 @@ class Trainer:
     def sample(self) -> None:
         """Let the model write, and keep the text."""
         c, tokenizer = self.config, self.dataset.tokenizer
+        self.reporter.waiting("sampling")
         prompt = prompt_ids(tokenizer, c.evaluation.sample_prompt)
         ids = self.backend.generate(
             prompt, c.evaluation.sample_tokens, c.evaluation.temperature, c.evaluation.top_k, c.training.seed
@@ -335,6 +340,7 @@ class Trainer:
                 self.desk.saver.save(self.progress.step, self.backend.state(), self._record(), self.progress.best_step)
                 self._saved_step = self.progress.step
             if wait:
+                self.reporter.waiting("saving")
                 self.desk.saver.wait()
                 if self.desk.saver.error is not None:
                     raise self.desk.saver.error

@@ -53,9 +53,10 @@ def train(
         raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
     from ingot.doors.cli.progress import make_reporter
     from ingot.runtime.ranks import ranks_from_environment
-    from ingot.train.session import run
 
     with make_reporter() as reporter:
+        from ingot.train.session import run  # here: a second of imports that is seen to be one
+
         result = run(resolved, reporter)
     if ranks_from_environment().first:
         print_json(_as_json(result)) if as_json else _print(result)
