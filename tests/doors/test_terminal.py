@@ -17,7 +17,7 @@ from terminals import Screen, Terminal
 from ingot.data.shards import HEADER_INTS, MAGIC, VERSION
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-from hub_server import HubServer, serving  # noqa: E402
+from hub_server import HubServer, serving
 
 BAR = re.compile(r"[━─]{4,}")
 SLOW = {"training.max_steps": 100_000, "training.save_every": 0}  # ends only when it is told to

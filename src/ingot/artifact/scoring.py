@@ -25,11 +25,13 @@ def score_in_fresh_process(
     path: Path,
     data: str | None = None,
     device: str = "auto",
+    rows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """What `ingot eval --artifact` says of a file, run as a process of its own; RunError with its last line if it fails."""
     command = [sys.executable, "-m", "ingot", "eval", "--artifact", str(path), "--json", "--tell-rows", "--device", device]
     command += ["--data", data] if data is not None else []
+    command += ["--rows", str(rows)] if rows is not None else []
     progress(0, 0)
     said: list[str] = []
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

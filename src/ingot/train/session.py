@@ -55,6 +55,8 @@ class TrainingResult:
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
     val_other: dict[str, float]  # the same by the other count of bytes, where there are two
+    val_rows: int  # by which these were found
+    val_rows_of: int  # of the rows of the validation split
     total_tokens: int
     total_steps: int
     training_seconds: float
@@ -63,6 +65,7 @@ class TrainingResult:
     artifact_path: Path | None
     artifact_bytes: int | None
     artifact_bpb: float | None  # of the artifact, read again by another process
+    artifact_rows: int | None  # by which that was found; None: by all
     sample: str | None
     run_dir: Path
 
@@ -74,6 +77,7 @@ class Exported:
     path: Path
     bytes: int
     bpb: float | None
+    rows: int | None = None  # by which it was found; None: by all
 
 
 Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every rank of a run that is complete
@@ -262,10 +266,9 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
     exported = None
     if status == "completed":
-        judged = (progress.val_step, progress.val_whole) == (progress.step, True)
         try:
-            if config.evaluation.at_end and not judged and trainer.dataset.split("val").tokens > 1:
-                trainer.evaluate(None)
+            if config.evaluation.at_end and not trainer.is_judged() and trainer.dataset.split("val").tokens > 1:
+                trainer.evaluate(trainer.bounds.final_limit, final=True)
                 trainer.note()
             if config.artifact.write:
                 exported = exporter(trainer, shutdown)
@@ -280,6 +283,8 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         val_loss=progress.val_loss,
         val_bpb=progress.val_bpb,
         val_other=progress.val_other,
+        val_rows=progress.val_rows,
+        val_rows_of=progress.val_rows_of,
         total_tokens=progress.tokens,
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,
@@ -288,6 +293,7 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         artifact_path=exported.path if exported is not None else None,
         artifact_bytes=exported.bytes if exported is not None else None,
         artifact_bpb=exported.bpb if exported is not None else None,
+        artifact_rows=exported.rows if exported is not None else None,
         sample=trainer.last_sample,
         run_dir=desk.folder.path if desk is not None else Path(config.training.output_dir or "."),
     )
@@ -295,18 +301,19 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
     """Write the artifact into the run folder and let another process score it."""
+    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
+    rows = trainer.artifact_rows() if scored else None
     if trainer.desk is None:
         return None
     report = _export(trainer, trainer.desk.folder)
-    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
-    return Exported(report.path, report.bytes, _score(trainer, report.path, shutdown) if scored else None)
+    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
 
 
 def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     """Write the artifact and hold it against the budget."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
-    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb}
+    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if progress.val_whole else None}
     if not a.tokenizer:
         facts["tokenizer"] = None
     path = folder.artifact / artifact_name(a.codec)
@@ -319,13 +326,13 @@ def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     return report
 
 
-def _score(trainer: Trainer, path: Path, shutdown: Shutdown) -> float | None:
+def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -> float | None:
     """The bits per byte of the file that was written, by a process that knows nothing but the file."""
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
         progress = partial(trainer.reporter.waiting, SCORING)
-        return float(score_in_fresh_process(path, None, trainer.config.training.device, progress)["val_bpb"])
+        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress)["val_bpb"])
     except RunError:
         if not shutdown.requested:
             raise

@@ -51,7 +51,17 @@ def evaluate(
     size = {"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}
     if as_json:
         found = {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
-        print_json({"model": str(model.source), **found, "tokens": score.tokens, "bytes": score.bytes, **size})
+        print_json(
+            {
+                "model": str(model.source),
+                **found,
+                "tokens": score.tokens,
+                "bytes": score.bytes,
+                "rows": score.rows,
+                "rows_of": score.rows_of,
+                **size,
+            }
+        )
         return
     print_columns(
         [
@@ -61,6 +71,7 @@ def evaluate(
             *((name, f"{value:.4f}") for name, value in score.other.items()),
             ("tokens", f"{score.tokens:,}"),
             ("bytes", f"{score.bytes:,}"),
+            ("rows", f"{score.rows:,} of {score.rows_of:,}"),
             *(("artifact", f"{count:,} bytes") for count in size.values()),
         ]
     )

@@ -253,7 +253,7 @@ def _scores(source: Source, artifact: Path, data: str | None, device: str) -> di
     from ingot.artifact.scoring import SCORING, score_in_fresh_process
 
     with progress_bar(SCORING, unit="rows") as progress:
-        found = score_in_fresh_process(artifact, data, device, progress)
+        found = score_in_fresh_process(artifact, data, device, progress=progress)
     before = source.facts["val_bpb"] if data is None else None
     if before is None:
         from ingot.api import load
