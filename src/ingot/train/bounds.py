@@ -61,12 +61,12 @@ class Bounds:
     def during_and(self, limit: int | None, judge: Judge, now: Callable[[], float]) -> tuple[int | None, int | None]:
         """The rows of evaluations during training, the same throughout, and those of one that is to read `limit`."""
         asked = self._config.evaluation.rows
+        found = self.rows(judge, limit, now) if limit != asked else None
         if self._during is None:
             self._during = (self.rows(judge, asked, now),)
         [during] = self._during
         if limit == asked:
             return during, during
-        found = self.rows(judge, limit, now)
         cut = found != limit and during != asked  # there is time for neither: one pass is enough
         return during, during if cut else found
 
