@@ -42,6 +42,7 @@ INSTEAD = {
     "ingot.data.writer": "ingot.doors.golf.alone.writer",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
+    "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
 }
 
 LOADER = '''\
