@@ -107,19 +107,14 @@ class LoadedModel:
         judge = Judge.of(self.config, dataset.split("val"), self.tokenizer)
         asked = self.config.training.precision
         precision = pick_precision("auto" if asked == "fp16" else asked, self.device)
-        chosen = judge.rows(rows)
-        done = 0
 
         @torch.no_grad()
         def nats(batch: Batch) -> float:
-            nonlocal done
             with torch.autocast(self.device.type, DTYPES[precision], enabled=precision != "fp32"):
                 loss = float(self.model(*torch.from_numpy(batch).to(self.device).long().unbind(1)))
-            done += len(batch)
-            progress(done, len(chosen))
             return loss * int(np.count_nonzero(batch[:, 1] != IGNORED))
 
-        return judge.score(chosen, nats)
+        return judge.score(judge.rows(rows), nats, progress=progress)
 
 
 def load(

@@ -176,8 +176,15 @@ class EvaluationSection(Section):
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
     rows: Positive | None = Field(
         None,
-        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation always "
-        "reads all.",
+        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation reads "
+        "final_rows.",
+    )
+    final_rows: Positive | Literal["auto"] | None = Field(
+        "auto",
+        description="Rows that the last evaluation and the artifact's scoring read, spread evenly over the validation split. "
+        "null: all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and all would take longer than 10 "
+        "seconds and half the budget: then as many as that time allows, in evaluations during training too, which also "
+        "take no longer in all than the training. A score of a part says so.",
     )
     train_rows: Positive | None = Field(
         None, description="Rows of the training split that are scored beside the validation split. null: none."

@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ingot.artifact.codecs import check_codec
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
-from ingot.artifact.fresh_process import score_in_fresh_process
+from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 from ingot.artifact.sources import open_source
 from ingot.backends.base import Backend
 from ingot.config.families import FileSection
@@ -53,6 +54,8 @@ class TrainingResult:
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
     val_other: dict[str, float]  # the same by the other count of bytes, where there are two
+    val_rows: int  # by which these were found
+    val_rows_of: int  # of the rows of the validation split
     total_tokens: int
     total_steps: int
     training_seconds: float
@@ -61,6 +64,7 @@ class TrainingResult:
     artifact_path: Path | None
     artifact_bytes: int | None
     artifact_bpb: float | None  # of the artifact, read again by another process
+    artifact_rows: int | None  # by which that was found; None: by all
     sample: str | None
     run_dir: Path
 
@@ -72,6 +76,7 @@ class Exported:
     path: Path
     bytes: int
     bpb: float | None
+    rows: int | None = None  # by which it was found; None: by all
 
 
 Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every rank of a run that is complete
@@ -84,8 +89,10 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
     """
     config, ranks = resolved.config, ranks_from_environment()
     reporter = reporter if reporter is not None and ranks.first else Reporter()
+    reporter.waiting("opening the data")
     dataset, rows = open_data(config, ranks.world_size)
     facts = facts_of(config, dataset)
+    reporter.waiting("building the model")
     with ExitStack() as stack:
         backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
@@ -112,6 +119,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
             backend.put(source.tensors, str(source.path))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
+        reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
         reporter.begin(_begin_report(config, dataset, backend, desk, progress))
         trainer.prime()
@@ -262,6 +270,9 @@ def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk
         micro_batch=choices["micro_batch"],
         attention=choices["attention"],
         resumed_at=progress.step,
+        max_steps=config.training.max_steps,
+        budget_seconds=config.budget.seconds,
+        elapsed_seconds=progress.elapsed_seconds,
     )
 
 
@@ -270,10 +281,9 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
     exported = None
     if status == "completed":
-        judged = (progress.val_step, progress.val_whole) == (progress.step, True)
         try:
-            if config.evaluation.at_end and not judged and trainer.dataset.split("val").tokens > 1:
-                trainer.evaluate(None)
+            if config.evaluation.at_end and not trainer.is_judged() and trainer.dataset.split("val").tokens > 1:
+                trainer.evaluate(trainer.bounds.final_limit, final=True)
                 trainer.note()
             if config.artifact.write:
                 exported = exporter(trainer, shutdown)
@@ -288,6 +298,8 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         val_loss=progress.val_loss,
         val_bpb=progress.val_bpb,
         val_other=progress.val_other,
+        val_rows=progress.val_rows,
+        val_rows_of=progress.val_rows_of,
         total_tokens=progress.tokens,
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,
@@ -296,6 +308,7 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         artifact_path=exported.path if exported is not None else None,
         artifact_bytes=exported.bytes if exported is not None else None,
         artifact_bpb=exported.bpb if exported is not None else None,
+        artifact_rows=exported.rows if exported is not None else None,
         sample=trainer.last_sample,
         run_dir=desk.folder.path if desk is not None else Path(config.training.output_dir or "."),
     )
@@ -303,21 +316,23 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
     """Write the artifact into the run folder and let another process score it."""
+    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
+    rows = trainer.artifact_rows() if scored else None
     if trainer.desk is None:
         return None
     report = _export(trainer, trainer.desk.folder)
-    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
-    return Exported(report.path, report.bytes, _score(trainer, report.path, shutdown) if scored else None)
+    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
 
 
 def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     """Write the artifact and hold it against the budget."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
-    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb}
+    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if progress.val_whole else None}
     if not a.tokenizer:
         facts["tokenizer"] = None
     path = folder.artifact / artifact_name(a.codec)
+    trainer.reporter.waiting("exporting")
     with writing(path):
         report = write_artifact(path, trainer.backend.weights(), facts, a.quantiser, a.codec, a.dtype)
     if limit is not None and report.bytes > limit:
@@ -326,12 +341,13 @@ def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     return report
 
 
-def _score(trainer: Trainer, path: Path, shutdown: Shutdown) -> float | None:
+def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -> float | None:
     """The bits per byte of the file that was written, by a process that knows nothing but the file."""
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
-        return float(score_in_fresh_process(path, None, trainer.config.training.device)["val_bpb"])
+        progress = partial(trainer.reporter.waiting, SCORING)
+        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress)["val_bpb"])
     except RunError:
         if not shutdown.requested:
             raise

@@ -250,14 +250,16 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
 
 def _scores(source: Source, artifact: Path, data: str | None, device: str) -> dict[str, Any]:
     """The bits per byte of the file, by a process that knows nothing else, and those of what it was made from."""
-    from ingot.artifact.fresh_process import score_in_fresh_process
+    from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 
-    found = score_in_fresh_process(artifact, data, device)
+    with progress_bar(SCORING, unit="rows") as progress:
+        found = score_in_fresh_process(artifact, data, device, progress=progress)
     before = source.facts["val_bpb"] if data is None else None
     if before is None:
         from ingot.api import load
 
-        before = load(source.path, device=device, data=data).evaluate(data).bits_per_byte
+        with progress_bar("scoring the model it is made from", unit="rows") as progress:
+            before = load(source.path, device=device, data=data).evaluate(data, progress=progress).bits_per_byte
     return {"val_loss": found["val_loss"], "val_bpb": found["val_bpb"], "checkpoint_val_bpb": before}
 
 

@@ -214,6 +214,7 @@ def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any
         "training.save_every": v["eval_interval"] if v["always_save_checkpoint"] else 0,
         "evaluation.at_start": True,
         "evaluation.at_end": False,
+        "evaluation.final_rows": None,
         "evaluation.rows": v["eval_iters"] * v["batch_size"],
         "evaluation.train_rows": v["eval_iters"] * v["batch_size"],
         "evaluation.micro_batch": v["batch_size"],
