@@ -33,8 +33,8 @@ FOREIGN = {b"PK": "a zip file, as torch.save writes it", b"\x80": "a pickle", b"
 
 
 @dataclass(frozen=True)
-class Weights:
-    """A model at rest: its tensors, and the facts that rebuild it."""
+class Artifact:
+    """What a file holds: the tensors of a model, and the facts that rebuild it."""
 
     tensors: dict[str, TensorRecord]
     facts: dict[str, Any]
@@ -92,7 +92,7 @@ def artifact_sizes(
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
 
 
-def read_artifact(path: Path) -> Weights:
+def read_artifact(path: Path) -> Artifact:
     """The model in a file; whatever is wrong with the file is a CheckpointError, and no code in it is ever run."""
     try:
         data = memoryview(path.read_bytes())
@@ -179,7 +179,7 @@ def _unwrapped(file: memoryview) -> memoryview:
     return memoryview(decompress(codec, data, size))
 
 
-def _opened(payload: memoryview) -> Weights:
+def _opened(payload: memoryview) -> Artifact:
     """The model in a payload that is what was written."""
     try:
         stored, metadata = unpack_tensors(payload)
@@ -202,7 +202,7 @@ def _opened(payload: memoryview) -> Weights:
     if not isinstance(facts, dict) or not isinstance(facts.get("dtypes"), dict) or not isinstance(facts.get("version"), int):
         raise ValueError("it does not say how to build the model")
     _check_version(facts["version"])
-    return Weights(dequantise(stored, facts["dtypes"]), facts)
+    return Artifact(dequantise(stored, facts["dtypes"]), facts)
 
 
 def _check_version(version: int) -> None:

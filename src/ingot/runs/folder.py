@@ -20,6 +20,8 @@ from ingot.runs.metrics import Metrics
 from ingot.runs.state import Heartbeat, this_process, utc_now
 from ingot.runtime.files import sweep_temporaries, to_json, write_atomically, writing
 
+MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
+
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:
     """Make a folder of its own for a new run: runs/<recipe>-<local time>, with -2, -3... where that is taken."""

@@ -15,7 +15,6 @@ from typing import Any
 from ingot.artifact.codecs import check_codec
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
 from ingot.artifact.fresh_process import score_in_fresh_process
-from ingot.artifact.sources import open_source
 from ingot.backends.base import Backend
 from ingot.backends.open import open_backend
 from ingot.config.loading import ResolvedConfig
@@ -28,13 +27,14 @@ from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Pe
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
-from ingot.runs.folder import RunFolder, new_run_dir
+from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
 from ingot.runtime.files import writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer
+from ingot.trained.weights import open_weights
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
@@ -43,7 +43,6 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name",),
     "training": ("tokens_per_step", "seed"),
 }
-MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
         progress = _resume(backend, checkpoint)
         if checkpoint is None and config.training.weights is not None:
-            source = open_source(Path(config.training.weights).expanduser())
-            backend.load_weights(source.tensors, str(source.path))
+            weights = open_weights(Path(config.training.weights).expanduser())
+            backend.load_weights(weights.tensors, str(weights.path))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})

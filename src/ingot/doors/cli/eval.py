@@ -48,11 +48,11 @@ def evaluate(
     size = {"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}
     if as_json:
         found = {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
-        print_json({"model": str(model.source), **found, "tokens": score.tokens, "bytes": score.bytes, **size})
+        print_json({"model": str(model.weights.path), **found, "tokens": score.tokens, "bytes": score.bytes, **size})
         return
     print_columns(
         [
-            ("model", str(model.source)),
+            ("model", str(model.weights.path)),
             ("val loss", f"{score.loss:.4f}"),
             ("val_bpb", f"{score.bits_per_byte:.4f}"),
             *((name, f"{value:.4f}") for name, value in score.other.items()),
