@@ -98,7 +98,7 @@ class Bounds:
         for attempt in range(2):
             self._reporter.waiting("measuring how fast rows are scored")
             began = now()
-            self._backend.evaluate(batch)
+            self._backend.score(batch)
             slowest = self._backend.maximum([(now() - began) / len(batch)])[0]
             assert self.seconds is not None
             if attempt:

@@ -15,9 +15,8 @@ from typing import Any
 from ingot.artifact.codecs import check_codec
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
 from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
-from ingot.artifact.sources import open_source
 from ingot.backends.base import Backend
-from ingot.config.families import FileSection
+from ingot.backends.open import open_backend
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
@@ -26,14 +25,16 @@ from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError
 from ingot.generate.sampling import prompt_ids
+from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
-from ingot.runs.folder import RunFolder, new_run_dir
+from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
 from ingot.runtime.files import write_atomically, writing
-from ingot.runtime.ranks import Ranks, ranks_from_environment
+from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer
+from ingot.trained.weights import open_weights
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
@@ -42,7 +43,6 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name",),
     "training": ("tokens_per_step", "seed"),
 }
-MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
     facts = facts_of(config, dataset)
     reporter.waiting("building the model")
     with ExitStack() as stack:
-        backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
+        backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         desk, checkpoint = None, None
         if ranks.first:
@@ -106,17 +106,17 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
                     check_fits(checkpoint, facts)
                 desk = _open_desk(resolved, folder, checkpoint, reporter, stack)
             except IngotError as error:
-                backend.tell(json.dumps({"exit_code": error.exit_code}))
+                backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
-        told = json.loads(backend.tell(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
+        told = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
         if "exit_code" in told:
             raise PeerLost(told["exit_code"])
         if told["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
         progress = _resume(backend, checkpoint)
         if checkpoint is None and config.training.weights is not None:
-            source = open_source(Path(config.training.weights).expanduser())
-            backend.put(source.tensors, str(source.path))
+            weights = open_weights(Path(config.training.weights).expanduser())
+            backend.load_weights(weights.tensors, str(weights.path))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
         reporter.waiting("choosing kernels")
@@ -149,14 +149,6 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
 
 
-def _backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
-    from ingot.backends.torch.backend import (
-        TorchBackend,  # here, so that a mistake in config or data is told before torch has loaded
-    )
-
-    return TorchBackend(config, vocab_size, ranks)
-
-
 def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> RunFolder:
     """The run folder, taken for this process."""
     training = resolved.config.training
@@ -165,7 +157,7 @@ def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> Ru
         raise CheckpointError(
             f"{folder.path} holds a run and training.resume=never; choose another training.output_dir or set training.resume=auto"
         )
-    stack.enter_context(folder.claim(reporter.message, [MODEL_COPY] if isinstance(resolved.config.model, FileSection) else []))
+    stack.enter_context(folder.claim(reporter.message, [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []))
     sweep(folder.checkpoints)
     return folder
 
@@ -178,7 +170,7 @@ def _open_desk(
     # First, because by it a run folder is known: whoever is killed in here can start again.
     folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
     _write_config(resolved, folder, reporter)
-    if checkpoint is None and isinstance(config.model, FileSection):
+    if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             write_atomically(folder.path / MODEL_COPY, Path(config.model.file).expanduser().read_bytes())
     if checkpoint is None:
@@ -226,7 +218,7 @@ def _resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
-    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSection) else None
+    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSettings) else None
     return {
         "config": config.model_dump(mode="json"),
         "tokenizer": dataset.tokenizer.spec(),
@@ -258,10 +250,10 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 
 
 def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk | None, progress: Progress) -> BeginReport:
-    choices = backend.choices()
+    choices = backend.tuned()
     return BeginReport(
         run=str(desk.folder.path) if desk is not None else "",
-        device=backend.device_name,
+        device=backend.device.name,
         precision=choices["precision"],
         ranks=backend.ranks.world_size,
         parameters=backend.parameters,

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from ingot.backends.base import Backend, Pending, StepResult
@@ -20,7 +21,7 @@ from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import PeerLost, RunError
 from ingot.eval.evaluator import Judge, Score
-from ingot.generate.sampling import prompt_ids
+from ingot.generate.sampling import Sampling, prompt_ids
 from ingot.optim.schedules import Position, Rates, rates_at
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
@@ -102,15 +103,15 @@ class Trainer:
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
         """Settle what depends on the machine, by what the first step will read."""
-        self.backend.prepare(self._first().batch, choices)
+        self.backend.tune(self._first().batch, choices)
 
     def prime(self) -> None:
         """Take the priming steps, which leave no trace."""
         asked = self.config.training.priming_steps
-        steps = (PRIMING_STEPS if self.backend.choices().get("compile") else 0) if asked == "auto" else asked
+        steps = (PRIMING_STEPS if self.backend.tuned().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
-        self.reporter.waiting("compiling" if self.backend.choices().get("compile") else "priming")
+        self.reporter.waiting("compiling" if self.backend.tuned().get("compile") else "priming")
         first = self._first()
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
         for step in range(steps):
@@ -121,14 +122,14 @@ class Trainer:
     def _first(self) -> Portion:
         """What the next step will read, which is not taken from the reader."""
         share = self.backend.ranks.share(self.config.rows_per_step)
-        buffer = self.backend.lend((len(share), self.rows.planes, self.rows.seq_len))
+        buffer = self.backend.host_buffer((len(share), self.rows.planes, self.rows.seq_len))
         return read_portion(self.rows, self.progress.sample, self.config.rows_per_step, share, buffer)
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
         c, p = self.config, self.progress
         self._shutdown = shutdown
-        reader = RowReader(self.rows, c.rows_per_step, self.backend.ranks, p.sample, self.backend.lend)
+        reader = RowReader(self.rows, c.rows_per_step, self.backend.ranks, p.sample, self.backend.host_buffer)
         try:
             status = self._loop(reader, shutdown)
             self._settle()
@@ -211,7 +212,7 @@ class Trainer:
         self._overflows = self._overflows + 1 if result.skipped else 0
         if (
             not math.isfinite(result.loss)
-            or (result.skipped and not self.backend.rescales)
+            or (result.skipped and not self.backend.uses_loss_scaling)
             or self._overflows > OVERFLOWS_IN_A_ROW
         ):
             if not self.backend.ranks.first:
@@ -337,7 +338,7 @@ class Trainer:
         rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
         mine, began = rows[share.start : share.stop], self.clock.now()
-        part = judge.score(mine, self.backend.evaluate, self._asked_to_stop, partial(self.reporter.waiting, "evaluating"))
+        part = judge.score(mine, self.backend.score, self._asked_to_stop, partial(self.reporter.waiting, "evaluating"))
         stop = float(self._asked_to_stop())
         nats, tokens, size, done, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, part.rows, stop])
         if stopped:
@@ -353,9 +354,8 @@ class Trainer:
         c, tokenizer = self.config, self.dataset.tokenizer
         self.reporter.waiting("sampling")
         prompt = prompt_ids(tokenizer, c.evaluation.sample_prompt)
-        ids = self.backend.generate(
-            prompt, c.evaluation.sample_tokens, c.evaluation.temperature, c.evaluation.top_k, c.training.seed
-        )
+        sampling = Sampling(c.evaluation.temperature, c.evaluation.top_k, seed=c.training.seed)
+        ids = [row[0] for row in islice(self.backend.generate([prompt], sampling), c.evaluation.sample_tokens)]
         written = tokenizer.decode_bytes(ids, at_start=not c.evaluation.sample_prompt)
         self.last_sample = c.evaluation.sample_prompt + written.decode("utf-8", "replace")
         if self.desk is not None:
@@ -383,4 +383,4 @@ class Trainer:
             self.desk.saver.note(self.progress.step, self._record())
 
     def _record(self) -> dict[str, Any]:
-        return {**asdict(self.progress), "choices": self.backend.choices(), **self.facts}
+        return {**asdict(self.progress), "choices": self.backend.tuned(), **self.facts}

@@ -53,7 +53,7 @@ def evaluate(
         found = {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
         print_json(
             {
-                "model": str(model.source),
+                "model": str(model.weights.path),
                 **found,
                 "tokens": score.tokens,
                 "bytes": score.bytes,
@@ -65,7 +65,7 @@ def evaluate(
         return
     print_columns(
         [
-            ("model", str(model.source)),
+            ("model", str(model.weights.path)),
             ("val loss", f"{score.loss:.4f}"),
             ("val_bpb", f"{score.bits_per_byte:.4f}"),
             *((name, f"{value:.4f}") for name, value in score.other.items()),

@@ -16,7 +16,7 @@ from ingot.doors.nanogpt.translate import check_data, data_path, fresh_args, set
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ingot.backends.torch.backend import TorchBackend
+    from ingot.backends.base import Backend
     from ingot.config.schema import Config
     from ingot.runtime.batch import Batch
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def bench(given: Given) -> None:
     """Time training steps, or record a profile of some."""
-    from ingot.backends.torch.backend import TorchBackend
+    from ingot.backends.open import open_backend
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
@@ -44,9 +44,9 @@ def bench(given: Given) -> None:
     values = settle(_as_train(given))
     args = fresh_args(values, None)
     config = translate(values, args).config
-    backend = TorchBackend(config, IDS, ranks)
+    backend = open_backend(config, IDS, ranks)
     with _batches(given.values, config, backend) as next_batch:
-        backend.prepare(next_batch(), {})
+        backend.tune(next_batch(), {})
         say(f"number of parameters: {args.parameters / 1e6:.2f}M")
         if given.values["profile"]:
             _profile(backend, next_batch)
@@ -71,7 +71,7 @@ def _as_train(given: Given) -> Given:
 
 
 @contextmanager
-def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -> Iterator[Callable[[], Batch]]:
+def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Iterator[Callable[[], Batch]]:
     """A function that gives the next batch: of the data, which are read ahead, or always the same random tokens."""
     import numpy as np
 
@@ -79,7 +79,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -
     from ingot.train.start import open_data
 
     if not values["real_data"]:
-        batch = backend.lend((config.rows_per_step, 2, config.data.seq_len))
+        batch = backend.host_buffer((config.rows_per_step, 2, config.data.seq_len))
         batch[:] = np.random.default_rng(values["seed"]).integers(0, IDS, batch.shape, np.int32)
         yield lambda: batch
         return
@@ -90,14 +90,14 @@ def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -
     dataset, rows = open_data(config, 1)
     if dataset.tokenizer.vocab_size != IDS:
         raise ConfigError(f"bench.py measures a model of GPT-2's ids, and {data_path(values)} has others; add --real_data=False")
-    reader = RowReader(rows, config.rows_per_step, backend.ranks, 0, backend.lend)
+    reader = RowReader(rows, config.rows_per_step, backend.ranks, 0, backend.host_buffer)
     try:
         yield lambda: reader.next().batch
     finally:
         reader.close()
 
 
-def _steps(backend: TorchBackend, next_batch: Callable[[], Batch], steps: int) -> float:
+def _steps(backend: Backend, next_batch: Callable[[], Batch], steps: int) -> float:
     """The seconds of some steps; each one's loss is printed while the next is computed, as in training."""
     from ingot.optim.schedules import Rates
 
@@ -116,21 +116,10 @@ def _steps(backend: TorchBackend, next_batch: Callable[[], Batch], steps: int) -
     return time.perf_counter() - began
 
 
-def _profile(backend: TorchBackend, next_batch: Callable[[], Batch]) -> None:
-    """Record a few steps with torch's profiler, for chrome://tracing, Perfetto or TensorBoard."""
-    from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+def _profile(backend: Backend, next_batch: Callable[[], Batch]) -> None:
+    """Record a few steps with the framework's profiler, for chrome://tracing, Perfetto or TensorBoard."""
+    from ingot.backends.torch.profile import profiled
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if backend.device.type == "cuda" else [])]
-    plan = schedule(wait=WAITING, warmup=WARMING, active=ACTIVE, repeat=1)
-    with profile(
-        activities=activities,
-        schedule=plan,
-        on_trace_ready=tensorboard_trace_handler(str(LOG)),
-        record_shapes=True,
-        profile_memory=True,
-        with_flops=True,
-    ) as profiler:
-        for _ in range(WAITING + WARMING + ACTIVE):
-            _steps(backend, next_batch, 1)
-            profiler.step()
+    for _ in profiled(backend.device, LOG, WAITING, WARMING, ACTIVE):
+        _steps(backend, next_batch, 1)
     say(f"the profile is in {LOG}")
