@@ -18,9 +18,9 @@ from datetime import date
 import torch
 from torch import Tensor
 
+from ingot.config.schema import OptimizerSection
 from ingot.model.golf import Golf
-from ingot.optim.groups import block_matrices
-from ingot.optim.muon import Muon
+from ingot.optim.groups import block_matrices, muon
 from ingot.optim.orthogonal import orthogonalise, polynomials
 from ingot.runtime.device import describe
 
@@ -70,7 +70,8 @@ def main() -> None:
         for precision, dtype in PRECISIONS.items():
             for normalise_rows in (False, True) if (coefficients, iterations) == SETTINGS[0] else (False,):
                 name = f"{coefficients} {iterations}, {precision}" + (", equal rows" if normalise_rows else "")
-                optimizer = Muon(params, iterations=iterations, coefficients=coefficients, precision=precision)
+                settings = OptimizerSection(muon_iterations=iterations, muon_coefficients=coefficients, muon_precision=precision)
+                optimizer = muon(params, settings)
                 optimizer.param_groups[0]["normalise_rows"] = normalise_rows
                 lanes[name] = optimizer.step
                 found = torch.linalg.svdvals(orthogonalise(x, polynomials(coefficients, iterations), dtype)[0].cpu().double())

@@ -41,7 +41,7 @@ def bare_loop(folder: Path, vocab_size: int) -> Callable[[int], float]:
     """A function that trains for some iterations and says how many seconds they took."""
     v = settle(read_arguments("train.py", [f"--{name}={value}" for name, value in README.items()], lambda line: None))
     torch.manual_seed(1337)
-    model = GPT2(vocab_size, v["block_size"], v["n_layer"], v["n_head"], v["n_embd"], bias=False, gelu="erf")
+    model = GPT2(vocab_size, v["block_size"], layers=v["n_layer"], heads=v["n_head"], width=v["n_embd"], bias=False, gelu="erf")
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decay, "weight_decay": v["weight_decay"]}, {"params": rest, "weight_decay": 0.0}]

@@ -189,7 +189,7 @@ def test_dropout_happens_in_training_alone(model):
 def test_gelu_is_openais_or_nanogpts():
     torch.manual_seed(0)
     x = 20 * torch.randn(1000, 48)
-    openai, nanogpt = (GPT2(80, 32, 1, 4, 48, gelu=form).blocks[0].mlp for form in ("tanh", "erf"))
+    openai, nanogpt = (GPT2(80, 32, layers=1, heads=4, width=48, gelu=form).blocks[0].mlp for form in ("tanh", "erf"))
     nanogpt.load_state_dict(openai.state_dict())
     h = openai.c_fc(x)
     tanh = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))

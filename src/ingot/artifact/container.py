@@ -19,8 +19,8 @@ from typing import Any
 
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
 from ingot.artifact.quantise import dequantise, quantise
-from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError, ConfigError
+from ingot.model.golf_settings import CONTROL
 from ingot.runtime.files import fsync_dir, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 

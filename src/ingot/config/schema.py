@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ingot.config.checks import check
-from ingot.config.families import AnyModel, Count, Fraction, GPT2Section, Positive, Rate, Section, Seed
+from ingot.config.families import AnyModel
+from ingot.model.gpt2_settings import GPT2Settings
+from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
@@ -298,7 +300,7 @@ class TrackingSection(Section):
 class Config(Section):
     """One run, completely."""
 
-    model: AnyModel = Field(default_factory=GPT2Section)
+    model: AnyModel = Field(default_factory=GPT2Settings)
     data: DataSection = Field(default_factory=DataSection)
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     training: TrainingSection = Field(default_factory=TrainingSection)

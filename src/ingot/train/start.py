@@ -17,7 +17,6 @@ from ingot.artifact.container import ArtifactReport, artifact_name, write_artifa
 from ingot.artifact.fresh_process import score_in_fresh_process
 from ingot.artifact.sources import open_source
 from ingot.backends.base import Backend
-from ingot.config.families import FileSection
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
@@ -26,6 +25,7 @@ from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError
 from ingot.generate.sampling import prompt_ids
+from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
@@ -169,7 +169,7 @@ def _open_desk(
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
     folder.write_config(dump_yaml(config, resolved.origins))
-    if checkpoint is None and isinstance(config.model, FileSection):
+    if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             shutil.copyfile(Path(config.model.file).expanduser(), folder.path / MODEL_COPY)
     folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
@@ -205,7 +205,7 @@ def _resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
-    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSection) else None
+    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSettings) else None
     return {
         "config": config.model_dump(mode="json"),
         "tokenizer": dataset.tokenizer.spec(),
