@@ -15,7 +15,8 @@ from ingot.config.schema import Config
 from ingot.errors import ConfigError
 
 ROWS = {"data.seq_len": 64, "training.tokens_per_step": 256, "training.max_steps": 30}
-STAGES = "[{steps: 10, seq_len: 32, rate: 5e-1}, {steps: 20, tokens_per_step: 512, rates: {matrix: 1e-1}, model: {window: 128}}]"
+STAGES = "[{steps: 10, seq_len: 32, rate: 5e-1, model: {window: 64}}, "
+STAGES += "{steps: 20, tokens_per_step: 512, rates: {matrix: 1e-1}, model: {window: 128}}]"
 
 
 def config_of(**given: Any) -> Config:
@@ -36,7 +37,7 @@ def test_stages_may_come_from_the_command_line_the_environment_and_a_file(tmp_pa
     check(load_config(python=ROWS, environment={"INGOT_TRAINING__STAGES": STAGES}).config)
     file = tmp_path / "c.yaml"
     file.write_text(
-        "training:\n  stages:\n    - steps: 10\n      seq_len: 32\n      rate: 0.5\n"
+        "training:\n  stages:\n    - steps: 10\n      seq_len: 32\n      rate: 0.5\n      model: {window: 64}\n"
         "    - steps: 20\n      tokens_per_step: 512\n      rates:\n        matrix: 0.1\n      model: {window: 128}\n"
     )
     check(load_config(file=file, python=ROWS, environment={}).config)
@@ -85,7 +86,8 @@ def test_a_list_is_written_an_entry_a_line_with_its_origin() -> None:
     resolved = load_config(python=ROWS, overrides={"training.stages": STAGES}, environment={})
     text = dump_yaml(resolved.config, resolved.origins)
     assert (
-        "  stages:  # command line\n    - {steps: 10, seq_len: 32, rate: 0.5}\n    - {steps: 20, tokens_per_step: 512, " in text
+        "  stages:  # command line\n    - {steps: 10, seq_len: 32, rate: 0.5, model: {window: 64}}\n    - {steps: 20, tokens_per_step: 512, "
+        in text
     )
 
 
@@ -105,6 +107,7 @@ STAGE_MISTAKES = [
     ("[{share: 2}]", "training.stages.0.share=2 (command line): must be at most 1"),
     ("[{share: 1, rates: {matrix: much}}]", "training.stages.0.rates={matrix: much} (command line): must be a mapping of names"),
     ("[{share: 1, model: {window: wide}}]", "training.stages.0.model={window: wide}"),
+    ("[{share: 0.5}, {share: 0.5, model: {window: 3}}]", "training.stages.1.model: window is set in some stages and not in"),
     ("[1]", "must be a list of mappings"),
     ("3", "training.stages=3 (command line): must be a list of mappings"),
     ("[{share: 1", "training.stages (command line) is not valid YAML"),

@@ -15,18 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.backends.base import StepResult
+from ingot.backends.base import StepPlan, StepResult
 from ingot.config.loading import load_config
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import RunError
-from ingot.optim.schedules import Position, Rates, learning_rate_scale
+from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.report import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.clock import Clock
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Progress, Trainer
+
+PEAK = 0.5  # of the learning rate
 
 
 @dataclass
@@ -70,10 +72,10 @@ class Device:
     def lend(self, shape: tuple[int, int, int]) -> Any:
         return np.empty(shape, np.int32)
 
-    def step(self, batch: Any, targets: int, step: int, rates: Rates) -> Any:
+    def step(self, batch: Any, targets: int, plan: StepPlan) -> Any:
         self.time.now += self.seconds[len(self.scales) % len(self.seconds)]
         loss = self.losses[len(self.scales) % len(self.losses)]
-        self.scales.append(rates.scale)
+        self.scales.append(plan.groups["matrix"].lr / PEAK)
         result = StepResult(loss, 0.5, skipped=not math.isfinite(loss))
         return type("Done", (), {"result": lambda self: result})()
 
@@ -103,9 +105,9 @@ class Queue(Device):
     handing_over: float = 0.05
     busy_until: float = 0.0
 
-    def step(self, batch: Any, targets: int, step: int, rates: Rates) -> Any:
+    def step(self, batch: Any, targets: int, plan: StepPlan) -> Any:
         seconds = self.seconds[len(self.scales) % len(self.seconds)]
-        self.scales.append(rates.scale)
+        self.scales.append(plan.groups["matrix"].lr / PEAK)
         self.time.now += self.handing_over
         self.busy_until = end = max(self.busy_until, self.time.now) + seconds
 
@@ -132,7 +134,7 @@ class Notes(Reporter):
 
 def make(data, device: Device, progress: Progress | None = None, reporter: Reporter | None = None, **given: Any) -> Trainer:
     values = {"data.path": str(data), "data.seq_len": 16, "training.tokens_per_step": 64, "optimizer.schedule": "budget"}
-    values |= {"optimizer.floor": 0.0, "training.save_seconds": 1e9, "training.save_every": 0}
+    values |= {"optimizer.learning_rate": PEAK, "optimizer.floor": 0.0, "training.save_seconds": 1e9, "training.save_every": 0}
     values |= {name.replace("__", "."): value for name, value in given.items()}
     config = load_config(python=values, environment={}).config
     dataset = open_dataset(config.data.path)
@@ -245,7 +247,7 @@ def test_the_learning_rate_follows_the_first_ranks_clock_alone(data):
         thread.join()
     assert devices[0].scales == devices[1].scales
     assert len(devices[0].scales) == 10
-    expected = [learning_rate_scale(trainers[0].config, Position(i, float(i), None, 10.5)) for i in range(10)]
+    expected = [learning_rate_scale(trainers[0].config, i, float(i)) for i in range(10)]
     assert devices[0].scales == pytest.approx(expected)
 
 

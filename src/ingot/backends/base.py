@@ -6,12 +6,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ingot.optim.schedules import Rates
 from ingot.runtime.batch import Batch
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
 State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where it is kept, the average of the weights (ema)
+
+
+@dataclass(frozen=True)
+class GroupRates:
+    """What one step asks of the optimizer of a group of parameters."""
+
+    lr: float
+    momentum: float | None  # of Muon
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step reads and at which rates it updates: the same on every rank."""
+
+    step: int  # steps done before it
+    stage: int
+    sample: int  # its first row, counted in rows of data.seq_len
+    samples: int  # and how many of them it reads,
+    rows: int  # cut into this many rows
+    seq_len: int  # of this many tokens
+    groups: Mapping[str, GroupRates]
+    model: Mapping[str, float]  # numbers that the model is given by its method `set`
+    ema_decay: float | None  # how much of the average of the weights is kept
 
 
 @dataclass(frozen=True)
@@ -41,13 +64,16 @@ class Backend(Protocol):
     def lend(self, shape: tuple[int, int, int]) -> Batch:
         """A host buffer from which copies to the device are fast."""
 
-    def prepare(self, batch: Batch, choices: Mapping[str, Any]) -> None:
-        """Settle what depends on the machine (micro-batch, attention), as `choices` of an earlier session say where they can."""
+    def prepare(self, stages: Sequence[tuple[StepPlan, Batch]], choices: Mapping[str, Any]) -> None:
+        """Settle what depends on the machine (micro-batch, attention), as `choices` of an earlier session say where they can.
+
+        For every stage there is a plan and what this rank reads by it.
+        """
 
     def choices(self) -> dict[str, Any]:
         """What `prepare` settled, as JSON, to be kept with the run."""
 
-    def step(self, batch: Batch, targets: int, step: int, rates: Rates) -> Pending:
+    def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
         """Compute this rank's rows of a step that has `targets` in all, and update with everybody's gradients."""
 
     def evaluate(self, batch: Batch) -> float:

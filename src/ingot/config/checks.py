@@ -103,6 +103,10 @@ def _stage(config: Config, stage: StageSection, name: str) -> None:
             f"{name}.seq_len={stage.seq_len} {what} data.seq_len={seq_len}; data.seq_len is the longest row and the others are "
             "pieces of it"
         )
+    first = config.training.stages[0].model
+    if stage.model.keys() != first.keys():
+        odd = min(stage.model.keys() ^ first.keys())
+        raise ValueError(f"{name}.model: {odd} is set in some stages and not in others; set it in all of them")
     names = [*(group.name for group in o.groups), *o.kinds]
     if unknown := [group for group in stage.rates if group not in names]:
         raise ValueError(f"{name}.rates.{unknown[0]}: there is no such group; there are {', '.join(names)}")

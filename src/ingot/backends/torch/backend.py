@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import islice
 from typing import Any
@@ -24,9 +25,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ingot.backends.base import State
+from ingot.backends.base import State, StepPlan
 from ingot.backends.torch.average import WeightAverage
-from ingot.backends.torch.build import build_model, check_fused_mask, checkpoint_blocks, compiles
+from ingot.backends.torch.build import build_model, check_fused_mask, checkpoint_blocks, compiles, set_numbers
 from ingot.backends.torch.collectives import Collectives, peers_present
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.state import load_model, load_optimizers, model_records, optimizer_records, record, tensor
@@ -35,7 +36,6 @@ from ingot.errors import ConfigError, DataError, RunError
 from ingot.generate.sampling import Sampling
 from ingot.generate.torch.decode import generate
 from ingot.optim.groups import facing_vocabulary, make_optimizers
-from ingot.optim.schedules import Rates
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.device import DTYPES, describe, peak_flops, pick_device, pick_precision
 from ingot.runtime.ranks import Ranks
@@ -48,6 +48,15 @@ ATTENTION = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
+GRAPHS_PER_STAGE = 8
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the steps of a stage do on this machine."""
+
+    micro_batch: int
+    attention: str
 
 
 class TorchBackend:
@@ -60,7 +69,11 @@ class TorchBackend:
         self.precision = pick_precision(t.precision, self.device)
         self.rescales = self.precision == "fp16"
         self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
-        self._micro_batch, self._attention = 0, "default"
+        self._stages: list[Tuned] = []  # what was found out for every stage
+        self._attention = "default"  # of evaluation
+        self._seq_len = config.data.seq_len
+        self._last_numbers: Mapping[str, float] = config.training.stages[-1].model if config.training.stages else {}
+        self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._asked_micro_batch = t.micro_batch
         self._vocab_size = vocab_size
         self._own_model = config.model.family == "file"
@@ -79,24 +92,26 @@ class TorchBackend:
         self.device_name = describe(self.device)
         self._names = {p: name for name, p in self.model.named_parameters()}
         self.optimizers = make_optimizers(self.model, config.optimizer, self.device)
-        decay = config.optimizer.ema_decay
-        self._average = WeightAverage(self.model, decay) if decay is not None else None
+        self._average = WeightAverage(self.model) if config.optimizer.ema_decay is not None else None
         # Only fp16 needs its loss scaled into range. The scale halves when a gradient overflows, doubles after 2,000 good steps.
         self._scale = torch.tensor(65536.0 if self.rescales else 1.0, device=self.device)
         self._good_steps = torch.zeros((), dtype=torch.int32, device=self.device)
         self._compile = compiles(config, self.device.type == "cuda")
         if t.gradient_checkpointing:
             checkpoint_blocks(self.model)
-        self._module = self._wrapped(nested=t.gradient_checkpointing or config.data.document_mask)
+        nested = t.gradient_checkpointing or config.data.document_mask
+        self._module = self._wrapped(nested, max(1, len(t.stages)))
 
-    def _wrapped(self, nested: bool) -> nn.Module:
+    def _wrapped(self, nested: bool, stages: int) -> nn.Module:
         """The module the step calls: compiled if asked, replicated if there are ranks to share with."""
         module: nn.Module = self.model
         if self._compile:
             # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
             # (masked attention, recomputed blocks) do not survive it.
             torch._dynamo.config.optimize_ddp = not nested
-            module = torch.compile(module)  # type: ignore[assignment]
+            # A graph for every shape: one for all shapes would be slower than each. The limit is on graphs, 8 for one stage.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
+            module = torch.compile(module, dynamic=False)  # type: ignore[assignment]
         if self.ranks.world_size > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
             module = DistributedDataParallel(
@@ -107,38 +122,56 @@ class TorchBackend:
             )
         return module
 
-    def prepare(self, batch: Batch, choices: Mapping[str, Any]) -> None:
-        """Settle micro-batch and attention by trying them here, unless an earlier session on such a machine has."""
+    def prepare(self, stages: Sequence[tuple[StepPlan, Batch]], choices: Mapping[str, Any]) -> None:
+        """Settle micro-batch and attention of each stage by trying them here, unless an earlier session on such a machine has."""
         same_machine = choices.get("device") == self.device_name and choices.get("world_size") == self.ranks.world_size
-        kept = choices if same_machine else {}
-        rows, _, seq_len = batch.shape
-        most = rows if self.device.type == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
-        asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
-        self._micro_batch = int(self.group.maximum([min(int(asked), rows)])[0])  # one for all ranks, kept with the run
+        kept = choices.get("stages", [choices]) if same_machine else []
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        self._attention = str(kept.get("attention", "default"))
-        if self.device.type == "cuda" and not kept:
-            if self._asked_micro_batch == "auto":
-                self._micro_batch = int(-self.group.maximum([-self._largest_micro_batch(batch)])[0])
-            if batch.shape[1] == 2:  # document masks have a kernel of their own
-                self._attention = self.group.tell(self._fastest_attention(batch[: self._micro_batch]))
+        self._stages = []
+        for plan, batch in stages:
+            self._set(plan.model)
+            self._stages.append(self._tune(batch, kept[plan.stage] if plan.stage < len(kept) else {}))
+            if plan.seq_len == self._seq_len:
+                self._attention = self._stages[-1].attention
         if self.ranks.world_size > 1:
             # DDP reorders its buckets after the first step. Let it do so now: sums are then the same before and after a resume.
-            self._accumulate(batch, int(np.count_nonzero(batch[:, 1] != IGNORED)))
+            batch = stages[0][1]
+            self._set(stages[0][0].model)
+            self._accumulate(batch, int(np.count_nonzero(batch[:, 1] != IGNORED)), self._stages[0])
         for buffer, before in buffers:  # trying leaves no trace
             buffer.copy_(before)
         self._forget_gradients()
 
+    def _tune(self, batch: Batch, kept: Mapping[str, Any]) -> Tuned:
+        rows, _, seq_len = batch.shape
+        most = rows if self.device.type == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
+        asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
+        micro_batch = int(self.group.maximum([min(int(asked), rows)])[0])  # one for all ranks, kept with the run
+        attention = str(kept.get("attention", "default"))
+        if self.device.type == "cuda" and not kept:
+            if self._asked_micro_batch == "auto":
+                micro_batch = int(-self.group.maximum([-self._largest_micro_batch(batch)])[0])
+            if batch.shape[1] == 2:  # document masks have a kernel of their own
+                attention = self.group.tell(self._fastest_attention(batch[:micro_batch]))
+        return Tuned(micro_batch, attention)
+
     def choices(self) -> dict[str, Any]:
         """What `prepare` settled."""
+        first = self._stages[0] if self._stages else Tuned(0, self._attention)
         return {
             "device": self.device_name,
             "world_size": self.ranks.world_size,
             "precision": self.precision,
-            "micro_batch": self._micro_batch,
-            "attention": self._attention,
+            **asdict(first),
             "compile": self._compile,
+            **({"stages": [asdict(found) for found in self._stages]} if len(self._stages) > 1 else {}),
         }
+
+    def _set(self, numbers: Mapping[str, float]) -> None:
+        """Let the model have the numbers of a stage."""
+        if numbers != self._numbers:
+            set_numbers(self.model, numbers, "training.stages")
+            self._numbers = numbers
 
     def _largest_micro_batch(self, batch: Batch) -> int:
         """The most rows whose forward and backward pass fit into the memory, by halving."""
@@ -189,15 +222,17 @@ class TorchBackend:
         """A host buffer, pinned where that makes copies to the device asynchronous."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.device.type == "cuda").numpy()
 
-    def step(self, batch: Batch, targets: int, step: int, rates: Rates) -> DeviceResult:
+    def step(self, batch: Batch, targets: int, plan: StepPlan) -> DeviceResult:
         """One optimizer step; returns at once on a GPU."""
+        tuned = self._stages[plan.stage]
         self._show(average=False)
-        self._reseed(mix(self._seed, step, self.ranks.rank) >> 1)
+        self._set(plan.model)
+        self._reseed(mix(self._seed, plan.step, self.ranks.rank) >> 1)
         try:
-            loss = self._accumulate(batch, targets)
+            loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
             raise RunError(
-                f"the GPU's memory is full at step {step + 1} with micro-batches of {self._micro_batch} rows; "
+                f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows; "
                 "lower training.micro_batch or set training.gradient_checkpointing=true, and start again"
             ) from None
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -208,7 +243,7 @@ class TorchBackend:
         if self._clip_norm:
             clip_grads_with_norm_(list(self.model.parameters()), self._clip_norm, norm)
         skipped = overflow | ~torch.isfinite(loss)
-        self._update(skipped, step, rates)
+        self._update(skipped, plan)
         if self.rescales:
             torch._amp_update_scale_(self._scale, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
         self._forget_gradients()
@@ -222,15 +257,15 @@ class TorchBackend:
         elif self.device.type == "mps":
             torch.mps.manual_seed(seed)
 
-    def _accumulate(self, batch: Batch, targets: int) -> Tensor:
+    def _accumulate(self, batch: Batch, targets: int, tuned: Tuned) -> Tensor:
         """Gradients of the mean loss over all the targets of the step, and that loss."""
         share = torch.zeros((), device=self.device)
-        micro_batches = range(0, len(batch), self._micro_batch)
+        micro_batches = range(0, len(batch), tuned.micro_batch)
         for start in micro_batches:
-            part = batch[start : start + self._micro_batch]
+            part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
             last = start == micro_batches[-1]
-            with peers_present(), self._arithmetic(), contextlib.nullcontext() if last else self._without_sync():
+            with peers_present(), self._arithmetic(tuned.attention), contextlib.nullcontext() if last else self._without_sync():
                 loss = self._module(*self._upload(part))
                 if not isinstance(loss, Tensor) or loss.dim():
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")
@@ -240,23 +275,26 @@ class TorchBackend:
             share += weighted.detach()
         return self.group.sum_tensor(share)
 
-    def _update(self, skip: Tensor, step: int, rates: Rates) -> None:
+    def _update(self, skip: Tensor, plan: StepPlan) -> None:
         """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
         if self.device.type != "cuda" and bool(skip):
             return
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * rates.scale
-                if "momentum" in group:
+                rates = plan.groups[group["name"]]
+                group["lr"], group["weight_decay"] = rates.lr, rates.weight_decay
+                if rates.momentum is not None:
                     group["momentum"] = rates.momentum
             if self.device.type == "cuda":
                 optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
             optimizer.step()
-        if self._average is not None:
-            self._average.update(step, skip)
+        if self._average is not None and plan.ema_decay is not None:
+            self._average.update(plan.ema_decay, skip)
 
     def _show(self, average: bool) -> None:
-        """Let the model hold the average of the weights, or the weights themselves."""
+        """Let the model hold what it is judged by, the average of the weights, or the weights themselves."""
+        if average:
+            self._set(self._last_numbers)
         if self._average is not None:
             self._average.show() if average else self._average.hide()
 
@@ -270,15 +308,16 @@ class TorchBackend:
         return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _arithmetic(self) -> Iterator[None]:
+    def _arithmetic(self, attention: str | None = None) -> Iterator[None]:
         """Precision and attention kernel of forward and backward, and whether their sums have a fixed order."""
+        attention = attention or self._attention
         with contextlib.ExitStack() as stack:
             if self._deterministic:
                 stack.enter_context(_fixed_order())
             if self.precision != "fp32":
                 stack.enter_context(torch.autocast(self.device.type, DTYPES[self.precision]))
-            if self._attention != "default":
-                stack.enter_context(sdpa_kernel(ATTENTION[self._attention]))
+            if attention != "default":
+                stack.enter_context(sdpa_kernel(ATTENTION[attention]))
             yield
 
     def _forget_gradients(self) -> None:
@@ -353,7 +392,9 @@ class TorchBackend:
             self._average.load(state.get("ema", {}))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Training FLOPs: six per weight that multiplies, twelve per layer, width and position of attention."""
+        """Training FLOPs: six per weight that multiplies, twelve per layer, width and position, unless the model knows better."""
+        if callable(known := getattr(self.model, "flops", None)):
+            return float(known(seq_len))
         embeddings = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
         tied = not facing_vocabulary(self.model)
         idle = sum(m.weight.numel() for m in embeddings[tied:])  # looked up, not multiplied; the first is the head where tied
