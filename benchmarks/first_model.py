@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
@@ -32,7 +32,6 @@ from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import Judge
-from ingot.runtime.device import describe
 from ingot.runtime.ranks import Ranks
 from ingot.train.plan import Position, following, plan_step, shapes
 
@@ -53,15 +52,15 @@ class Lane:
 
     def __init__(self, name: str, config: Config, dataset: Dataset):
         self.name, self.config, self.dataset = name, config, dataset
-        self.backend = TorchBackend(config, dataset.tokenizer.vocab_size, Ranks())
+        self.backend = open_backend(config, dataset.tokenizer.vocab_size, Ranks())
         rows = make_rows(config.data, config.rows_per_step, dataset)
         (first,) = shapes(config)
         self.plan = plan_step(config, Position())
-        self.reader = RowReader(rows, Ranks(), self.plan, partial(following, config), [first], self.backend.lend)
+        self.reader = RowReader(rows, Ranks(), self.plan, partial(following, config), [first], self.backend.host_buffer)
         self.max_steps = config.training.max_steps or 0
         self.seconds = 0.0
         self.curve: list[tuple[float, float]] = []  # (training seconds, validation loss)
-        self.backend.prepare([(first, self.reader.next(self.plan).batch)], {})
+        self.backend.tune([(first, self.reader.next(self.plan).batch)], {})
 
     def run(self, until: int) -> None:
         """Train up to a step, timed; then judge, untimed."""
@@ -76,7 +75,7 @@ class Lane:
     def _validation_loss(self) -> float:
         length = self.config.data.seq_len
         judge = Judge(self.dataset.split("val"), self.dataset.tokenizer, length, length, 64)
-        return judge.score(judge.rows(), self.backend.evaluate).loss
+        return judge.score(judge.rows(), self.backend.score).loss
 
     @property
     def loss(self) -> float:
@@ -114,7 +113,7 @@ def report(dataset: Dataset) -> None:
         lane.reader.close()
     reference, ours = lanes
     reached = ours.seconds_to(reference.loss)
-    print(f"{date.today()}, {platform.machine()}, {describe(torch.device('cpu'))}, torch {torch.__version__}")
+    print(f"{date.today()}, {platform.machine()}, {find_device('cpu').name}, torch {torch.__version__}")
     print("| training | parameters | steps | tokens | seconds | val loss |")
     print("|---|---|---|---|---|---|")
     for lane in lanes:

@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ingot.backends.open import find_device
 from ingot.doors.nanogpt.command_line import read_arguments
 from ingot.doors.nanogpt.prepare import shakespeare_char
 from ingot.doors.nanogpt.train import main as train
 from ingot.doors.nanogpt.translate import learning_rate, settle, vocabulary
 from ingot.model.gpt2 import GPT2
 from ingot.runs.metrics import Metrics
-from ingot.runtime.device import describe
 
 README = {
     "dataset": "words", "device": "cpu", "compile": False, "block_size": 64, "batch_size": 12, "n_layer": 4, "n_head": 4,
@@ -110,7 +110,7 @@ def main() -> None:
     times = [[1000 * seconds / given.iterations for seconds in lane] for lane in zip(*turns, strict=True)]
     medians = [statistics.median(lane) for lane in times]
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
-    machine = f"{describe(torch.device('cpu'))}, torch {torch.__version__}"
+    machine = f"{find_device('cpu').name}, torch {torch.__version__}"
     print(f"{date.today()}, {machine}: {given.blocks} x {given.iterations} iterations")
     print("\n| loop | ms per iteration, median | blocks |\n|---|---|---|")
     for name, median, lane in zip(("bare", "train.py"), medians, times, strict=True):

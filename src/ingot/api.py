@@ -23,8 +23,9 @@ from ingot.train.start import MODEL_COPY, TrainingResult, run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    import torch
     from torch import nn
+
+    from ingot.runtime.devices import Device
 
 
 def train(
@@ -50,7 +51,7 @@ class LoadedModel:
     model: nn.Module
     tokenizer: Tokenizer
     config: Config
-    device: torch.device
+    device: Device
     source: Path
     names_data: bool = True  # whether it knows a text that it was trained on
 
@@ -68,17 +69,18 @@ class LoadedModel:
         """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
         import torch
 
+        from ingot.backends.torch.device import torch_device
         from ingot.generate.sampling import Sampling, prompt_ids
         from ingot.generate.torch.decode import generate
 
         if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
             raise ConfigError("tokens, temperature and top_k must be 0 or more, and top_p above 0 and at most 1")
-        start = torch.tensor([prompt_ids(self.tokenizer, prompt)], device=self.device)
-        sampling = Sampling(temperature, top_k, top_p, seed)
+        start = torch.tensor([prompt_ids(self.tokenizer, prompt)], device=torch_device(self.device))
+        sampling = Sampling(temperature, top_k, top_p, seed, use_cache)
 
         def pieces() -> Iterator[str]:
             decoder = StreamDecoder(self.tokenizer, at_start=not prompt)
-            written = generate(self.model, start, sampling, self.tokenizer.vocab_size, use_cache, record=True)
+            written = generate(self.model, start, sampling, self.tokenizer.vocab_size, record=True)
             for token in islice(written, tokens):
                 yield decoder.push(token.tolist())
             yield decoder.finish()
@@ -96,7 +98,8 @@ class LoadedModel:
         import numpy as np
         import torch
 
-        from ingot.runtime.device import DTYPES, pick_precision
+        from ingot.backends.torch.device import torch_device
+        from ingot.backends.torch.precision import arithmetic
 
         section = self.config.data
         if data is None and not self.names_data:
@@ -106,15 +109,15 @@ class LoadedModel:
             raise DataError(f"{data or section.path} was prepared with another tokenizer than {self.source} was trained with")
         judge = Judge.of(self.config, dataset.split("val"), self.tokenizer)
         asked = self.config.training.precision
-        precision = pick_precision("auto" if asked == "fp16" else asked, self.device)
+        precision = self.device.precision("auto" if asked == "fp16" else asked)
         chosen = judge.rows(rows)
         done = 0
 
         @torch.no_grad()
         def nats(batch: Batch) -> float:
             nonlocal done
-            with torch.autocast(self.device.type, DTYPES[precision], enabled=precision != "fp32"):
-                loss = float(self.model(*torch.from_numpy(batch).to(self.device).long().unbind(1)))
+            with arithmetic(self.device.kind, precision):
+                loss = float(self.model(*torch.from_numpy(batch).to(torch_device(self.device)).long().unbind(1)))
             done += len(batch)
             progress(done, len(chosen))
             return loss * int(np.count_nonzero(batch[:, 1] != IGNORED))
@@ -131,9 +134,10 @@ def load(
     """
     import torch
 
+    from ingot.backends.open import find_device
     from ingot.backends.torch.build import build_model
+    from ingot.backends.torch.device import torch_device
     from ingot.backends.torch.state import check_fits, load_model
-    from ingot.runtime.device import pick_device
 
     path = Path(path)
     if path.is_file():
@@ -152,14 +156,14 @@ def load(
         raise CheckpointError(f"{source} does not say how to build its model") from None
     config = load_config(python=settings, environment={}).config
     ids = _tokenizer(source, config, facts, tokenizer, data)
-    chosen = pick_device(device)
+    chosen = find_device(device)
     if config.model.family != "file":
         # Before memory is taken: settings that a stranger wrote may ask for any size.
         if config.model.layers > len(tensors):
             raise CheckpointError(f"{source} has fewer tensors than model.layers={config.model.layers:,} needs; it is damaged")
         with torch.device("meta"):
             check_fits(build_model(config, ids.vocab_size), tensors, str(source))
-    model = build_model(config, ids.vocab_size).to(chosen)
+    model = build_model(config, ids.vocab_size).to(torch_device(chosen))
     load_model(model, tensors, str(source))
     return LoadedModel(model.eval(), ids, config, chosen, source, facts.get("data_fingerprint") is not None)
 

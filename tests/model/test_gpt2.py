@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.open import open_backend
 from ingot.backends.torch.state import record
 from ingot.config.schema import Config
 from ingot.data.tokenizers import CharTokenizer
@@ -26,7 +26,7 @@ TINY_SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespe
 def engine(model, seq_len, rows, **optimizer):
     training = {"max_steps": 10, "tokens_per_step": rows * seq_len, "device": "cpu", "precision": "fp32", "compile": False}
     config = Config(model=model, data={"seq_len": seq_len}, optimizer=optimizer, training=training)
-    backend = TorchBackend(config, model["vocab_size"], Ranks())
+    backend = open_backend(config, model["vocab_size"], Ranks())
     return config, backend
 
 
@@ -56,7 +56,7 @@ def run(request):
         logits = backend.model(x[0])
     batches = torch.stack([x, y], dim=2).to(torch.int32).numpy()  # (3, B, 2, T)
     plans = [plan_step(config, Position(i)) for i in range(3)]
-    backend.prepare([(plans[0], batches[0])], {})
+    backend.tune([(plans[0], batches[0])], {})
     targets = (y != -1).sum(dim=(1, 2)).tolist()
     results = [backend.step(batches[i], targets[i], plans[i]).result() for i in range(3)]
     return case, tensors, logits, results, backend.model.state_dict()
@@ -104,7 +104,7 @@ def test_the_first_ten_losses_of_nanogpts_readme_run_come_out():
         for starts in offsets
     ]  # (12, 2, 64) each: tokens and targets
     plans = [plan_step(config, Position(i)) for i in range(10)]
-    backend.prepare([(plans[0], batches[0])], {})
+    backend.tune([(plans[0], batches[0])], {})
     losses = [backend.step(batch, 12 * 64, plans[i]).result().loss for i, batch in enumerate(batches)]
     assert losses == pytest.approx(NUMBERS["nanogpt_readme_cpu_run"]["first_ten_losses"], abs=1e-3)
 

@@ -67,9 +67,9 @@ class Device:
     ranks: Ranks = field(default_factory=Ranks)
     meeting: Meeting | None = None
     scales: list[float] = field(default_factory=list)
-    rescales: bool = False
+    uses_loss_scaling: bool = False
 
-    def lend(self, shape: tuple[int, int, int]) -> Any:
+    def host_buffer(self, shape: tuple[int, int, int]) -> Any:
         return np.empty(shape, np.int32)
 
     def step(self, batch: Any, targets: int, plan: StepPlan) -> Any:
@@ -85,7 +85,7 @@ class Device:
     def state(self) -> dict[str, list[TensorRecord]]:
         return {"model": [], "optimizer": []}
 
-    def choices(self) -> dict[str, Any]:
+    def tuned(self) -> dict[str, Any]:
         return {}
 
     def flops_per_token(self, seq_len: int) -> float:
@@ -279,7 +279,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(data, bad):
 
 
 def test_steps_skipped_to_find_a_loss_scale_are_no_failure(data):
-    device = Device(Time(), rescales=True)
+    device = Device(Time(), uses_loss_scaling=True)
     device.losses = [3.0]
     trainer = make(data, device, training__max_steps=5)
     skipped = StepResult(3.0, math.inf, skipped=True)

@@ -17,6 +17,7 @@ from ingot.artifact.container import ArtifactReport, artifact_name, write_artifa
 from ingot.artifact.fresh_process import score_in_fresh_process
 from ingot.artifact.sources import open_source
 from ingot.backends.base import Backend
+from ingot.backends.open import open_backend
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
@@ -30,7 +31,7 @@ from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, sa
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
 from ingot.runtime.files import writing
-from ingot.runtime.ranks import Ranks, ranks_from_environment
+from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.plan import shapes
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
@@ -89,7 +90,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
     dataset, rows = open_data(config, ranks.world_size)
     facts = facts_of(config, dataset)
     with ExitStack() as stack:
-        backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
+        backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         desk, checkpoint = None, None
         if ranks.first:
@@ -101,9 +102,9 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
                     check_fits(checkpoint, facts)
                 desk = _open_desk(resolved, folder, checkpoint, reporter, stack)
             except IngotError as error:
-                backend.tell(json.dumps({"exit_code": error.exit_code}))
+                backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
-        told = json.loads(backend.tell(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
+        told = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
         if "exit_code" in told:
             raise PeerLost(told["exit_code"])
         if told["checkpoint"] is not None and checkpoint is None:
@@ -111,7 +112,7 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
         progress = _resume(backend, checkpoint)
         if checkpoint is None and config.training.weights is not None:
             source = open_source(Path(config.training.weights).expanduser())
-            backend.put(source.tensors, str(source.path))
+            backend.load_weights(source.tensors, str(source.path))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
@@ -140,14 +141,6 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
         raise DataError(f"{config.data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
-
-
-def _backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
-    from ingot.backends.torch.backend import (
-        TorchBackend,  # here, so that a mistake in config or data is told before torch has loaded
-    )
-
-    return TorchBackend(config, vocab_size, ranks)
 
 
 def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> RunFolder:
@@ -237,10 +230,10 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 
 
 def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk | None, progress: Progress) -> BeginReport:
-    choices = backend.choices()
+    choices = backend.tuned()
     return BeginReport(
         run=str(desk.folder.path) if desk is not None else "",
-        device=backend.device_name,
+        device=backend.device.name,
         precision=choices["precision"],
         ranks=backend.ranks.world_size,
         parameters=backend.parameters,

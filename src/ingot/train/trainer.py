@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from ingot.backends.base import Backend, Pending, StepPlan, StepResult
@@ -21,7 +22,7 @@ from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import PeerLost, RunError
 from ingot.eval.evaluator import Judge, Score
-from ingot.generate.sampling import prompt_ids
+from ingot.generate.sampling import Sampling, prompt_ids
 from ingot.optim.schedules import spent
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
@@ -103,12 +104,12 @@ class Trainer:
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
         """Settle what depends on the machine, by what the first step would read in every stage."""
-        self.backend.prepare([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
+        self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self) -> None:
         """Take the priming steps of every stage, which leave no trace."""
         asked = self.config.training.priming_steps
-        steps = (PRIMING_STEPS if self.backend.choices().get("compile") else 0) if asked == "auto" else asked
+        steps = (PRIMING_STEPS if self.backend.tuned().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
@@ -122,7 +123,7 @@ class Trainer:
     def _first(self, plan: StepPlan) -> Portion:
         """What the next step would read by a plan, which is not taken from the reader."""
         share = self.backend.ranks.share(plan.samples)
-        buffer = self.backend.lend((len(share), self.rows.planes, self.rows.seq_len))
+        buffer = self.backend.host_buffer((len(share), self.rows.planes, self.rows.seq_len))
         return read_portion(self.rows, replace(plan, sample=self.progress.sample), self.backend.ranks, buffer)
 
     def run(self, shutdown: Shutdown) -> Status:
@@ -135,7 +136,7 @@ class Trainer:
             plan_step(c, p.position(p.elapsed_seconds)),
             partial(following, c),
             shapes(c),
-            self.backend.lend,
+            self.backend.host_buffer,
         )
         try:
             status = self._loop(reader, shutdown)
@@ -218,7 +219,7 @@ class Trainer:
         self._overflows = self._overflows + 1 if result.skipped else 0
         if (
             not math.isfinite(result.loss)
-            or (result.skipped and not self.backend.rescales)
+            or (result.skipped and not self.backend.uses_loss_scaling)
             or self._overflows > OVERFLOWS_IN_A_ROW
         ):
             if not self.backend.ranks.first:
@@ -320,7 +321,7 @@ class Trainer:
         judge = Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
         rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
-        part = judge.score(rows[share.start : share.stop], self.backend.evaluate, self._asked_to_stop)
+        part = judge.score(rows[share.start : share.stop], self.backend.score, self._asked_to_stop)
         nats, tokens, size, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, float(self._asked_to_stop())])
         if stopped:
             raise Interrupted
@@ -333,9 +334,8 @@ class Trainer:
         """Let the model write, and keep the text."""
         c, tokenizer = self.config, self.dataset.tokenizer
         prompt = prompt_ids(tokenizer, c.evaluation.sample_prompt)
-        ids = self.backend.generate(
-            prompt, c.evaluation.sample_tokens, c.evaluation.temperature, c.evaluation.top_k, c.training.seed
-        )
+        sampling = Sampling(c.evaluation.temperature, c.evaluation.top_k, seed=c.training.seed)
+        ids = [row[0] for row in islice(self.backend.generate([prompt], sampling), c.evaluation.sample_tokens)]
         written = tokenizer.decode_bytes(ids, at_start=not c.evaluation.sample_prompt)
         self.last_sample = c.evaluation.sample_prompt + written.decode("utf-8", "replace")
         if self.desk is not None:
@@ -362,4 +362,4 @@ class Trainer:
             self.desk.saver.note(self.progress.step, self._record())
 
     def _record(self) -> dict[str, Any]:
-        return {**asdict(self.progress), "choices": self.backend.choices(), **self.facts}
+        return {**asdict(self.progress), "choices": self.backend.tuned(), **self.facts}

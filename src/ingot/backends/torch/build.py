@@ -1,4 +1,4 @@
-"""The model of a config, and what can be asked of any model: chunks of the loss, document masks, recomputed blocks."""
+"""The model of a config, and what can be asked of any model: chunks of the loss, document masks, recomputed blocks, its FLOPs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ingot.backends.torch.state import NAMES
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.model.registry import build
+from ingot.optim.groups import facing_vocabulary
 
 FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
 
@@ -71,19 +72,6 @@ def check_fused_mask(config: Config) -> None:
         )
 
 
-def compiles(config: Config, on_cuda: bool) -> bool:
-    """Whether the model is compiled: as asked, else on CUDA; in deterministic mode there only where that was seen to work."""
-    t, family = config.training, config.model.family
-    if not (on_cuda and t.deterministic) or family == "gpt2":
-        return on_cuda if t.compile == "auto" else t.compile
-    if t.compile is True and family != "file":
-        # torch 2.11 then expects other strides of flash attention's gradients than it gets.
-        raise ConfigError(
-            f"training.deterministic does not go together with a compiled {family} model; leave training.compile out"
-        )
-    return t.compile is True
-
-
 def checkpoint_blocks(model: nn.Module) -> None:
     """Recompute every block in the backward pass instead of keeping what is inside it."""
     blocks = getattr(model, "blocks", None)
@@ -98,3 +86,15 @@ def checkpoint_blocks(model: nn.Module) -> None:
             return checkpoint(plain, *args, use_reentrant=False, **kwargs)
 
         block.forward = forward
+
+
+def flops_per_token(model: nn.Module, seq_len: int) -> float:
+    """Training FLOPs: six per weight that multiplies, twelve per layer, width and position, unless the model knows better."""
+    if callable(known := getattr(model, "flops", None)):
+        return float(known(seq_len))
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tied = not facing_vocabulary(model)
+    idle = sum(m.weight.numel() for m in embeddings[tied:])  # looked up, not multiplied; the first is the head where tied
+    width = embeddings[0].embedding_dim if embeddings else 0
+    layers = len(getattr(model, "blocks", ()))
+    return 6.0 * (sum(p.numel() for p in model.parameters()) - idle) + 12.0 * layers * width * seq_len

@@ -47,10 +47,10 @@ def generate(
 ) -> None:
     """Let a trained model continue a prompt."""
     if path.is_file() and path.suffix in (".pt", ".pth"):
+        from ingot.backends.open import find_device
         from ingot.doors.nanogpt.loading import open_ckpt
-        from ingot.runtime.device import pick_device
 
-        model = open_ckpt(path, pick_device(device), lambda line: print(line, file=sys.stderr), tokenizer)
+        model = open_ckpt(path, find_device(device), lambda line: print(line, file=sys.stderr), tokenizer)
     else:
         from ingot.api import load
 

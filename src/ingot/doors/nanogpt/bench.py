@@ -18,8 +18,7 @@ from ingot.doors.nanogpt.translate import check_data, data_path, fresh_args, set
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ingot.backends.base import StepPlan
-    from ingot.backends.torch.backend import TorchBackend
+    from ingot.backends.base import Backend, StepPlan
     from ingot.config.schema import Config
     from ingot.runtime.batch import Batch
 
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def bench(given: Given) -> None:
     """Time training steps, or record a profile of some."""
-    from ingot.backends.torch.backend import TorchBackend
+    from ingot.backends.open import open_backend
     from ingot.runtime.ranks import ranks_from_environment
     from ingot.train.plan import shapes
 
@@ -48,10 +47,10 @@ def bench(given: Given) -> None:
     values = settle(_as_train(given))
     args = fresh_args(values, None)
     config = translate(values, args).config
-    backend = TorchBackend(config, IDS, ranks)
+    backend = open_backend(config, IDS, ranks)
     (plan,) = shapes(config)
     with _batches(given.values, config, backend) as next_batch:
-        backend.prepare([(plan, next_batch())], {})
+        backend.tune([(plan, next_batch())], {})
         say(f"number of parameters: {args.parameters / 1e6:.2f}M")
         if given.values["profile"]:
             _profile(backend, next_batch, plan)
@@ -76,7 +75,7 @@ def _as_train(given: Given) -> Given:
 
 
 @contextmanager
-def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -> Iterator[Callable[[], Batch]]:
+def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Iterator[Callable[[], Batch]]:
     """A function that gives the next batch: of the data, which are read ahead, or always the same random tokens."""
     import numpy as np
 
@@ -85,7 +84,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -
     from ingot.train.start import open_data
 
     if not values["real_data"]:
-        batch = backend.lend((config.rows_per_step, 2, config.data.seq_len))
+        batch = backend.host_buffer((config.rows_per_step, 2, config.data.seq_len))
         batch[:] = np.random.default_rng(values["seed"]).integers(0, IDS, batch.shape, np.int32)
         yield lambda: batch
         return
@@ -97,7 +96,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -
     if dataset.tokenizer.vocab_size != IDS:
         raise ConfigError(f"bench.py measures a model of GPT-2's ids, and {data_path(values)} has others; add --real_data=False")
     plans = shapes(config)
-    reader = RowReader(rows, backend.ranks, plans[0], partial(following, config), plans, backend.lend)
+    reader = RowReader(rows, backend.ranks, plans[0], partial(following, config), plans, backend.host_buffer)
 
     def next_batch() -> Batch:
         plans.append(following(config, plans[-1]))
@@ -109,7 +108,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -
         reader.close()
 
 
-def _steps(backend: TorchBackend, next_batch: Callable[[], Batch], plan: StepPlan, steps: int) -> float:
+def _steps(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan, steps: int) -> float:
     """The seconds of some steps; each one's loss is printed while the next is computed, as in training."""
     backend.wait()
     began = time.perf_counter()
@@ -126,21 +125,10 @@ def _steps(backend: TorchBackend, next_batch: Callable[[], Batch], plan: StepPla
     return time.perf_counter() - began
 
 
-def _profile(backend: TorchBackend, next_batch: Callable[[], Batch], plan: StepPlan) -> None:
-    """Record a few steps with torch's profiler, for chrome://tracing, Perfetto or TensorBoard."""
-    from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+def _profile(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan) -> None:
+    """Record a few steps with the framework's profiler, for chrome://tracing, Perfetto or TensorBoard."""
+    from ingot.backends.torch.profile import profiled
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if backend.device.type == "cuda" else [])]
-    plan = schedule(wait=WAITING, warmup=WARMING, active=ACTIVE, repeat=1)
-    with profile(
-        activities=activities,
-        schedule=plan,
-        on_trace_ready=tensorboard_trace_handler(str(LOG)),
-        record_shapes=True,
-        profile_memory=True,
-        with_flops=True,
-    ) as profiler:
-        for _ in range(WAITING + WARMING + ACTIVE):
-            _steps(backend, next_batch, plan, 1)
-            profiler.step()
+    for _ in profiled(backend.device, LOG, WAITING, WARMING, ACTIVE):
+        _steps(backend, next_batch, plan, 1)
     say(f"the profile is in {LOG}")

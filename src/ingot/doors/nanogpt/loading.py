@@ -11,6 +11,7 @@ import torch
 from ingot.api import LoadedModel, load
 from ingot.artifact.hf_tokenizer import GPT2_IDS, find_tokenizer
 from ingot.artifact.sources import config_around
+from ingot.backends.torch.device import torch_device
 from ingot.backends.torch.state import load_model
 from ingot.config.schema import Config
 from ingot.data.formats.nanogpt import META, char_tokenizer
@@ -20,12 +21,13 @@ from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.errors import CheckpointError, DataError
 from ingot.model.registry import build
 from ingot.runs.checkpoints import INDEX, newest_sound
+from ingot.runtime.devices import Device
 from ingot.runtime.tensors import TensorRecord
 
 Say = Callable[[str], None]
 
 
-def open_model(init_from: str, out_dir: Path, device: torch.device, say: Say, warn: Say) -> LoadedModel:
+def open_model(init_from: str, out_dir: Path, device: Device, say: Say, warn: Say) -> LoadedModel:
     """What the keys init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
     if init_from != "resume":
         say(f"loading weights from pretrained gpt: {init_from}")
@@ -50,7 +52,7 @@ def is_ckpt(path: Path) -> bool:
     return path.is_file() and path.suffix in (".pt", ".pth")
 
 
-def open_ckpt(path: Path, device: torch.device, say: Say, tokenizer: str | None = None) -> LoadedModel:
+def open_ckpt(path: Path, device: Device, say: Say, tokenizer: str | None = None) -> LoadedModel:
     """A model from a ckpt.pt, with its own tokenizer or the one that is named."""
     ckpt = read_ckpt(path)
     return _assembled(ckpt.weights, ckpt.settings, ckpt_tokenizer(ckpt, say, tokenizer), device, path)
@@ -88,11 +90,11 @@ def _characters(meta: Path) -> Tokenizer:
 
 
 def _assembled(
-    records: Mapping[str, TensorRecord], settings: dict[str, Any], tokenizer: Tokenizer, device: torch.device, source: Path
+    records: Mapping[str, TensorRecord], settings: dict[str, Any], tokenizer: Tokenizer, device: Device, source: Path
 ) -> LoadedModel:
     with torch.device("meta"):  # drawing weights takes longer than reading them
         model = build(settings)
-    model = model.to_empty(device=device)
+    model = model.to_empty(device=torch_device(device))
     load_model(model, records, str(source))
     config = Config.model_validate(config_around(settings, tokenizer.kind))
     return LoadedModel(model.eval(), tokenizer, config, device, source, names_data=False)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ingot.api import LoadedModel
     from ingot.data.tokenizers import Tokenizer
+    from ingot.runtime.devices import Device
 
 DASHES = "-" * 15
 FILE = "FILE:"
@@ -142,20 +143,20 @@ def text_of(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
     return END_OF_TEXT.join(tokenizer.decode_bytes(part, at_start).decode("utf-8", "replace") for part in parts)
 
 
-def _machine(name: str, dtype: object) -> tuple[torch.device, torch.dtype]:
+def _machine(name: str, dtype: object) -> tuple[Device, torch.dtype]:
     """The device and number format that the keys name."""
     import torch
 
-    from ingot.doors.nanogpt.translate import find_device
-    from ingot.runtime.device import DTYPES, pick_precision
+    from ingot.backends.torch.precision import DTYPES
+    from ingot.doors.nanogpt.translate import device_named
 
     torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
-    device = find_device(name)
-    if device.type != "cuda":
+    device = device_named(name)
+    if device.kind != "cuda":
         if dtype not in (None, "float32"):
             warn(f"dtype={dtype} is for GPUs; computing in float32")
         return device, torch.float32
-    return device, DTYPES[pick_precision(PRECISIONS[str(dtype)] if dtype else "auto", device)]
+    return device, DTYPES[device.precision(PRECISIONS[str(dtype)] if dtype else "auto")]
 
 
 def _parameters(model: torch.nn.Module) -> int:

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ingot.backends.open import find_device
+from ingot.backends.torch.device import torch_device
+from ingot.backends.torch.precision import arithmetic
 from ingot.backends.torch.state import load_model
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import Random
@@ -24,7 +27,6 @@ from ingot.errors import ConfigError, DataError
 from ingot.eval.evaluator import Judge
 from ingot.model.gpt2 import GPT2
 from ingot.runtime.batch import IGNORED, Batch
-from ingot.runtime.device import DTYPES, pick_device
 
 
 class Session:
@@ -42,7 +44,7 @@ class Session:
         self.config: dict[str, Any] = settle(Given({**defaults(TRAIN), **found}, dict.fromkeys(found, "Session")), warn=warn)
         check_data(self.config)
         settle_tokenizer(self.config, warn)
-        self.device = pick_device(self.config["device"])
+        self.device = torch_device(find_device(self.config["device"]))
         start = find_start({**self.config, "eval_only": True}, lambda line: None, warn)  # nothing is written
         self.config["block_size"] = start.args.block_size
         self.iteration = start.iteration
@@ -74,7 +76,7 @@ class Session:
 
         @torch.no_grad()
         def nats(batch: Batch) -> float:
-            with torch.autocast(self.device.type, DTYPES[precision], enabled=precision != "fp32"):
+            with arithmetic(self.device.type, precision):
                 loss = GPT2.forward(self.model, *self._upload(batch))
             return float(loss) * int(np.count_nonzero(batch[:, 1] != IGNORED))
 

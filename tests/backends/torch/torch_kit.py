@@ -1,13 +1,15 @@
 """What the tests of the torch backend share: small engines on the CPU, their rows and their state."""
 
 from dataclasses import replace
+from itertools import islice
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.open import open_backend
 from ingot.config.schema import Config
+from ingot.generate.sampling import Sampling
 from ingot.runtime.ranks import Ranks
 from ingot.train.plan import Position, plan_step
 
@@ -22,8 +24,8 @@ def make(model=SMALL, optimizer=None, ranks=None, vocab_size=VOCABULARY, **train
     training = {"max_steps": 10, "tokens_per_step": ROWS * SEQ_LEN, "device": "cpu", "precision": "fp32", **training}
     optimizer = {"schedule": "constant", "learning_rate": 1e-3, **(optimizer or {})}
     config = Config(model=model, data={"seq_len": SEQ_LEN}, optimizer=optimizer, training=training)
-    backend = TorchBackend(config, vocab_size, ranks or Ranks())
-    backend.prepare([(plan_step(config, Position()), rows_of(0))], {})
+    backend = open_backend(config, vocab_size, ranks or Ranks())
+    backend.tune([(plan_step(config, Position()), rows_of(0))], {})
     CONFIGS[backend] = config
     return backend
 
@@ -68,3 +70,7 @@ def raw(backend):
 
 def weights(backend):
     return {name: p.detach().clone() for name, p in backend.model.named_parameters()}
+
+
+def written(backend, prompt, tokens, **sampling):
+    return [row[0] for row in islice(backend.generate([prompt], Sampling(**sampling)), tokens)]
