@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -249,6 +250,54 @@ def test_the_learning_rate_follows_the_first_ranks_clock_alone(data):
     assert len(devices[0].scales) == 10
     expected = [learning_rate_scale(trainers[0].config, i, float(i)) for i in range(10)]
     assert devices[0].scales == pytest.approx(expected)
+
+
+@dataclass
+class Stages(Device):
+    """Notes the stage and the batch of every step."""
+
+    read: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def step(self, batch: Any, targets: int, plan: StepPlan) -> Any:
+        self.read.append((plan.stage, batch.shape))
+        return super().step(batch, targets, plan)
+
+
+BY_SHARE = {
+    "training__stages": [{"share": 0.5, "seq_len": 8}, {"share": 0.5, "tokens_per_step": 128}],
+    "optimizer__schedule": "constant",
+}
+
+
+def test_stages_by_share_follow_the_clock_and_save_their_starts(data):
+    device = Stages(Time(), [1.0])
+    trainer = make(data, device, budget__seconds=10.0, **BY_SHARE)
+    trainer.run(Shutdown())
+    assert device.read == [(0, (8, 2, 8))] * 5 + [(1, (8, 2, 16))] * 5
+    assert (trainer.progress.starts, trainer.progress.sample) == ([0, 5], 5 * 4 + 5 * 8)
+
+
+def test_a_stage_that_has_begun_goes_on_with_a_larger_budget(data):
+    first = make(data, Stages(Time(), [1.0]), budget__seconds=10.0, **BY_SHARE)
+    first.run(Shutdown())
+    device = Stages(Time(), [1.0])
+    saved = json.loads(json.dumps(asdict(first.progress)))
+    again = make(data, device, Progress(**saved), budget__seconds=30.0, training__max_steps=13, **BY_SHARE)
+    again.run(Shutdown())
+    assert device.read == [(1, (8, 2, 16))] * 3
+    assert again.progress.starts == [0, 5]
+
+
+def test_ranks_change_stages_together_by_the_first_ranks_clock(data):
+    meeting = Meeting(2)
+    devices = [Stages(Time(), [seconds], ranks=Ranks(rank, 2), meeting=meeting) for rank, seconds in enumerate([1.0, 5.0])]
+    trainers = [make(data, device, budget__seconds=10.0, **BY_SHARE) for device in devices]
+    threads = [threading.Thread(target=trainer.run, args=(Shutdown(),)) for trainer in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert devices[0].read == devices[1].read == [(0, (4, 2, 8))] * 5 + [(1, (4, 2, 16))] * 5
 
 
 def test_a_signal_to_any_rank_stops_all_at_the_same_step(data):
