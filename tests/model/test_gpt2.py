@@ -12,8 +12,8 @@ from ingot.backends.torch.state import record
 from ingot.config.schema import Config
 from ingot.data.tokenizers import CharTokenizer
 from ingot.model.gpt2 import GPT2
-from ingot.optim.schedules import Position, Rates, rates_at
 from ingot.runtime.ranks import Ranks
+from ingot.train.plan import Position, plan_step
 
 torch.set_num_threads(1)
 
@@ -50,14 +50,15 @@ def run(request):
     }
     x, y = tensors["x"], tensors["y"]  # (3, B, T)
     adamw = {"learning_rate": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip_norm": 1.0, "schedule": "constant"}
-    _, backend = engine(model, x.size(2), x.size(1), **adamw)
+    config, backend = engine(model, x.size(2), x.size(1), **adamw)
     put(backend, {name[7:]: value for name, value in tensors.items() if name.startswith("before.")})
     with torch.no_grad():
         logits = backend.model(x[0])
     batches = torch.stack([x, y], dim=2).to(torch.int32).numpy()  # (3, B, 2, T)
-    backend.tune(batches[0], {})
+    plans = [plan_step(config, Position(i)) for i in range(3)]
+    backend.tune([(plans[0], batches[0])], {})
     targets = (y != -1).sum(dim=(1, 2)).tolist()
-    results = [backend.step(batches[i], targets[i], i, Rates(1.0, 0.0)).result() for i in range(3)]
+    results = [backend.step(batches[i], targets[i], plans[i]).result() for i in range(3)]
     return case, tensors, logits, results, backend.model.state_dict()
 
 
@@ -102,9 +103,9 @@ def test_the_first_ten_losses_of_nanogpts_readme_run_come_out():
         np.stack([[ids[start : start + 64], ids[start + 1 : start + 65]] for start in starts]).astype(np.int32)
         for starts in offsets
     ]  # (12, 2, 64) each: tokens and targets
-    backend.tune(batches[0], {})
-    rates = [rates_at(config, Position(i, 0.0, 2000, None)) for i in range(10)]
-    losses = [backend.step(batch, 12 * 64, i, rates[i]).result().loss for i, batch in enumerate(batches)]
+    plans = [plan_step(config, Position(i)) for i in range(10)]
+    backend.tune([(plans[0], batches[0])], {})
+    losses = [backend.step(batch, 12 * 64, plans[i]).result().loss for i, batch in enumerate(batches)]
     assert losses == pytest.approx(NUMBERS["nanogpt_readme_cpu_run"]["first_ten_losses"], abs=1e-3)
 
 

@@ -7,13 +7,36 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ingot.generate.sampling import Sampling
-from ingot.optim.schedules import Rates
 from ingot.runtime.batch import Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
 State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where it is kept, the average of the weights (ema)
+
+
+@dataclass(frozen=True)
+class GroupRates:
+    """What one step asks of the optimizer of a group of parameters."""
+
+    lr: float
+    momentum: float | None  # of Muon
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step reads and at which rates it updates: the same on every rank."""
+
+    step: int  # steps done before it
+    stage: int
+    sample: int  # its first row, counted in rows of data.seq_len
+    samples: int  # and how many of them it reads,
+    rows: int  # cut into this many rows
+    seq_len: int  # of this many tokens
+    groups: Mapping[str, GroupRates]
+    model: Mapping[str, float]  # numbers that the model is given by its method `set`
+    ema_decay: float | None  # how much of the average of the weights is kept
 
 
 @dataclass(frozen=True)
@@ -76,13 +99,16 @@ class Backend(Inference, Protocol):
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
         """A host buffer from which copies to the device are fast."""
 
-    def tune(self, batch: Batch, kept: Mapping[str, Any]) -> None:
-        """Settle what depends on the machine (micro-batch, attention), as an earlier session `kept` it where that can be."""
+    def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
+        """Settle what depends on the machine (micro-batch, attention), as an earlier session `kept` it where that can be.
+
+        For every stage there is a plan and what this rank reads by it.
+        """
 
     def tuned(self) -> dict[str, Any]:
         """What `tune` settled, as JSON, to be kept with the run."""
 
-    def step(self, batch: Batch, targets: int, step: int, rates: Rates) -> Pending:
+    def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
         """Compute this rank's rows of a step that has `targets` in all, and update with everybody's gradients."""
 
     def state(self) -> State:

@@ -31,6 +31,7 @@ from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
+from ingot.train.plan import shapes
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer
@@ -40,8 +41,8 @@ from ingot.trained.weights import open_weights
 FIXED: dict[str, tuple[str, ...]] = {
     "model": (),  # everything
     "data": ("seq_len", "sampling", "spans", "document_mask", "seed"),
-    "optimizer": ("name",),
-    "training": ("tokens_per_step", "seed"),
+    "optimizer": ("name", "groups"),
+    "training": ("tokens_per_step", "stages", "seed"),
 }
 
 
@@ -134,10 +135,9 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
 
 def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
-    if world_size > config.rows_per_step:
+    if world_size > (fewest := min(plan.samples for plan in shapes(config))):
         raise ConfigError(
-            f"{world_size} ranks cannot share the {config.rows_per_step} rows of a step; "
-            "use fewer ranks or raise training.tokens_per_step"
+            f"{world_size} ranks cannot share the {fewest} rows of a step; use fewer ranks or raise training.tokens_per_step"
         )
     dataset = open_dataset(config.data.path, config.data.tokenizer)
     if config.artifact.write:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
-from ingot.backends.base import Backend, Pending, StepResult
+from ingot.backends.base import Backend, Pending, StepPlan, StepResult
 from ingot.config.schema import Config
 from ingot.data.loading.reader import Portion, RowReader, read_portion
 from ingot.data.loading.rows import Rows
@@ -22,12 +22,13 @@ from ingot.data.store.dataset import Dataset
 from ingot.errors import PeerLost, RunError
 from ingot.eval.evaluator import Judge, Score
 from ingot.generate.sampling import Sampling, prompt_ids
-from ingot.optim.schedules import Position, Rates, rates_at
+from ingot.optim.schedules import spent
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Heartbeat
 from ingot.train.bounds import Bounds
 from ingot.train.clock import Clock, fits
+from ingot.train.plan import Position, following, plan_step, shapes, starts_with
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 
@@ -48,7 +49,7 @@ class Progress:
     """Where a run stands; with the weights, the optimizer's memory and the config it decides everything that follows."""
 
     step: int = 0
-    sample: int = 0  # the next window of the data order
+    sample: int = 0  # the next row of the data order, counted in rows of data.seq_len
     tokens: int = 0
     elapsed_seconds: float = 0.0
     step_seconds: float = 0.0  # the longest of the last steps
@@ -64,6 +65,11 @@ class Progress:
     best_step: int | None = None
     best_bpb: float | None = None
     evaluation_seconds: float = 0.0  # of evaluations during training, where they are bounded
+    starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
+
+    def position(self, seconds: float) -> Position:
+        """Where the next step begins, at a time that was agreed upon."""
+        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts))
 
 
 @dataclass(frozen=True)
@@ -98,38 +104,46 @@ class Trainer:
         self._saved_at = progress.elapsed_seconds
         self._saved_step = progress.step or None  # what it resumed from is on the disk already
         self._shutdown: Shutdown | None = None
-        self._pending: tuple[Pending, Rates, int] | None = None  # with the epoch in which its rows lie
+        self._pending: tuple[Pending, StepPlan, int] | None = None  # with the epoch in which its rows lie
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
-        """Settle what depends on the machine, by what the first step will read."""
-        self.backend.tune(self._first().batch, choices)
+        """Settle what depends on the machine, by what the first step would read in every stage."""
+        self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self) -> None:
-        """Take the priming steps, which leave no trace."""
+        """Take the priming steps of every stage, which leave no trace."""
         asked = self.config.training.priming_steps
         steps = (PRIMING_STEPS if self.backend.tuned().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
         self.reporter.waiting("compiling" if self.backend.tuned().get("compile") else "priming")
-        first = self._first()
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
-        for step in range(steps):
-            self.backend.step(first.batch, first.targets, step, Rates(1.0, self.config.optimizer.muon_momentum)).result()
-            self.reporter.primed(step + 1, steps)
+        plans = [replace(plan, step=step) for plan in shapes(self.config) for step in range(steps)]
+        for done, plan in enumerate(plans, 1):
+            first = self._first(plan)
+            self.backend.step(first.batch, first.targets, plan).result()
+            self.reporter.primed(done, len(plans))
         self.backend.load(before)
 
-    def _first(self) -> Portion:
-        """What the next step will read, which is not taken from the reader."""
-        share = self.backend.ranks.share(self.config.rows_per_step)
+    def _first(self, plan: StepPlan) -> Portion:
+        """What the next step would read by a plan, which is not taken from the reader."""
+        share = self.backend.ranks.share(plan.samples)
         buffer = self.backend.host_buffer((len(share), self.rows.planes, self.rows.seq_len))
-        return read_portion(self.rows, self.progress.sample, self.config.rows_per_step, share, buffer)
+        return read_portion(self.rows, replace(plan, sample=self.progress.sample), self.backend.ranks, buffer)
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
         c, p = self.config, self.progress
         self._shutdown = shutdown
-        reader = RowReader(self.rows, c.rows_per_step, self.backend.ranks, p.sample, self.backend.host_buffer)
+        reader = RowReader(
+            self.rows,
+            self.backend.ranks,
+            plan_step(c, p.position(p.elapsed_seconds)),
+            partial(following, c),
+            shapes(c),
+            self.backend.host_buffer,
+        )
         try:
             status = self._loop(reader, shutdown)
             self._settle()
@@ -142,7 +156,7 @@ class Trainer:
         self.save(wait=True)
         return status
 
-    def _loop(self, reader: RowReader, shutdown: Shutdown) -> Status:
+    def _loop(self, reader: RowReader[StepPlan], shutdown: Shutdown) -> Status:
         c, p = self.config, self.progress
         durations: deque[float] = deque([p.step_seconds], maxlen=LAST_STEPS)
         try:
@@ -191,22 +205,23 @@ class Trainer:
         elapsed, stop, spent = self.backend.maximum([elapsed, shutdown.requested, spent])
         return elapsed, stop > 0, spent > 0
 
-    def _step(self, reader: RowReader, elapsed: float) -> None:
-        c, p = self.config, self.progress
-        rates = rates_at(c, Position(p.step, elapsed, c.training.max_steps, c.budget.seconds))
-        portion = reader.next()
-        pending = self.backend.step(portion.batch, portion.targets, p.step, rates)
+    def _step(self, reader: RowReader[StepPlan], elapsed: float) -> None:
+        p, at = self.progress, self.progress.position(elapsed)
+        plan = plan_step(self.config, at)
+        portion = reader.next(plan)
+        pending = self.backend.step(portion.batch, portion.targets, plan)
         self._settle()  # the step before: its numbers are there while the device works on this one
         p.step += 1
-        p.sample += c.rows_per_step
+        p.sample += plan.samples
         p.tokens += portion.targets
-        self._pending = (pending, rates, portion.epoch)
+        p.starts = list(starts_with(at, plan))
+        self._pending = (pending, plan, portion.epoch)
 
     def _settle(self) -> None:
         """Take the numbers of the pending step, refuse those that are not finite, and report the rest."""
         if self._pending is None:
             return
-        pending, rates, epoch = self._pending
+        pending, plan, epoch = self._pending
         self._pending = None
         result = pending.result()
         self._overflows = self._overflows + 1 if result.skipped else 0
@@ -224,7 +239,7 @@ class Trainer:
                 "lower the learning rate, lengthen optimizer.warmup_steps or look at the data, and start again"
             )
         self.progress.loss = result.loss
-        report = self._report(result, rates, epoch)
+        report = self._report(result, plan, epoch)
         log = report.step % self.config.tracking.log_every == 0 or report.step <= ALWAYS_LOGGED or report.step == report.max_steps
         if self.desk is not None:
             self.desk.heartbeat.update(
@@ -238,27 +253,26 @@ class Trainer:
                 self.desk.folder.metrics.append({"kind": "train", **asdict(report)})
             self.reporter.step(report, log)
 
-    def _report(self, result: StepResult, rates: Rates, epoch: int) -> StepReport:
+    def _report(self, result: StepResult, plan: StepPlan, epoch: int) -> StepReport:
         c, p = self.config, self.progress
         now = self.clock.elapsed - result.age
         self._marks.append((now, p.tokens))
         then, before = self._marks[0]
         rate = (p.tokens - before) / (now - then) if now > then else 0.0
         peak = self.backend.peak_flops()
-        peak_lr = c.optimizer.muon_learning_rate if c.optimizer.name == "muon" else c.optimizer.learning_rate
         return StepReport(
             step=p.step,
             max_steps=c.training.max_steps,
             loss=result.loss,
             grad_norm=result.grad_norm,
-            learning_rate=peak_lr * rates.scale,
+            learning_rate=plan.groups["matrix"].lr,
             tokens=p.tokens,
             tokens_per_second=rate,
             elapsed_seconds=now,
             budget_seconds=c.budget.seconds,
             epoch=epoch,
-            mfu=rate * self.backend.flops_per_token(c.data.seq_len) / peak if peak else None,
-            spent=Position(p.step, now, c.training.max_steps, c.budget.seconds).spent,
+            mfu=rate * self.backend.flops_per_token(plan.seq_len) / peak if peak else None,
+            spent=spent(c, p.step, now),
         )
 
     def _do_what_is_due(self, elapsed: float) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights, written
+from torch_kit import SMALL, by_name, make, plan_of, raw, rows_of, take, weights, written
 
 from ingot.backends.torch.state import tensor
 
@@ -89,15 +89,9 @@ def test_a_step_weighs_targets_alike_however_they_are_spread():
     batch[0, 1, 3:] = -1  # a row with few targets
     whole, parts = make(), make(micro_batch=1)
     for backend in (whole, parts):
-        backend.step(batch, int(np.count_nonzero(batch[:, 1] != -1)), 0, rates()).result()
+        backend.step(batch, int(np.count_nonzero(batch[:, 1] != -1)), plan_of(backend)).result()
     for name, value in weights(whole).items():
         torch.testing.assert_close(value, weights(parts)[name], rtol=0, atol=1e-5)
-
-
-def rates(momentum=0.95):
-    from ingot.optim.schedules import Rates
-
-    return Rates(1.0, momentum)
 
 
 def test_the_momentum_of_muon_is_the_steps_own():
@@ -106,7 +100,7 @@ def test_the_momentum_of_muon_is_the_steps_own():
         backend = make(optimizer={"name": "muon"})
         for step in range(2):
             batch = rows_of(step)
-            backend.step(batch, batch[:, 1].size, step, rates(momentum)).result()
+            backend.step(batch, batch[:, 1].size, plan_of(backend, step, momentum=momentum)).result()
         found.append(weights(backend)["transformer.h.0.mlp.c_fc.weight"])
     assert not torch.equal(*found)
 

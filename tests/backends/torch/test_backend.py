@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, raw, rows_of, step, take, weights, written
+from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, plan_of, raw, rows_of, step, take, weights, written
 
 from ingot.backends.torch import backend as torch_backend
 from ingot.backends.torch.backend import TorchBackend
@@ -268,19 +268,19 @@ def test_auto_takes_a_small_step_in_one_micro_batch():
 
 def test_what_an_earlier_session_chose_is_kept_on_such_a_machine():
     backend = make()
-    backend.tune(rows_of(0), {**backend.tuned(), "micro_batch": 3})
+    backend.tune([(plan_of(backend), rows_of(0))], {**backend.tuned(), "micro_batch": 3})
     assert backend.tuned()["micro_batch"] == 3
 
 
 def test_what_another_machine_chose_is_not_taken_over():
     backend = make()
-    backend.tune(rows_of(0), {**backend.tuned(), "device": "another GPU", "micro_batch": 3})
+    backend.tune([(plan_of(backend), rows_of(0))], {**backend.tuned(), "device": "another GPU", "micro_batch": 3})
     assert backend.tuned()["micro_batch"] == ROWS
 
 
 def test_a_micro_batch_that_is_asked_for_counts_more_than_what_an_earlier_session_chose():
     backend = make(micro_batch=2)
-    backend.tune(rows_of(0), {**backend.tuned(), "micro_batch": 5})
+    backend.tune([(plan_of(backend), rows_of(0))], {**backend.tuned(), "micro_batch": 5})
     assert backend.tuned()["micro_batch"] == 2
 
 

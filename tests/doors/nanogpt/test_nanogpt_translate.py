@@ -14,7 +14,7 @@ from ingot.doors.nanogpt.mfu import RunningMfu, find_peak, utilisation
 from ingot.doors.nanogpt.reporter import iteration_line
 from ingot.doors.nanogpt.translate import ModelArgs, fresh_args, learning_rate, record, settle, translate
 from ingot.errors import ConfigError
-from ingot.optim.schedules import Position, rates_at
+from ingot.optim.schedules import learning_rate_scale
 from ingot.runtime.ranks import Ranks
 
 SMALL = ModelArgs(n_layer=12, n_head=12, n_embd=768, block_size=1024, bias=False, vocab_size=50304, dropout=0.0)
@@ -34,8 +34,7 @@ def config_of(*arguments: str, world_size: int = 1):
 )
 def test_the_learning_rate_is_nanogpt_s(iteration, rate):
     assert learning_rate(values(), iteration) == pytest.approx(rate, rel=1e-4)
-    position = Position(iteration, 0.0, None, None)
-    assert 6e-4 * rates_at(config_of(), position).scale == pytest.approx(rate, rel=1e-4)
+    assert 6e-4 * learning_rate_scale(config_of(), iteration, 0.0) == pytest.approx(rate, rel=1e-4)
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(0, 100), st.booleans())
@@ -45,7 +44,7 @@ def test_the_loop_follows_the_documented_learning_rate_whatever_the_keys(warmup,
         f"--decay_lr={decay}", "--max_iters=100",
     )  # fmt: skip
     config = translate(found, fresh_args(found, None)).config
-    scale = rates_at(config, Position(iteration, 0.0, None, None)).scale
+    scale = learning_rate_scale(config, iteration, 0.0)
     assert peak * scale == pytest.approx(learning_rate(found, iteration), rel=1e-9, abs=1e-15)
 
 

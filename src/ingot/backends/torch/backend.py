@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ingot.backends.base import Group, State
+from ingot.backends.base import Group, State, StepPlan
 from ingot.backends.torch.average import WeightAverage
-from ingot.backends.torch.build import build_model, check_fused_mask, checkpoint_blocks, flops_per_token
+from ingot.backends.torch.build import build_model, check_fused_mask, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.collectives import peers_present
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference, group_of
@@ -27,11 +28,10 @@ from ingot.backends.torch.parallel import compiled, compiles, replicated, withou
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.state import load_model, load_optimizers, model_records, optimizer_records
-from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, fastest_attention, largest_micro_batch
+from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError
 from ingot.optim.groups import make_optimizers
-from ingot.optim.schedules import Rates
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.children import shield_compile_workers
 from ingot.runtime.ranks import Ranks
@@ -59,54 +59,74 @@ class TorchBackend(TorchInference):
         super().__init__(model, vocab_size, device, precision, self._group)
         self._deterministic = t.deterministic
         self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
-        self._micro_batch, self._asked_micro_batch = 0, t.micro_batch
+        self._asked_micro_batch, self._seq_len = t.micro_batch, config.data.seq_len
+        self._stages: list[Tuned] = []  # what was found out for each
+        self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
+        self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}
         self.optimizers = make_optimizers(model, config.optimizer, self._device)
-        decay = config.optimizer.ema_decay
-        self._average = WeightAverage(model, decay) if decay is not None else None
+        self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._compile = compiles(config, device.kind == "cuda")
         if t.gradient_checkpointing:
             checkpoint_blocks(model)
         nested = t.gradient_checkpointing or config.data.document_mask
-        module = compiled(model, nested) if self._compile else model
+        module = compiled(model, nested, max(1, len(t.stages))) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
-    def tune(self, batch: Batch, kept: Mapping[str, Any]) -> None:
-        """Settle micro-batch and attention by trying them here, unless an earlier session on such a machine has."""
+    def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
+        """Settle micro-batch and attention of each stage by trying them here, unless an earlier session on such a machine has."""
         same_machine = kept.get("device") == self.device.name and kept.get("world_size") == self.ranks.world_size
-        kept = kept if same_machine else {}
-        rows, _, seq_len = batch.shape
-        most = rows if self.device.kind == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
-        asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
-        self._micro_batch = int(self.maximum([min(int(asked), rows)])[0])  # one for all ranks, kept with the run
+        known = kept.get("stages", [kept]) if same_machine else []
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        self._attention = str(kept.get("attention", "default"))
-        if self.device.kind == "cuda" and not kept:
-            if self._asked_micro_batch == "auto":
-                self._micro_batch = int(-self.maximum([-largest_micro_batch(rows, lambda size: self._try(batch[:size]))])[0])
-            if batch.shape[1] == 2:  # document masks have a kernel of their own
-                part = batch[: self._micro_batch]
-                found = fastest_attention(lambda name, times: self._try(part, times, name), self._deterministic)
-                self._attention = self.broadcast(found)
+        self._stages = []
+        for plan, batch in stages:
+            self._set(plan.model)
+            self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}))
+            if plan.seq_len == self._seq_len:
+                self._attention = self._stages[-1].attention  # of evaluation, which has rows of this length
         if self.ranks.world_size > 1:
             # DDP reorders its buckets after the first step. Let it do so now: sums are then the same before and after a resume.
-            self._accumulate(batch, int(np.count_nonzero(batch[:, 1] != IGNORED)))
+            plan, batch = stages[0]
+            self._set(plan.model)
+            self._accumulate(batch, int(np.count_nonzero(batch[:, 1] != IGNORED)), self._stages[0])
         for buffer, before in buffers:  # trying leaves no trace
             buffer.copy_(before)
         self._forget_gradients()
 
+    def _tune(self, batch: Batch, kept: Mapping[str, Any]) -> Tuned:
+        rows, _, seq_len = batch.shape
+        most = rows if self.device.kind == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
+        asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
+        micro_batch = int(self.maximum([min(int(asked), rows)])[0])  # one for all ranks, kept with the run
+        attention = str(kept.get("attention", "default"))
+        if self.device.kind == "cuda" and not kept:
+            if self._asked_micro_batch == "auto":
+                micro_batch = int(-self.maximum([-largest_micro_batch(rows, lambda size: self._try(batch[:size]))])[0])
+            if batch.shape[1] == 2:  # document masks have a kernel of their own
+                part = batch[:micro_batch]
+                found = fastest_attention(lambda name, times: self._try(part, times, name), self._deterministic)
+                attention = self.broadcast(found)
+        return Tuned(micro_batch, attention)
+
     def tuned(self) -> dict[str, Any]:
         """What `tune` settled."""
+        first = self._stages[0] if self._stages else Tuned(0, self._attention)
         return {
             "device": self.device.name,
             "world_size": self.ranks.world_size,
             "precision": self.precision,
-            "micro_batch": self._micro_batch,
-            "attention": self._attention,
+            **asdict(first),
             "compile": self._compile,
+            **({"stages": [asdict(found) for found in self._stages]} if len(self._stages) > 1 else {}),
         }
+
+    def _set(self, numbers: Mapping[str, float]) -> None:
+        """Let the model have the numbers of a stage."""
+        if numbers != self._numbers:
+            set_numbers(self.model, numbers, "training.stages")
+            self._numbers = numbers
 
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
         """Forward and backward passes to their end, whose gradients are of no use."""
@@ -122,17 +142,19 @@ class TorchBackend(TorchInference):
         """A host buffer, pinned where that makes copies to the device asynchronous."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.device.kind == "cuda").numpy()
 
-    def step(self, batch: Batch, targets: int, step: int, rates: Rates) -> DeviceResult:
+    def step(self, batch: Batch, targets: int, plan: StepPlan) -> DeviceResult:
         """One optimizer step; returns at once on a GPU."""
+        tuned = self._stages[plan.stage]
         # 1. The weights themselves, and random numbers that depend on the step alone.
         self._show(average=False)
-        self._reseed(mix(self._seed, step, self.ranks.rank) >> 1)
+        self._set(plan.model)
+        self._reseed(mix(self._seed, plan.step, self.ranks.rank) >> 1)
         # 2. Forward and backward, micro-batch by micro-batch; the last one's backward averages over the ranks.
         try:
-            loss = self._accumulate(batch, targets)
+            loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
             raise RunError(
-                f"the GPU's memory is full at step {step + 1} with micro-batches of {self._micro_batch} rows; "
+                f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows; "
                 "lower training.micro_batch or set training.gradient_checkpointing=true, and start again"
             ) from None
         # 3. The norm of the gradients, which are clipped to it.
@@ -144,7 +166,7 @@ class TorchBackend(TorchInference):
             clip_grads_with_norm_(list(self.model.parameters()), self._clip_norm, norm)
         # 4. The update, unless a number is not finite.
         skipped = overflow | ~torch.isfinite(loss)
-        self._update(skipped, step, rates)
+        self._update(skipped, plan)
         self._scale.update(overflow)
         self._forget_gradients()
         return DeviceResult(torch.stack([loss, norm, skipped.float()]))
@@ -157,15 +179,15 @@ class TorchBackend(TorchInference):
         elif self.device.kind == "mps":
             torch.mps.manual_seed(seed)
 
-    def _accumulate(self, batch: Batch, targets: int) -> Tensor:
+    def _accumulate(self, batch: Batch, targets: int, tuned: Tuned) -> Tensor:
         """Gradients of the mean loss over all the targets of the step, and that loss."""
         share = torch.zeros((), device=self._device)
-        micro_batches = range(0, len(batch), self._micro_batch)
+        micro_batches = range(0, len(batch), tuned.micro_batch)
         for start in micro_batches:
-            part = batch[start : start + self._micro_batch]
+            part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
-            last = start == micro_batches[-1]
-            with peers_present(), self._arithmetic(), contextlib.nullcontext() if last else without_sync(self._module):
+            sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)
+            with peers_present(), self._arithmetic(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
                 if not isinstance(loss, Tensor) or loss.dim():
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")
@@ -175,20 +197,27 @@ class TorchBackend(TorchInference):
             share += weighted.detach()
         return self._group.sum_tensor(share)
 
-    def _update(self, skip: Tensor, step: int, rates: Rates) -> None:
+    def _update(self, skip: Tensor, plan: StepPlan) -> None:
         """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
         if self.device.kind != "cuda" and bool(skip):
             return
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * rates.scale
-                if "momentum" in group:
+                rates = plan.groups[group["name"]]
+                group["lr"], group["weight_decay"] = rates.lr, rates.weight_decay
+                if rates.momentum is not None:
                     group["momentum"] = rates.momentum
             if self.device.kind == "cuda":
                 optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
             optimizer.step()
-        if self._average is not None:
-            self._average.update(step, skip)
+        if self._average is not None and plan.ema_decay is not None:
+            self._average.update(plan.ema_decay, skip)
+
+    def _show(self, average: bool) -> None:
+        """Let the model hold the average of the weights and the last stage's numbers, or the weights themselves."""
+        if average:
+            self._set(self._last_numbers)
+        super()._show(average)
 
     def _forget_gradients(self) -> None:
         for p in self.model.parameters():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,7 +43,21 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
         model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
     if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
         raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document of each token")
+    for number, stage in enumerate(config.training.stages):  # the last is what the model is judged and used with
+        set_numbers(model, stage.model, f"training.stages.{number}.model")
     return model
+
+
+def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:
+    """Give the model the numbers of a stage."""
+    if not numbers:
+        return
+    if not callable(change := getattr(model, "set", None)):
+        raise ConfigError(f"{where} needs a model with a method `set` that takes {', '.join(numbers)}; this one has none")
+    try:
+        change(**numbers)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: the model's `set` does not take {dict(numbers)}: {error}") from error
 
 
 def check_fused_mask(config: Config) -> None:
@@ -74,7 +89,9 @@ def checkpoint_blocks(model: nn.Module) -> None:
 
 
 def flops_per_token(model: nn.Module, seq_len: int) -> float:
-    """Training FLOPs: six per weight that multiplies, twelve per layer, width and position of attention."""
+    """Training FLOPs: six per weight that multiplies, twelve per layer, width and position, unless the model knows better."""
+    if callable(known := getattr(model, "flops", None)):
+        return float(known(seq_len))
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     tied = not facing_vocabulary(model)
     idle = sum(m.weight.numel() for m in embeddings[tied:])  # looked up, not multiplied; the first is the head where tied

@@ -13,6 +13,8 @@ from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks
 
+GRAPHS_PER_STAGE = 8  # as many as torch allows a run of one stage
+
 
 def compiles(config: Config, on_cuda: bool) -> bool:
     """Whether the model is compiled: as asked, else on CUDA; in deterministic mode there only where that was seen to work."""
@@ -27,12 +29,14 @@ def compiles(config: Config, on_cuda: bool) -> bool:
     return t.compile is True
 
 
-def compiled(model: nn.Module, nested: bool) -> nn.Module:
-    """A model compiled; `nested` where parts of it are graphs themselves."""
+def compiled(model: nn.Module, nested: bool, stages: int) -> nn.Module:
+    """A model compiled, for every shape anew; `nested` where parts of it are graphs themselves."""
     # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
     # (masked attention, recomputed blocks) do not survive it.
     torch._dynamo.config.optimize_ddp = not nested
-    return torch.compile(model)  # type: ignore[return-value]
+    # One graph for all shapes would be slower than a graph for each; past its limit dynamo would compile no more of them.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
+    return torch.compile(model, dynamic=False)  # type: ignore[return-value]
 
 
 def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unused: bool) -> nn.Module:

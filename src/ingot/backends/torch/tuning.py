@@ -6,6 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +14,14 @@ from ingot.backends.torch.precision import ATTENTION
 from ingot.errors import ConfigError
 
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found out for the steps of a stage."""
+
+    micro_batch: int
+    attention: str
 
 
 def largest_micro_batch(rows: int, attempt: Callable[[int], None]) -> int:
