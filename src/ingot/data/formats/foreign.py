@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ingot.data.formats.manifest import paired_tokenizer
-from ingot.data.store.dataset import SPLITS, Dataset, Manifest, OpenTokens, ShardRecord, SplitRecord, TokenizerRecord
-from ingot.data.store.shards import open_shard
+from ingot.data.store.dataset import SPLITS, Dataset, Manifest, ShardRecord, SplitRecord, TokenizerRecord
+from ingot.data.store.shards import open_plain, open_shard
+from ingot.data.store.stream import OpenTokens
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
 from ingot.data.tokenizers.matching import SHARE, comes_back
 from ingot.errors import DataError
@@ -45,17 +45,6 @@ def open_foreign(folder: Path, tokenizer: str | None) -> Dataset | None:
 def shard_files(folder: Path, split: str) -> list[Path]:
     """The shards of a split in the order of their names; files with byte counts beside them are not tokens."""
     return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
-
-
-def open_plain(path: Path) -> NDArray[np.uint16]:
-    """The tokens of a file without a header, mapped from the disk."""
-    try:
-        size = path.stat().st_size
-        if size % 2:
-            raise DataError(f"{path} has {size:,} bytes, an odd number, and tokens have two each; it is cut short")
-        return np.memmap(path, dtype="<u2", mode="r", shape=(size // 2,)) if size else np.empty(0, np.uint16)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _open_nanogpt(folder: Path, tokenizer: str | None) -> Dataset:

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ingot.data.formats.shards import has_header
+from ingot.data.store.shards import has_header
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, remove_if_empty
 

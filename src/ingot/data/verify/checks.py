@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.data.store.dataset import AGAIN, MANIFEST
+from ingot.data.store.dataset import MANIFEST
+from ingot.data.store.findings import Finding
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.matching import HEAD, SHARE, comes_back
 from ingot.data.verify.counts import CHUNK_TOKENS, Counts
-from ingot.data.verify.folder import AuditSplit, Finding, Starts
+from ingot.data.verify.folder import AuditSplit, Starts
 from ingot.data.verify.overlap import Side
 from ingot.runtime.files import file_sha256
 
@@ -31,7 +32,7 @@ def check_sha256(split: AuditSplit, findings: list[Finding]) -> bool:
         path = split.folder / shard.file
         if path in split.paths and (found := file_sha256(path)) != shard.sha256:
             problem = f"is not what was written: its sha256 is {found[:16]}... and not {shard.sha256[:16]}..."
-            findings.append(Finding("shard-sha256", str(path), problem, AGAIN))
+            findings.append(Finding("shard-sha256", str(path), problem))
     return len(findings) == before
 
 
