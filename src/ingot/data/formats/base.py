@@ -93,12 +93,16 @@ class ByteCounter:
         """A document starts."""
         self._previous = OUTSIDE
 
-    def count(self, ids: Ids) -> NDArray[np.int32]:
-        """The bytes of each of the next tokens."""
+    def check(self, ids: Ids) -> Ids:
+        """The same tokens, if all are in the vocabulary."""
         if (largest := int(ids.max(initial=0))) >= self._tokenizer.vocab_size:
             vocabulary = f"the {self._tokenizer.kind} vocabulary of {self._tokenizer.vocab_size:,} ids"
             raise DataError(f"{self._name} holds token {largest:,}, outside {vocabulary}; give the tokenizer it was made with")
-        wide = ids.astype(np.int32)
+        return ids
+
+    def count(self, ids: Ids) -> NDArray[np.int32]:
+        """The bytes of each of the next tokens."""
+        wide = self.check(ids).astype(np.int32)
         sizes = self._tokenizer.target_bytes(np.append(np.int32(self._previous), wide[:-1]), wide)
         self._previous = int(wide[-1]) if len(wide) else self._previous
         return sizes
@@ -174,11 +178,10 @@ class StreamWriter(TokenWriter):
         self._file: ShardWriter | PlainWriter | None = None
 
     def add(self, document: Document) -> None:
-        before, behind = ([] if mark is None else [np.array([mark], np.uint16)] for mark in (self.marks.bos, self.marks.eos))
         if self.counter:
             self.counter.begin()
         begins = 1
-        for part in _joined([*before, *document, *behind]):
+        for part in with_marks(document, self.marks):
             sizes = self.counter.count(part) if self.counter else None
             while len(part):
                 if self._file is None:
@@ -204,6 +207,8 @@ class StreamWriter(TokenWriter):
         file.bytes += 0 if sizes is None else int(sizes[:tokens].sum())
 
 
-def _joined(parts: Document) -> Document:
-    """Small parts as one, which is faster than one by one."""
+def with_marks(document: Document, marks: Marks) -> Document:
+    """A document between its marks; small parts become one, which is faster than one by one."""
+    before, behind = ([] if mark is None else [np.array([mark], np.uint16)] for mark in (marks.bos, marks.eos))
+    parts = [*before, *document, *behind]
     return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ingot.data import SHARD_TOKENS
 from ingot.doors.cli.data_download import PREFIX_VARIABLE, REPO_VARIABLE, download_and_print
 from ingot.doors.output import print_json
 from ingot.errors import INTERRUPTED, ConfigError, IngotError
@@ -111,7 +112,7 @@ def _export_parser(name: str, folder: Path) -> argparse.ArgumentParser:
     specs = folder / "tokenizer_specs.json"
     add("--tokenizer-config", type=Path, default=specs, metavar="FILE", help=f"JSON file that lists tokenizers ({specs})")
     add("--num-val-docs", type=int, metavar="N", help="the first N documents are validation (what the documents say, or 50000)")
-    add("--chunk-tokens", type=int, default=100_000_000, metavar="N", help="tokens in one shard (100000000)")
+    add("--chunk-tokens", type=int, default=SHARD_TOKENS, metavar="N", help=f"tokens in one shard ({SHARD_TOKENS})")
     add("--tokenizer-train-docs", type=int, metavar="N", help="learn vocabularies from the first N documents (all)")
     add("--skip-byte", action="store_true", help="leave byte tokenizers out")
     add(
