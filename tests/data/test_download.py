@@ -523,6 +523,15 @@ def test_a_complete_folder_may_be_read_only(folder):
         folder.path.chmod(0o700)
 
 
+def test_a_lock_file_that_is_a_link_is_refused_by_name(folder, tmp_path):
+    folder.path.mkdir(parents=True)
+    (tmp_path / "mine").write_text("mine")
+    (folder / ".download.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(DataError, match=r"\.download\.lock is a symbolic link.*another output"):
+        folder()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_without_a_local_manifest_skipping_it_is_an_error(folder):
     with pytest.raises(DataError, match=r"--skip-manifest is given and there is no \S+/data/manifest.json"):
         folder(skip_manifest=True)

@@ -42,6 +42,16 @@ class Model(GPT2):
 """
 
 
+# What a file of the user's that bears the name of a module does when it is imported.
+STRAY = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit('a file of the user was imported')\n"
+
+
+def plant_modules(folder: Path) -> None:
+    """Put files with the names of modules into a folder; whoever imports one leaves the file `ran` there."""
+    for name in ("random", "json", "pickle", "numpy", "torch", "brotli", "zstandard"):
+        (folder / f"{name}.py").write_text(STRAY)
+
+
 class Program:
     """A running `ingot`, in a process group of its own; what it says on stderr can be waited for."""
 

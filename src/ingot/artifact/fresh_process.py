@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import RunError
+from ingot.runtime.children import python_command
 
 # What a launcher tells its ranks. A child that found these would wait for the other ranks of a group it is not part of.
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
 RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
 
+RUN_INGOT = "from ingot.doors.cli.main import run; run()"
+
 
 def score_in_fresh_process(path: Path, data: str | None = None, device: str = "auto") -> dict[str, Any]:
     """What `ingot eval --artifact` says of a file, run as a process of its own; RunError with its last line if it fails."""
-    command = [sys.executable, "-m", "ingot", "eval", "--artifact", str(path), "--json", "--device", device]
+    command = python_command(RUN_INGOT, "eval", "--artifact", str(path), "--json", "--device", device)
     command += ["--data", data] if data is not None else []
     done = subprocess.run(command, env=alone(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:

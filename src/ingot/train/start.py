@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -29,7 +28,7 @@ from ingot.generate.sampling import prompt_ids
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
-from ingot.runtime.files import writing
+from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
@@ -158,7 +157,7 @@ def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> Ru
         raise CheckpointError(
             f"{folder.path} holds a run and training.resume=never; choose another training.output_dir or set training.resume=auto"
         )
-    stack.enter_context(folder.claim(reporter.message))
+    stack.enter_context(folder.claim(reporter.message, [MODEL_COPY] if isinstance(resolved.config.model, FileSection) else []))
     sweep(folder.checkpoints)
     return folder
 
@@ -168,11 +167,12 @@ def _open_desk(
 ) -> Desk:
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
-    folder.write_config(dump_yaml(config, resolved.origins))
+    # First, because by it a run folder is known: whoever is killed in here can start again.
+    folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
+    _write_config(resolved, folder, reporter)
     if checkpoint is None and isinstance(config.model, FileSection):
         with writing(folder.path / MODEL_COPY):
-            shutil.copyfile(Path(config.model.file).expanduser(), folder.path / MODEL_COPY)
-    folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
+            write_atomically(folder.path / MODEL_COPY, Path(config.model.file).expanduser().read_bytes())
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
     else:
@@ -192,6 +192,19 @@ def _open_desk(
     saver = Saver(folder.checkpoints, config.training.keep_last, config.training.keep_every, saved, reporter.message)
     stack.callback(saver.wait)
     return Desk(folder, heartbeat, saver)
+
+
+def _write_config(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
+    """Record the config, unless it would replace the very file that it was read from."""
+    if not any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files):
+        folder.write_config(dump_yaml(resolved.config, resolved.origins))
+        return
+    ways = ("command line", "python", "environment ")
+    if other := [name for name, origin in resolved.origins.items() if origin.startswith(ways)]:
+        reporter.message(
+            f"{folder.config_path}, which this run was started from, stays as it is; checkpoints and environment.json tell what "
+            f"was set besides: {', '.join(other)}"
+        )
 
 
 def _resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:

@@ -37,6 +37,7 @@ from ingot.generate.torch.decode import generate
 from ingot.optim.groups import facing_vocabulary, make_optimizers
 from ingot.optim.schedules import Rates
 from ingot.runtime.batch import IGNORED, Batch
+from ingot.runtime.children import shield_compile_workers
 from ingot.runtime.device import DTYPES, describe, peak_flops, pick_device, pick_precision
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
@@ -55,6 +56,7 @@ class TorchBackend:
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t = config.training
+        shield_compile_workers()
         self.ranks = ranks
         self.device = pick_device(t.device, ranks.local_rank)
         self.precision = pick_precision(t.precision, self.device)

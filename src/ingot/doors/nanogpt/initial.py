@@ -29,6 +29,7 @@ from ingot.runs.checkpoints import DAMAGED, Checkpoint, load_checkpoint, newest_
 from ingot.runs.folder import RunFolder
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
+from ingot.runs.wandb import NAME as WANDB
 from ingot.runtime.files import fsync_dir, writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.start import check_fits, facts_of
@@ -62,6 +63,8 @@ def check_folder(out: Path) -> None:
     """Refuse an out_dir that is no folder or is somebody else's, before anything is read or built."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out_dir={out} is a file; give a folder")
+    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # what lies beside these is set aside
+        RunFolder(out).refuse_strangers([WANDB])
     if (out / LOCK).exists():
         with RunLock(out):
             pass

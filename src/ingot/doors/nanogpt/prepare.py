@@ -11,7 +11,6 @@ import hashlib
 import json
 import lzma
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -192,6 +191,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
     from ingot.data.hub_files import writing
     from ingot.data.text.files import file_bytes, find_files, read_documents
     from ingot.doors.display import progress_bar
+    from ingot.runtime.files import temporary_beside
 
     try:
         files = [] if bundled else find_files(inputs or [Path(OPENWEBTEXT)])[0]
@@ -199,10 +199,10 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
         raise error if inputs else DataError(f"{error}; --input PATH takes other documents, --bundled those of ingot") from None
     if not bundled and not files:
         raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
-    total, done, scratch = sum(map(file_bytes, files)), 0, folder / ".tokens.tmp"
+    total, done, scratch = sum(map(file_bytes, files)), 0, temporary_beside(folder / "tokens")
     with _alone_in(folder):
         _refuse_characters(folder)
-        with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("wb") as file:
+        with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("xb") as file:
 
             def advance(size: int) -> None:
                 nonlocal done
@@ -257,21 +257,16 @@ def _copy(scratch: Path, counts: NDArray[np.int64], documents: NDArray[np.int64]
     import numpy as np
 
     from ingot.doors.display import progress_bar
-    from ingot.runtime.files import fsync_dir
+    from ingot.runtime.files import replace_file
 
     tokens = np.memmap(scratch, "<u2", mode="r")
     starts, sizes = np.append(0, np.cumsum(counts)), np.maximum(counts, 1)
     starts[:-1][counts == 0] = len(tokens) - 1
-    temporary = path.with_name(f".{path.name}.tmp")
-    with progress_bar(f"writing {path.name}") as show, temporary.open("wb", buffering=1 << 20) as file:
+    with progress_bar(f"writing {path.name}") as show, replace_file(path) as file:
         for done, document in enumerate(documents.tolist()):
             file.write(tokens[starts[document] : starts[document] + sizes[document]].tobytes())
             if done % 10_000 == 0:
                 show(done, len(documents))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_dir(path.parent)
     return int(sizes[documents].sum())
 
 

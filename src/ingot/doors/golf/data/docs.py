@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from ingot.data.text.records import read_lines
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, read_source
 from ingot.errors import DataError
-from ingot.runtime.files import file_sha256, fsync_dir, write_atomically
+from ingot.runtime.files import file_sha256, replace_file, write_atomically
 
 DECODE_BATCH = 512  # documents of GPT-2 tokens that become text at once
 LARGE_BYTES = 1 << 30  # of which a checksum takes long enough to say so
@@ -100,18 +99,10 @@ def docs_from_shards(folder: Path, output: Path, batch: int, notify: Notify, pro
             )
         return checked(output)
     notify(f"decoding {source.about} of {folder} into {path}")
-    part = path.with_name(f".{DOCS}.{os.urandom(4).hex()}.part")
-    try:
-        with writing(path), part.open("xb") as file:
-            facts = _decode(source, file, batch, notify, progress)
-            file.flush()
-            os.fsync(file.fileno())
-            sidecar = {**facts, "shuffle_seed": None, "snapshot_kind": "docs_cache_from_gpt2_shards", "gpt2_shards": origin}
-            write_atomically(output / DOCS_SOURCE, json.dumps(sidecar, indent=2) + "\n")
-            part.replace(path)
-            fsync_dir(output)
-    finally:
-        part.unlink(missing_ok=True)
+    with writing(path), replace_file(path) as file:
+        facts = _decode(source, file, batch, notify, progress)
+        sidecar = {**facts, "shuffle_seed": None, "snapshot_kind": "docs_cache_from_gpt2_shards", "gpt2_shards": origin}
+        write_atomically(output / DOCS_SOURCE, json.dumps(sidecar, indent=2) + "\n")
     return checked(output, sha256=facts["docs_sha256"])
 
 
