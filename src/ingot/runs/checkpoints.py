@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import fsync_dir, write_atomically
-from ingot.runtime.tensors import TensorRecord, read_tensors, write_tensors
+from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 INDEX = "checkpoint.json"
 VERSION = 1
@@ -80,18 +82,49 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and verify every byte; CheckpointError says what is wrong with a damaged one."""
     record = read_index(path)
-    tensors = {}
-    for name, entries in record["tensors"].items():
-        file = f"{name}.safetensors"
-        try:
-            tensors[name], _ = read_tensors(path / file, record["files"][file]["sha256"])
-        except FileNotFoundError:
-            raise CheckpointError(f"{path / file} is missing") from None
-        except (ValueError, OSError) as error:
-            raise CheckpointError(f"{path / file} is damaged: {error}") from None
-        if tensors[name].keys() != entries.keys():
-            raise CheckpointError(f"{path / file} does not hold the tensors that {INDEX} names")
+    files = {file: _read_file(path / file, known["sha256"]) for file, known in record["files"].items()}
+    held = {(file, name) for file, tensors in files.items() for name in tensors}
+    named = {
+        (part["file"], n) for tensors in record["tensors"].values() for n, entry in tensors.items() for part in entry["parts"]
+    }
+    for file, _ in sorted(held ^ named):
+        raise CheckpointError(f"{path / file} does not hold the tensors that {INDEX} names")
+    try:
+        tensors = {
+            group: {name: _assembled(name, entry, files) for name, entry in entries.items()}
+            for group, entries in record["tensors"].items()
+        }
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
     return Checkpoint(path, record["step"], record["progress"], tensors)
+
+
+def _read_file(path: Path, sha256: str) -> dict[str, TensorRecord]:
+    try:
+        return read_tensors(path, sha256)[0]
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+
+
+def _assembled(name: str, entry: Mapping[str, Any], files: Mapping[str, Mapping[str, TensorRecord]]) -> TensorRecord:
+    """A tensor from the parts that one or several processes wrote, each at its offset in the whole."""
+    shape, parts = tuple(entry["shape"]), [(files[part["file"]][name], part["offset"]) for part in entry["parts"]]
+    whole, offset = parts[0]
+    if len(parts) == 1 and (whole.shape, whole.dtype) == (shape, entry["dtype"]) and not any(offset):
+        return whole
+    items = np.zeros((*shape, ITEM_BYTES[entry["dtype"]]), np.uint8)
+    filled = np.zeros(shape, np.bool_)
+    for part, offset in parts:
+        place = tuple(slice(begin, begin + size) for begin, size in zip(offset, part.shape, strict=True))
+        if part.dtype != entry["dtype"] or filled[place].shape != part.shape or filled[place].any():
+            raise ValueError(f"a part of {name!r:.100} does not fit the tensor")
+        items[place] = np.frombuffer(part.data, np.uint8).reshape(*part.shape, -1)
+        filled[place] = True
+    if not filled.all():
+        raise ValueError(f"its parts do not fill {name!r:.100}")
+    return TensorRecord(name, entry["dtype"], shape, items.reshape(-1).data)
 
 
 def read_index(path: Path) -> dict[str, Any]:
