@@ -101,7 +101,7 @@ class LoadedModel:
         section = self.config.data
         if data is None and not self.names_data:
             raise ConfigError(f"{self.source} was not trained here and names no text; say what to score it on with --data DIR")
-        dataset = open_dataset(data or section.path, None if data else section.tokenizer)
+        dataset = open_dataset(data or section.path, None if data else section.tokenizer, section.trust_tokens)
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise DataError(f"{data or section.path} was prepared with another tokenizer than {self.source} was trained with")
         judge = Judge.of(self.config, dataset.split("val"), self.tokenizer)
@@ -170,7 +170,9 @@ def _tokenizer(source: Path, config: Config, facts: Mapping[str, Any], name: str
     if own is not None and name is None:
         return own
     try:
-        found = open_tokenizer(name) if name else open_dataset(data or config.data.path, config.data.tokenizer).tokenizer
+        section = config.data
+        opened = None if name else open_dataset(data or section.path, section.tokenizer, section.trust_tokens)
+        found = opened.tokenizer if opened else open_tokenizer(str(name))
     except DataError as error:
         raise CheckpointError(f"{source} was exported without its tokenizer, and it is not found: {error}") from None
     if found.fingerprint() != (own.fingerprint() if own is not None else facts.get("tokenizer_fingerprint")):

@@ -31,7 +31,7 @@ from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SplitWriter, write_manifest
 from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer, open_tokenizer
-from ingot.data.tokenizers.matching import HEAD, SHARE, comes_back
+from ingot.data.tokenizers.matching import HEAD, round_trips
 from ingot.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -191,11 +191,11 @@ def _check_tokenizer(source: TokenSource, tokenizer: Tokenizer, marks: Marks) ->
     source.check_tokenizer(tokenizer)
     documents = chain.from_iterable(islice(source.documents(split, marks), SAMPLED) for split in source.tokens)
     heads = [np.concatenate(document)[:HEAD] for parts in documents if (document := [part[:HEAD] for part in parts[:8]])]
-    fits = [fit for head in heads if head.max() < tokenizer.vocab_size for fit in comes_back(tokenizer, head)]
-    if sum(fits) < SHARE * len(fits):
+    found = round_trips(tokenizer, (head for head in heads if head.max() < tokenizer.vocab_size))
+    if not found.fit:
         raise DataError(
             f"the {tokenizer.kind} tokenizer did not make the tokens of {source.path}: it makes other tokens of the text of "
-            f"{len(fits) - sum(fits)} of {len(fits)} documents; give the one that made them"
+            f"{len(found.wrong)} of {found.tried} documents; give the one that made them"
         )
 
 

@@ -32,7 +32,7 @@ def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; download it or set TOKENIZER_PATH")
     warnings = check_tokenizer_pair(path, tokenizer)
-    dataset = open_dataset(str(path), str(tokenizer))
+    dataset = open_dataset(str(path), str(tokenizer), values["TRUST_TOKENS"])
     if (found := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
         raise ConfigError(f"VOCAB_SIZE={values['VOCAB_SIZE']} does not match the tokenizer's vocab_size={found}")
     val, length = dataset.split("val"), values["TRAIN_SEQ_LEN"]
