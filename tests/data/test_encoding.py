@@ -319,7 +319,7 @@ def test_workers_run_no_file_of_the_current_folder(tmp_path):
     jsonl(tmp_path / "in.jsonl", TEXTS)
     for name in ("json", "random", "numpy", "pickle", "tiktoken"):
         (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
-    program = "from ingot.data.prepare import prepare; from pathlib import Path; "
+    program = "from ingot.data.prepare.pipeline import prepare; from pathlib import Path; "
     program += "import sys; sys.path.insert(0, ''); prepare([Path('in.jsonl')], Path('out'), 'byte', workers=2)"
     subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, env=ENVIRONMENT, check=True)
     assert (tmp_path / "out").is_dir() and not (tmp_path / "ran").exists()

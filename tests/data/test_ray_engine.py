@@ -72,7 +72,7 @@ def test_a_cluster_of_this_machine_runs_no_file_of_the_current_folder(tmp_path, 
     pytest.importorskip("ray", reason="ray is not installed")
     for name in ("numpy", "random", "pydantic_core", "tiktoken"):
         (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
-    program = "from ingot.data.prepare import prepare; from pathlib import Path; "
+    program = "from ingot.data.prepare.pipeline import prepare; from pathlib import Path; "
     program += "prepare([Path('in.jsonl')], Path('out'), 'byte', workers=1, engine='ray')"
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment["PYTHONPATH"] = str(Path(ingot.__file__).parents[1])
