@@ -126,7 +126,7 @@ def _bytes(ids: NDArray[np.uint16]) -> bytes:
 
 
 def _place(folder: Path, files: dict[str, bytes]) -> None:
-    from ingot.data.hub_files import writing
+    from ingot.data.store.output import writing
     from ingot.runtime.files import write_atomically
 
     for name, content in files.items():
@@ -160,7 +160,7 @@ def _tiny_shakespeare(folder: Path) -> Path:
     """input.txt, downloaded if it is missing."""
     from urllib.request import urlopen
 
-    from ingot.data.hub_files import writing
+    from ingot.data.store.output import writing
     from ingot.runtime.files import write_atomically
 
     path = folder / "input.txt"
@@ -188,7 +188,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
     """Encode documents in the order they come, then copy them in the order they go: two passes, whatever they weigh."""
     import numpy as np
 
-    from ingot.data.hub_files import writing
+    from ingot.data.store.output import writing
     from ingot.data.text.files import file_bytes, find_files, read_documents
     from ingot.doors.display import progress_bar
     from ingot.runtime.files import temporary_beside
@@ -276,7 +276,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
     One that fails before it has made anything leaves nothing at all.
     """
-    from ingot.data.hub_files import LOCK, alone_in, writing
+    from ingot.data.store.output import LOCK, alone_in, writing
     from ingot.runtime.files import sweep_temporaries
 
     new = not folder.exists()

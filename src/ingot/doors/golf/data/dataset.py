@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.data.hub_files import writing
 from ingot.data.prepare.blocks import EveryText, text_blocks
 from ingot.data.prepare.holdout import first_documents
 from ingot.data.prepare.pipeline import RuledBlocks, fill_folder, ruled
 from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import MANIFEST, Dataset, Manifest
+from ingot.data.store.output import writing
 from ingot.data.store.staging import staged
 from ingot.data.store.writer import Point, is_sound
 from ingot.doors.golf.data.docs import Docs, Notify, Progress, read_docs

@@ -18,12 +18,13 @@ from typing import Any
 from ingot.data import SHARD_TOKENS
 from ingot.data.formats.manifest import MANIFEST
 from ingot.data.hub import Hub
-from ingot.data.hub_files import alone_in, sweep, writing
 from ingot.data.store.dataset import Manifest
+from ingot.data.store.output import alone_in, writing
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.doors.golf.data.dataset import PREFIX, Plan, export_dataset
 from ingot.doors.golf.data.docs import DECODE_BATCH, Docs, Notify, Progress, docs_from_shards, fetch_docs
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, PREVIOUS
+from ingot.doors.golf.data.placing import sweep
 from ingot.doors.golf.data.specs import TIKTOKEN, VERSION, Spec
 from ingot.doors.golf.data.tokenizers import Built, build, check_reused
 from ingot.errors import ConfigError, DataError

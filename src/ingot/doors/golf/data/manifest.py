@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot.data.formats.manifest import MANIFEST, Record
-from ingot.data.hub import Facts
+from ingot.data.hub import FileInfo
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 
@@ -118,7 +118,7 @@ class Source:
     prefix: str
     commit: str
     manifest_sha256: str
-    files: dict[str, Facts] = field(default_factory=dict)
+    files: dict[str, FileInfo] = field(default_factory=dict)
 
 
 def read_source(folder: Path) -> Source | None:
@@ -126,7 +126,7 @@ def read_source(folder: Path) -> Source | None:
     try:
         record = json.loads((folder / SOURCE).read_bytes())
         here = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-        files = {name: Facts.from_dict(facts) for name, facts in record["files"].items()}
+        files = {name: FileInfo.from_dict(facts) for name, facts in record["files"].items()}
         source = Source(record["repo"], record["prefix"], record["commit"], record["manifest_sha256"], files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
