@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ingot.data.formats.foreign import shard_files
-from ingot.data.formats.manifest import check_tokenizer_pair, listed_dataset
+from ingot.data.formats.manifest import listed_dataset
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
+from ingot.doors.golf.data.manifest import check_tokenizer_pair
 from ingot.doors.golf.log import Journal
 from ingot.errors import ConfigError, DataError
 

@@ -19,6 +19,7 @@ from ingot.data.hub import FileInfo, Hub, Stopped, client_messages
 from ingot.data.store.dataset import MANIFEST as PREPARED
 from ingot.data.store.output import alone_in, writing
 from ingot.data.store.shards import token_count
+from ingot.doors.golf.data import PREFIX, REPO
 from ingot.doors.golf.data.manifest import (
     DOCS,
     DOCS_SOURCE,
@@ -33,9 +34,6 @@ from ingot.doors.golf.data.manifest import (
 from ingot.doors.golf.data.placing import check_space, disk_of, in_threads, place, sweep
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
-
-REPO = "willdepueoai/parameter-golf"
-PREFIX = "datasets"
 
 
 @dataclass(frozen=True)
