@@ -102,7 +102,7 @@ def _load(path: Path, vocabulary: int) -> Tokens:
         return Tokens(kept["ids"], kept["starts"], int(kept["text_bytes"]), vocabulary)
 
 
-def toy_corpus(documents: int = 60, seed: int = 0) -> tuple[Tokens, Tokens]:
+def toy_corpus(documents: int = 24, seed: int = 0) -> tuple[Tokens, Tokens]:
     """Made-up sentences as bytes: what a test can learn in a second."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 6))) for _ in range(40)]

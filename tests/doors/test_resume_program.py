@@ -125,7 +125,7 @@ def test_the_second_signal_ends_at_once_with_130(ingot: Ingot, data, tmp_path):
 
 def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
     run = tmp_path / "run"
-    words = train_words(data, run, training__max_steps=100_000)
+    words = train_words(data, run, training__max_steps=100_000, training__save_every=10_000, training__keep_every=0)
     first = ingot.start(*words)
     first.said("step 5/")
     (run / ".lock").unlink()

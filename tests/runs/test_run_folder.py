@@ -195,6 +195,12 @@ def test_a_run_is_known_by_any_of_the_files_that_only_a_run_writes(tmp_path: Pat
     run.claim().release()
 
 
+def test_a_save_that_was_killed_before_there_was_a_run_is_no_strangers(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000004.partial").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000004.partial" / "model.safetensors").write_text("half")
+    RunFolder(tmp_path).claim().release()
+
+
 def test_a_folder_that_was_claimed_and_nothing_more_can_be_claimed_again(tmp_path: Path) -> None:
     for _ in range(2):
         RunFolder(tmp_path).claim().release()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import INDEX, saved_steps
+from ingot.runs.checkpoints import INDEX, PARTIAL, saved_steps
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import Metrics
@@ -146,7 +146,8 @@ class RunFolder:
 
 
 def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+    """Whether a folder holds nothing, or nothing but what a killed save of a checkpoint left."""
+    return path.is_dir() and all(found.match(f"step-*{PARTIAL}") for found in path.iterdir())
 
 
 def _environment(packages: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
