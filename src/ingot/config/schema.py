@@ -30,6 +30,11 @@ class DataSection(Section):
         description="Tokenizer for a bundled sample: byte, char, gpt2, a file (.model or tokenizer.json) or a hub name; null: "
         "byte. A prepared folder brings its own; if both are given they must agree.",
     )
+    trust_tokens: bool = Field(
+        False,
+        description="Take the tokens of other programs' files as they are. false: refuse them where the tokenizer, given their "
+        "text, makes other ones; true is for tokens that were drawn at random and for tokenizers that lose text.",
+    )
     seq_len: Positive = Field(256, description="Tokens in a training row.")
     sampling: Literal["shuffle", "random", "stream", "pack"] = Field(
         "shuffle",

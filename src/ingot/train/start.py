@@ -139,7 +139,7 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
         raise ConfigError(
             f"{world_size} ranks cannot share the {fewest} rows of a step; use fewer ranks or raise training.tokens_per_step"
         )
-    dataset = open_dataset(config.data.path, config.data.tokenizer)
+    dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
     if config.evaluation.sample_tokens:

@@ -62,7 +62,7 @@ class LoadedModel:
         config, path = self.weights.config, self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
-        dataset = open_dataset(data or config.data.path, None if data else config.data.tokenizer)
+        dataset = open_dataset(data or config.data.path, None if data else config.data.tokenizer, config.data.trust_tokens)
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise DataError(f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with")
         judge = Judge.of(config, dataset.split("val"), self.tokenizer)
@@ -93,7 +93,10 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
     if own is not None and name is None:
         return own
     try:
-        found = open_tokenizer(name) if name else open_dataset(data or section.path, section.tokenizer).tokenizer
+        if name:
+            found = open_tokenizer(name)
+        else:
+            found = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
     except DataError as error:
         raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
     if found.fingerprint() != (own.fingerprint() if own is not None else facts.get("tokenizer_fingerprint")):

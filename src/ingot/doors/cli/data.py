@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.data import SHARD_TOKENS
 from ingot.doors.cli.data_convert import convert_command
 from ingot.doors.cli.data_download import download_command
 from ingot.doors.cli.data_inspect import inspect_command
@@ -88,7 +89,7 @@ def prepare_command(
         typer.Option(metavar="TOKEN", help="What starts a document, where a tokenizer.json does not say so; empty: nothing."),
     ] = None,
     text_field: TextField = "text",
-    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in one file.")] = 100_000_000,
+    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in one file.")] = SHARD_TOKENS,
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Processes that encode, by default one for each processor; no output differs.")
     ] = None,

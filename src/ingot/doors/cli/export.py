@@ -169,7 +169,8 @@ def _has_text(source: Weights) -> bool:
     from ingot.data.loading.open import open_dataset
 
     try:
-        return open_dataset(source.config.data.path, source.config.data.tokenizer).split("val").tokens > 1
+        data = source.config.data
+        return open_dataset(data.path, data.tokenizer, data.trust_tokens).split("val").tokens > 1
     except IngotError:
         return True
 

@@ -53,7 +53,8 @@ class Session:
         self.config["block_size"] = start.args.block_size
         self.iteration = start.iteration
         self._resolved = translate(self.config, start.args, start.gelu).config
-        self._dataset = open_dataset(self._resolved.data.path, self._resolved.data.tokenizer)
+        data = self._resolved.data
+        self._dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
         check_dataset(self._dataset, self.config, start.args, warn)
         self.model = _build(start, self.device)
         forward = partial(GPT2.forward, self.model)  # nanoGPT's own returns logits and loss
