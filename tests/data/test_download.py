@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot.data.formats.manifest import check_tokenizer_pair
 from ingot.data.store.shards import HEADER_INTS, MAGIC, VERSION
-from ingot.doors.cli.data_download import _summary
 from ingot.doors.golf.data.download import Progress, download
-from ingot.doors.golf.data.manifest import dataset_name, plan_files
+from ingot.doors.golf.data.manifest import check_tokenizer_pair, dataset_name, plan_files
+from ingot.doors.golf.data.scripts import _summary
 from ingot.errors import ConfigError, DataError
 
 ROOT = Path(ingot.__file__).parents[2]

@@ -22,6 +22,8 @@ class TrainingResult:
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
     val_other: dict[str, float]  # the same by the other count of bytes, where there are two
+    val_rows: int  # by which these were found
+    val_rows_of: int  # of the rows of the validation split
     total_tokens: int
     total_steps: int
     training_seconds: float
@@ -30,6 +32,7 @@ class TrainingResult:
     artifact_path: Path | None
     artifact_bytes: int | None
     artifact_bpb: float | None  # of the artifact, read again by another process
+    artifact_rows: int | None  # by which that was found; None: by all
     sample: str | None
     run_dir: Path
 

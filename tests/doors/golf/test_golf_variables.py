@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot.backends.torch.backend import build_model
+from ingot.backends.torch.build import build_model
 from ingot.config.loading import load_config
 from ingot.doors.golf.translate import ADVICE, SETTINGS, accumulation, advice, translate, variable
 from ingot.doors.golf.variables import NAMES, TABLE, as_lines, differing, look_alikes, markdown, read_variables

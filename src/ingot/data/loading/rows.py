@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.config.schema import DataSection
-from ingot.data.loading.order import Order, Random, Shuffle, Stream
+from ingot.data.loading.order import Order, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.store.dataset import Dataset, Split
 from ingot.errors import DataError, Setting
@@ -30,6 +30,24 @@ class Rows(Protocol):
 
     def epoch(self, sample: int) -> int:
         """How many times the data had been read completely before this sample."""
+
+
+def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int:
+    """Read rows as the batch is long: those of the source, or each cut into pieces that follow each other in the batch.
+
+    A token keeps its target, be it in the next piece, and the number of its document; the targets of all samples are counted.
+    """
+    length = batch.shape[-1]
+    if length == source.seq_len:
+        return source.read(samples, share, batch)
+    pieces = source.seq_len // length
+    whole = np.empty((len(share), source.planes, source.seq_len), np.int32)
+    targets = source.read(samples, share, whole)
+    # (rows, pieces, planes, length), as the pieces lie in the batch
+    batch.reshape(len(share), pieces, source.planes, length)[:] = whole.reshape(
+        len(share), source.planes, pieces, length
+    ).swapaxes(1, 2)
+    return targets
 
 
 @dataclass(frozen=True)
@@ -97,5 +115,5 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
         case "random":
             order = Random(split.tokens, seq_len, seed)
         case "stream":
-            order = Stream(split.tokens, seq_len, rows_per_step, settings.spans)
+            order = Sequential(split.tokens, seq_len, rows_per_step, settings.spans)
     return Windows(split, order, seq_len, settings.document_mask)

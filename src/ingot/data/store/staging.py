@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ingot.data.formats.shards import has_header
+from ingot.data.store.shards import has_header
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, remove_if_empty
 from ingot.runtime.locks import FolderLock
@@ -43,15 +43,15 @@ class Stage:
     """The folder and its journal; `saved` is the last point of it, None where nothing is to be continued."""
 
     def __init__(self, folder: Path, work: Any, saved: Any = None) -> None:
-        self.folder, self.saved = folder, saved
-        self._work, self.can_continue = work, saved is not None
+        self.folder, self.work, self.saved = folder, work, saved
+        self.can_continue = saved is not None
 
     def save(self, point: Any) -> None:
         """Notes a point from which this work can be continued; all files it speaks of must be on the disk."""
         fsync_dir(self.folder)
         with (self.folder / JOURNAL).open("a", encoding="utf-8") as file:
             if not file.tell():
-                file.write(json.dumps(self._work) + "\n")
+                file.write(json.dumps(self.work) + "\n")
             file.write(json.dumps(point) + "\n")
             file.flush()
             os.fsync(file.fileno())

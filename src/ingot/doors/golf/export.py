@@ -44,10 +44,10 @@ class GolfExporter:
             self._write(trainer)
             content = read_file(PACKED)
         # What the first rank read again goes to the others, which may be on machines that do not see the file.
-        content = base64.b64decode(trainer.backend.tell(base64.b64encode(content).decode()))
-        trainer.backend.put(read_golf(content, PACKED), str(PACKED))
+        content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
+        trainer.backend.load_weights(read_golf(content, PACKED), str(PACKED))
         score = score_lines(trainer, self._journal)
-        return Exported(PACKED, len(content), score.bits_per_byte, self._facts(trainer, score))
+        return Exported(PACKED, len(content), score.bits_per_byte, facts=self._facts(trainer, score))
 
     def _facts(self, trainer: Trainer, score: Score) -> dict[str, Any]:
         """What `ingot golf pack` asks of a finished run."""
@@ -58,7 +58,7 @@ class GolfExporter:
             "code_bytes": len(self._code),
             "parameters": trainer.backend.parameters,
             "ranks": trainer.backend.ranks.world_size,
-            "device": trainer.backend.device_name,
+            "device": trainer.backend.device.name,
             **self._data,
         }
 

@@ -75,7 +75,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
     """What init_from means. Nothing is written but the names of damaged files, and with eval_only not even those."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
-        found = vocabulary(data_path(values), values["tokenizer"])
+        found = vocabulary(data_path(values), values["tokenizer"], values["trust_tokens"])
         ids = f"vocab_size {found} of {data_path(values)}" if found else "the 50,257 ids of GPT-2, rounded up to 50,304"
         say(f"a new model from scratch, with {ids}")
         return Start(fresh_args(values, found), "erf")
@@ -101,7 +101,8 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
 def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) -> tuple[ResolvedConfig, float]:
     """Make the folder such that the loop begins or resumes as `start` says; returns the config and the seconds trained before."""
     out, resolved = Path(values["out_dir"]), translate(values, start.args, start.gelu)
-    dataset = open_dataset(resolved.config.data.path, resolved.config.data.tokenizer)
+    data = resolved.config.data
+    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
     check_dataset(dataset, values, start.args, warn)
     facts = facts_of(resolved.config, dataset)
     if start.ours is not None:

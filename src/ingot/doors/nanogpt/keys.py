@@ -93,6 +93,7 @@ TRAIN = _keys(
     Key("deterministic", bool, False, "a GPU computes the same bits each time, resumed or not; slower", ours=True),
     Key("mfu_peak", float, None, "FLOP/s that mfu is a percentage of, per GPU; None: this GPU's own", True, ours=True),
     Key("tokenizer", str, None, "what made the ids, where neither characters in meta.pkl nor GPT-2 did: a file", True, ours=True),
+    Key("trust_tokens", bool, False, "take ids that the tokenizer would not have made: random or lossy ones", ours=True),
 )
 
 SAMPLE = _keys(
@@ -135,11 +136,12 @@ SETTINGS = {
     "beta2": "optimizer.beta2", "grad_clip": "optimizer.clip_norm", "warmup_iters": "optimizer.warmup_steps",
     "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
     "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
-    "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer",
+    "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer", "trust_tokens": "data.trust_tokens",
     "deterministic": "training.deterministic",
 }  # fmt: skip
 NAMES = {path: name for name, path in SETTINGS.items()} | {
-    "data.tokenizer": "--tokenizer", "model.context": "block_size", "training.tokens_per_step": "tokens per iteration",
+    "data.tokenizer": "--tokenizer", "data.trust_tokens": "--trust_tokens",
+    "model.context": "block_size", "training.tokens_per_step": "tokens per iteration",
 }  # fmt: skip
 
 

@@ -11,15 +11,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ingot.backends.open import find_device
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, key_name, theirs
 from ingot.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    import torch
+from ingot.runtime.devices import Device
 
 SEED = 1337
 PADDED_GPT2 = 50304  # GPT-2's 50,257 ids, rounded up to a multiple of 64
@@ -72,17 +71,15 @@ def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lamb
 
     A block_size that nobody gave is None where the model is loaded: `find_start` knows it.
     """
-    from ingot.runtime.device import pick_precision  # here: torch takes seconds to load
-
     v = dict(given.values)
     _check(v, world_size)
     v["out_dir"] = os.path.expanduser(str(v["out_dir"]))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if str(v["device"]).startswith("cuda") and world_size > 1:
         v["device"] = "cuda"  # each rank has one of its own
-    device = find_device(str(v["device"]))
-    on_gpu = device.type == "cuda"
+    device = device_named(str(v["device"]))
+    on_gpu = device.kind == "cuda"
     if v["dtype"] is None:
-        best = pick_precision("auto", device)
+        best = device.precision("auto")
         v["dtype"] = next(name for name, precision in PRECISIONS.items() if precision == best)
     elif v["dtype"] == "float16" and not on_gpu:
         warn("dtype=float16 needs a GPU; computing in float32")
@@ -125,11 +122,11 @@ def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> Non
         values["tokenizer"] = "number"
 
 
-def vocabulary(folder: Path, tokenizer: str | None = None) -> int | None:
+def vocabulary(folder: Path, tokenizer: str | None = None, trust_tokens: bool = False) -> int | None:
     """The size of the vocabulary of a data folder, nanoGPT's or ours; None where the ids are GPT-2's."""
     from ingot.data.loading.open import open_dataset
 
-    found = open_dataset(str(folder), tokenizer).tokenizer
+    found = open_dataset(str(folder), tokenizer, trust_tokens).tokenizer
     return None if found.kind == "gpt2" else found.vocab_size
 
 
@@ -191,6 +188,7 @@ def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any
         "training.save_every": v["eval_interval"] if v["always_save_checkpoint"] else 0,
         "evaluation.at_start": True,
         "evaluation.at_end": False,
+        "evaluation.final_rows": None,
         "evaluation.rows": v["eval_iters"] * v["batch_size"],
         "evaluation.train_rows": v["eval_iters"] * v["batch_size"],
         "evaluation.micro_batch": v["batch_size"],
@@ -227,15 +225,11 @@ def _check(v: Mapping[str, Any], world_size: int) -> None:
         )
 
 
-def find_device(name: str) -> torch.device:
+def device_named(name: str) -> Device:
     """The device that a key names, if this machine has it."""
-    import torch
-
-    from ingot.runtime.device import pick_device
-
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    if name.startswith("cuda") and find_device("auto").kind != "cuda":
         raise ConfigError(f"device={name} and this machine has no CUDA GPU; add --device=cpu, or --device=mps on a Mac")
     try:
-        return pick_device(name)
+        return find_device(name)
     except ConfigError as error:
         raise ConfigError(error.render(key_name)) from None

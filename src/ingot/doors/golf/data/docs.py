@@ -18,11 +18,12 @@ from typing import Any, BinaryIO, cast
 from ingot.data.formats.base import Document, Marks, TokenSource
 from ingot.data.formats.manifest import MANIFEST, parse_manifest
 from ingot.data.formats.open import open_source
-from ingot.data.hub import Facts, Hub, client_messages
-from ingot.data.hub_files import check_space, disk_of, place, writing
+from ingot.data.hub import FileInfo, Hub, client_messages
+from ingot.data.store.output import writing
 from ingot.data.text.records import TEXT_FIELD, read_lines
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, read_source
+from ingot.doors.golf.data.placing import check_space, disk_of, place
 from ingot.errors import DataError
 from ingot.runtime.files import file_sha256, replace_file, write_atomically
 
@@ -136,12 +137,12 @@ def _came_from(output: Path, repo: str, sha256: str) -> bool:
         return False
 
 
-def _list(hub: Hub, start: str, path: Path) -> tuple[str | None, dict[str, Facts]]:
+def _list(hub: Hub, start: str, path: Path) -> tuple[str | None, dict[str, FileInfo]]:
     """What a repository has; offline, what the client's cache has of it."""
     if hub.offline:
         commit = hub.cached_commit(start + DOCS)
-        cached = {start + name: Facts() for name in (DOCS, DOCS_SOURCE) if hub.has_cached(start + name, commit)}
-        return commit, {start + DOCS: Facts(), **cached}
+        cached = {start + name: FileInfo() for name in (DOCS, DOCS_SOURCE) if hub.cached(start + name, commit)}
+        return commit, {start + DOCS: FileInfo(), **cached}
     try:
         listing = hub.listing()
     except DataError as error:
@@ -151,7 +152,7 @@ def _list(hub: Hub, start: str, path: Path) -> tuple[str | None, dict[str, Facts
     return listing.commit, listing.files
 
 
-def _ensure(hub: Hub, remote: str, commit: str | None, facts: Facts, target: Path, notify: Notify, progress: Progress) -> None:
+def _ensure(hub: Hub, remote: str, commit: str | None, facts: FileInfo, target: Path, notify: Notify, progress: Progress) -> None:
     """Make one file of a repository be here and whole."""
     if target.is_file():
         if target.stat().st_size > LARGE_BYTES:
@@ -161,7 +162,7 @@ def _ensure(hub: Hub, remote: str, commit: str | None, facts: Facts, target: Pat
         _refuse_other(target, hub, problem)
         notify(f"{target} is not the file of {hub.repo} ({problem}); fetching it again")
     size, done = facts.size or 0, 0
-    needs = [] if hub.has_cached(remote, commit) else [(hub.cache, size)]
+    needs = [] if hub.cached(remote, commit) else [(hub.cache, size)]
     check_space([*needs, *([(target.parent, size)] if disk_of(hub.cache) != disk_of(target.parent) else [])])
 
     def count(arrived: int) -> None:
