@@ -1,12 +1,13 @@
 """Arms of the frontier in turns, in one process: what each candidate is worth on one GPU in 60 or 300 seconds.
 
 The bench comes before the engine: an idea is a setting of frontier/arms.py and shows its sign here before it is built for resume,
-ranks and export. Arms are written `base:key=value,key=value`; C is the small model, A the large one, and `seconds` and `seed` are
-settings like the others. A line of JSON per arm is appended to --results as soon as it is known; an arm that fails leaves its
-error there and the next one begins.
+ranks and export. Arms are written `base:key=value,key=value`; C is the small model, A the large one, both 300 s, C60 and A60 the
+same for 60 s, and `seconds` and `seed` are settings like the others. A line of JSON per arm is appended to --results as soon as
+it is known; an arm that fails leaves its error there and the next one begins. What the file has is not run again, so a command
+that was cut short is simply repeated.
 
     python benchmarks/frontier_arms.py --corpus corpus --tokenizer fineweb_8192_bpe.model --cache tokens --results arms.jsonl \\
-        --arm C --arm C:value_residual=true --arm A:seconds=300,seed=2
+        --arm C60 --arm C60:value_residual=true --arm A:rate=0.7,seed=2
 
 With --queue FILE arms are read from the lines of a file, also from those appended while it runs, until a line `end`. --toy runs
 on a made-up text (bases `toy` and `toyA`) in seconds on a CPU. The score is the whole validation split in windows that do not
@@ -20,6 +21,7 @@ import dataclasses
 import gc
 import itertools
 import json
+import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -28,21 +30,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from frontier.arms import parse_arm
+from frontier.arms import Arm, parse_arm
 from frontier.data import Tokens, load_corpus, toy_corpus
 from frontier.train import run_arm
 
 POLL_SECONDS = 0.5
+OVERHEAD_SECONDS = 30.0  # of an arm besides its training: compiling a new kind of block, and scoring
 
 
 def say(line: str) -> None:
     print(line, flush=True)
 
 
-def queued(path: Path) -> Iterator[str]:
-    """The lines of a file that may still grow, until `end`; one that has no line break yet is not yet written."""
+def queued(path: Path, deadline: float = math.inf) -> Iterator[str]:
+    """The lines of a file that may still grow, until `end` or the deadline; one without a line break is not yet written."""
     read = 0
-    while True:
+    while time.perf_counter() < deadline:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         if read == len(lines) or not lines[read].endswith("\n"):
             time.sleep(POLL_SECONDS)
@@ -75,13 +78,22 @@ def readable(name: str, result: dict[str, Any]) -> str:
     return " | ".join(parts) + ("".join(f"\n    {line}" for line in rounded))
 
 
-def run_one(text: str, arguments: argparse.Namespace, corpus: tuple[Tokens, Tokens], device: torch.device) -> dict[str, Any]:
+def settings_of(arm: Arm) -> str:
+    """What tells an arm from every other, however it was written."""
+    return json.dumps(dataclasses.asdict(arm), sort_keys=True)
+
+
+def finished(results: Path) -> set[str]:
+    """The settings of arms that a results file has without an error."""
+    lines = map(json.loads, results.read_text().splitlines()) if results.exists() else ()
+    return {json.dumps(line["arm"], sort_keys=True) for line in lines if "error" not in line}
+
+
+def run_one(text: str, arm: Arm, corpus: tuple[Tokens, Tokens], device: torch.device) -> dict[str, Any]:
     """An arm's result, or its error: nothing that one arm does wrong may end the others."""
-    result: dict[str, Any] = {"name": text, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    result: dict[str, Any] = {"name": text, "at": datetime.now(UTC).isoformat(timespec="seconds"), "arm": dataclasses.asdict(arm)}
+    say(f"{result['at']} {text}")
     try:
-        arm = parse_arm(text, seconds=arguments.seconds, seed=arguments.seed)
-        say(f"{result['at']} {text}")
-        result["arm"] = dataclasses.asdict(arm)
         result |= run_arm(arm, *corpus, device, say)
     except Exception as error:
         traceback.print_exc()
@@ -92,6 +104,30 @@ def run_one(text: str, arguments: argparse.Namespace, corpus: tuple[Tokens, Toke
     return result
 
 
+def run_all(arguments: argparse.Namespace, corpus: tuple[Tokens, Tokens], device: torch.device, began: float) -> None:
+    """The arms of the command line, then those of the queue; a line of results for each that is run."""
+    done = finished(arguments.results)
+    for text in itertools.chain(arguments.arm, queued(arguments.queue, began + arguments.limit) if arguments.queue else ()):
+        try:
+            arm = parse_arm(text, seconds=arguments.seconds, seed=arguments.seed)
+        except ValueError as error:
+            say(f"{text} | REFUSED: {error}")
+            continue
+        if settings_of(arm) in done:
+            say(f"{text} | in {arguments.results} already")
+            continue
+        left = arguments.limit - (time.perf_counter() - began)
+        if left < arm.seconds + OVERHEAD_SECONDS:
+            say(f"{text} | left out: {left:.0f} s are left and it needs {arm.seconds + OVERHEAD_SECONDS:.0f}")
+            continue
+        result = run_one(text, arm, corpus, device)
+        with arguments.results.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        if "error" not in result:
+            done.add(settings_of(arm))
+        say(readable(text, result))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="folder with train-00, train-01 and val as .jsonl.xz")
@@ -100,8 +136,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("frontier-arms.jsonl"), help="file that results are appended to")
     parser.add_argument("--arm", action="append", default=[], help="base:key=value,...; may be given often")
     parser.add_argument("--queue", type=Path, help="file with an arm per line, read until a line `end`")
-    parser.add_argument("--seconds", type=float, help="of arms that do not say (60)")
-    parser.add_argument("--seed", type=int, help="of arms that do not say (1)")
+    parser.add_argument("--seconds", type=float, help="of arms that do not say; else their base's")
+    parser.add_argument("--seed", type=int, help="of arms that do not say; else 1")
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, help="seconds in all; an arm that would not end by then is left out"
+    )
     parser.add_argument("--toy", action="store_true", help="a made-up text instead of a corpus")
     arguments = parser.parse_args()
     if not arguments.toy and not (arguments.corpus and arguments.tokenizer):
@@ -117,11 +156,7 @@ def main() -> None:
         f"{len(train.ids):,} training tokens of {train.text_bytes:,} bytes, {len(validation.ids):,} validation tokens of "
         f"{validation.text_bytes:,} bytes, ready after {time.perf_counter() - began:.1f} s; torch {torch.__version__}, {device}"
     )
-    for text in itertools.chain(arguments.arm, queued(arguments.queue) if arguments.queue else ()):
-        result = run_one(text, arguments, corpus, device)
-        with arguments.results.open("a") as file:
-            file.write(json.dumps(result) + "\n")
-        say(readable(text, result))
+    run_all(arguments, corpus, device, began)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@ import sys
 
 import pytest
 
-from ingot.artifact import fresh_process as scoring
 from ingot.artifact.fresh_process import alone, score_in_fresh_process
 from ingot.errors import RunError
 
@@ -41,6 +40,6 @@ def test_whatever_the_child_does_is_one_sentence(tmp_path, monkeypatch, program,
     child = tmp_path / "child"
     child.write_text(f"#!{sys.executable}\n{program}\n")
     child.chmod(0o755)
-    monkeypatch.setattr(scoring.sys, "executable", str(child))
+    monkeypatch.setattr(sys, "executable", str(child))
     with pytest.raises(RunError, match=match):
         score_in_fresh_process(tmp_path / "a")

@@ -16,6 +16,7 @@ from frontier.optimizer import Averages, Optimizer, decay_scale, even_out, rate_
 from frontier.rounding import Plan, entropy_bits, integers
 from frontier.train import prime, run_arm, score_all
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CPU = torch.device("cpu")
 VOCABULARY = 258
@@ -54,6 +55,21 @@ def test_a_later_token_changes_no_earlier_score(name):
         assert not torch.allclose(before[:, place], after[:, place])
 
 
+@pytest.mark.parametrize("name", ARMS)
+def test_the_stream_stays_in_the_number_format_of_the_device(name):
+    """A float32 weight that slips in unconverted would make every layer after it compute in float32."""
+    model = model_of(ARMS[name])
+    model.dtype = torch.bfloat16
+    tokens = torch.randint(2, VOCABULARY, (2, 32), generator=torch.Generator().manual_seed(1))
+    x0 = embed(tokens, model.top, torch.bfloat16)
+    stream, _ = model._stream(tokens)
+    assert (x0.dtype, stream.dtype) == (torch.bfloat16, torch.bfloat16)
+    losses = model.losses(tokens, tokens)
+    losses.mean().backward()
+    assert losses.dtype == torch.float32
+    assert all(p.grad is not None and p.grad.isfinite().all() for _, p in model.named_parameters())
+
+
 def test_a_row_changes_no_other_row():
     model = model_of(ARMS["A with everything"])
     tokens = torch.randint(2, VOCABULARY, (2, 32), generator=torch.Generator().manual_seed(1))
@@ -73,7 +89,8 @@ def test_short_layers_see_their_window_and_the_last_one_the_row():
 
 
 def test_the_models_have_the_weights_of_the_prototypes():
-    counts = {name: sum(p.numel() for _, p in Frontier(parse_arm(name), 8192, CPU).named_parameters()) for name in ("C", "A")}
+    with FakeTensorMode():  # shapes without memory
+        counts = {name: sum(p.numel() for _, p in Frontier(parse_arm(name), 8192, CPU).named_parameters()) for name in ("C", "A")}
     assert {name: f"{count / 1e6:.1f}" for name, count in counts.items()} == {"C": "28.4", "A": "80.9"}
 
 
@@ -246,10 +263,11 @@ def test_rounding_counts_entropy_and_keeps_weights_within_half_a_step():
 
 
 OPTIONS = [
-    "toy", "toyA", "toy:normuon=false,cautious=false,decay_schedule=rising", "toy:rows=16/32/64,order=rows", "toy:values=tables",
-    "toy:tied=false,decay_schedule=constant,order=fixed", "toy:dropout=0.1,part=0.5", "toyA:head_gate=true,skips=true,xsa=true",
-    "toy:rope_part=0.5,key_offset=true,smear=true,backout=0.3,mix=1.1,qk_gain=1.5,softcap=30,value_residual=true",
-]  # fmt: skip
+    "toyA:head_gate=true,skips=true,xsa=true,activation=swiglu",
+    "toy:normuon=false,cautious=false,decay_schedule=rising,dropout=0.1,part=0.5",
+    "toy:rows=16/32/64,order=rows,tied=false,decay_schedule=constant,activation=leaky2",
+    "toy:rope_part=0.5,key_offset=true,smear=true,backout=0.3,mix=1.1,qk_gain=1.5,softcap=30,value_residual=true,order=fixed",
+]
 
 
 @pytest.mark.parametrize("text", OPTIONS)
@@ -263,11 +281,11 @@ def test_every_option_runs_and_is_scored(text):
 
 
 def test_a_toy_learns():
-    arm = replace(SMALL, tokens=512)
+    arm = replace(SMALL, layers=2, tokens=512)
     model = Frontier(arm, VOCABULARY, CPU)
     optimizer, order = Optimizer(arm, model.named_parameters()), Order(toy_corpus()[0], 32, "redrawn", 1, CPU)
     losses = []
-    for step in range(25):
+    for step in range(15):
         loss = model.losses(*split_rows(order.next(16), 32)).mean()
         loss.backward()
         optimizer.step(step, 0.5)
@@ -291,15 +309,34 @@ def test_an_arm_overrides_the_defaults_of_the_command_line():
     assert (arm.seconds, arm.seed, arm.rows, arm.ema, arm.xsa, arm.width) == (300, 5, (1024, 2048, 4096), (0.95, 0.98), True, 640)
 
 
-def test_a_failing_arm_leaves_its_error_and_the_next_one_runs(tmp_path, monkeypatch, capsys):
-    results = tmp_path / "results.jsonl"
-    arguments = ["--toy", "--seconds", "0.02", "--results", str(results), "--arm", "toy:rows=3", "--arm", "toy"]
-    monkeypatch.setattr(sys, "argv", ["frontier_arms.py", *arguments])
-    frontier_arms.main()
-    failed, done = map(json.loads, results.read_text().splitlines())
-    assert "tokens=1024 is not a multiple of 3" in failed["error"]
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Run the program on the toy text; gives its results so far and what it printed."""
+
+    def run(*arguments):
+        results = tmp_path / "results.jsonl"
+        monkeypatch.setattr(
+            sys, "argv", ["frontier_arms.py", "--toy", "--seconds", "0.02", "--results", str(results), *arguments]
+        )
+        frontier_arms.main()
+        return [json.loads(line) for line in results.read_text().splitlines()], capsys.readouterr().out
+
+    return run
+
+
+def test_a_failing_arm_leaves_its_error_and_the_next_one_runs(bench):
+    results, said = bench("--arm", "toy:nothing", "--arm", "toy:rows=512,tokens=512,part=0.001", "--arm", "toy")
+    failed, done = results
+    assert "too few for rows of 512" in failed["error"]
     assert done["scores"]["live"]["val_bpb"] > 0 and done["arm"]["seconds"] == 0.02
-    assert "FAILED" in capsys.readouterr().out
+    assert "REFUSED: toy:nothing: no setting nothing" in said and "FAILED" in said
+
+
+def test_a_repeated_command_runs_only_what_is_missing(bench):
+    bench("--arm", "toy")
+    results, said = bench("--arm", "toy", "--arm", "toy:seed=2", "--arm", "toy:xsa=true,seconds=60", "--limit", "60")
+    assert [found["arm"]["seed"] for found in results] == [1, 2]
+    assert "toy | in " in said and "toy:xsa=true,seconds=60 | left out" in said
 
 
 def test_a_queue_waits_for_lines_that_come_later(tmp_path, monkeypatch):

@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot.data.formats.manifest import check_tokenizer_pair
 from ingot.data.store.shards import HEADER_INTS, MAGIC, VERSION
-from ingot.doors.cli.data_download import _summary
 from ingot.doors.golf.data.download import Progress, download
-from ingot.doors.golf.data.manifest import dataset_name, plan_files
+from ingot.doors.golf.data.manifest import check_tokenizer_pair, dataset_name, plan_files
+from ingot.doors.golf.data.scripts import _summary
 from ingot.errors import ConfigError, DataError
 
 ROOT = Path(ingot.__file__).parents[2]
@@ -521,6 +520,15 @@ def test_a_complete_folder_may_be_read_only(folder):
         assert folder().fetched_files == 0
     finally:
         folder.path.chmod(0o700)
+
+
+def test_a_lock_file_that_is_a_link_is_refused_by_name(folder, tmp_path):
+    folder.path.mkdir(parents=True)
+    (tmp_path / "mine").write_text("mine")
+    (folder / ".download.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(DataError, match=r"\.download\.lock is a symbolic link.*another output"):
+        folder()
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_without_a_local_manifest_skipping_it_is_an_error(folder):

@@ -315,6 +315,16 @@ def test_a_script_needs_no_main_guard(tmp_path):
     assert (done.stdout, done.stderr) == ("once\n", "")
 
 
+def test_workers_run_no_file_of_the_current_folder(tmp_path):
+    jsonl(tmp_path / "in.jsonl", TEXTS)
+    for name in ("json", "random", "numpy", "pickle", "tiktoken"):
+        (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    program = "from ingot.data.prepare.pipeline import prepare; from pathlib import Path; "
+    program += "import sys; sys.path.insert(0, ''); prepare([Path('in.jsonl')], Path('out'), 'byte', workers=2)"
+    subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, env=ENVIRONMENT, check=True)
+    assert (tmp_path / "out").is_dir() and not (tmp_path / "ran").exists()
+
+
 def test_lines_know_what_came_before(tmp_path, small_blocks):
     path = jsonl(tmp_path / "in.jsonl", TEXTS)
     data = path.read_bytes()

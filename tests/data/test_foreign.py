@@ -153,6 +153,20 @@ def test_a_folder_of_nanogpt_without_meta_is_not_taken_for_gpt2s_if_it_is_not(tm
         open_dataset(str(folder))
 
 
+def test_tokens_that_are_trusted_are_not_asked_for_their_text(tmp_path):
+    drawn = np.random.default_rng(0).integers(0, 260, 5000).tolist()
+    folder = nanogpt(tmp_path / "d", drawn, None)
+    with pytest.raises(DataError, match=r"are not those that their text has in the tokenizer; .* set data\.trust_tokens"):
+        open_dataset(str(folder), "byte")
+    assert open_dataset(str(folder), "byte", trust_tokens=True).split("train").read(0, 5000).tolist() == drawn
+
+
+def test_tokens_that_are_trusted_still_have_to_be_in_the_vocabulary(tmp_path):
+    folder = nanogpt(tmp_path / "d", [260] * 100, None)
+    with pytest.raises(DataError, match="holds token 260, outside the 260 ids"):
+        open_dataset(str(folder), "byte", trust_tokens=True)
+
+
 @pytest.mark.parametrize("place", [0, 3000, 5999])
 def test_ids_outside_the_vocabulary_are_found_in_every_file(tmp_path, place):
     for number in range(40):

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.data.formats.base import Marks, Stream, cut
+from ingot.data.formats.base import Marks, cut
 from ingot.data.formats.gpt_simple import IndexedWriter, Pair, index_bytes, read_index, token_width
-from ingot.data.formats.nanogpt import META, char_tokenizer, meta_bytes, nanogpt_writer, open_plain, read_meta
+from ingot.data.formats.nanogpt import META, char_tokenizer, meta_bytes, nanogpt_writer, read_meta
 from ingot.data.formats.open import detect, open_source
-from ingot.data.formats.shards import open_tokens, shard_writer
-from ingot.data.store.shards import HEADER_BYTES, write_shard
+from ingot.data.formats.shards import shard_writer
+from ingot.data.store.shards import HEADER_BYTES, open_plain, open_shard, write_shard
+from ingot.data.store.stream import TokenStream
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 from ingot.errors import ConfigError, DataError
 
@@ -32,7 +33,7 @@ def listed(documents):
 
 def array_stream(*arrays):
     arrays = [np.asarray(array) for array in arrays]
-    return Stream(list(range(len(arrays))), list(map(len, arrays)), lambda number: arrays[number])
+    return TokenStream(list(range(len(arrays))), list(map(len, arrays)), lambda number: arrays[number])
 
 
 def refused(message, call, *given, error=DataError):
@@ -52,7 +53,7 @@ def test_a_stream_is_its_files_one_behind_the_other(arrays, data):
     start = data.draw(st.integers(0, len(whole)))
     stop = data.draw(st.integers(start, len(whole)))
     assert [int(token) for part in stream.slice(start, stop) for token in part] == whole[start:stop]
-    assert list(stream.places(3)) == [place for place, token in enumerate(whole) if token == 3]
+    assert list(stream.positions(3)) == [place for place, token in enumerate(whole) if token == 3]
 
 
 @given(BODIES, st.booleans(), st.integers(1, 5))
@@ -276,7 +277,7 @@ def test_shards_give_back_what_was_written_wherever_files_end(tmp_path_factory, 
     flat = [token for body in bodies for token in (MARK, *body)]
     paths = sorted(folder.iterdir())
     assert [path.name for path in paths] == [f"fineweb_train_{n:06d}.bin" for n in range(-(-len(flat) // limit))]
-    assert [int(token) for path in paths for token in open_tokens(path)] == flat
+    assert [int(token) for path in paths for token in open_shard(path)] == flat
     assert [file.documents for file in writer.files] == [
         sum(place // limit == number for place, token in enumerate(flat) if token == MARK) for number in range(len(paths))
     ]
@@ -309,7 +310,7 @@ def test_shards_with_32_bits_are_read_if_their_ids_are_small(tmp_path):
         (b"", "unexpected header"),
         (shard_bytes([1, 2], count=3), "size mismatch"),
         (shard_bytes([1, 2], count=-1), "size mismatch"),
-        (shard_bytes([1, 2], 20240801, 1, "<u4"), "magic 20240801 has version 7 and not 1"),
+        (shard_bytes([1, 2], 20240801, 1, "<u4"), "magic 20240801 and version 1 instead of"),
         (shard_bytes([1, 2], 20240801, 7, "<u2"), "size mismatch"),
         (shard_bytes([1, 2], 20240801, 7, "<u4")[:-1], "size mismatch"),
         (shard_bytes([1, 2], 20240801, 7, "<u4")[:99], "unexpected header"),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from itertools import chain
 
-import numpy as np
 import pytest
 from golf_kit import BYTE, REPO, ROOT, TEXTS, Folder, Repository, byte_ids, forget_user, lines, sidecar
 from hub_server import serving
@@ -16,13 +15,12 @@ from hypothesis import strategies as st
 from toy_tokenizers import sentencepiece_file, shared
 
 from ingot.data.hub import Hub
-from ingot.data.prepare.blocks import encode_block
+from ingot.data.prepare.blocks import EveryText, encode_block, text_blocks
 from ingot.data.store.dataset import Dataset
 from ingot.data.store.shards import token_count
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer
 from ingot.data.verify.audit import audit
 from ingot.doors.golf.data import scripts as golf_data
-from ingot.doors.golf.data.dataset import _cut, _with_empty
 from ingot.doors.golf.data.export import Settings, export
 from ingot.doors.golf.data.manifest import plan_files
 from ingot.doors.golf.data.scripts import download_hf_docs_and_tokenize
@@ -80,18 +78,16 @@ def test_half_a_surrogate_pair_becomes_a_question_mark_and_a_whole_one_stays(fol
     assert folder.stream("fineweb10B_byte260", "train") == byte_ids("\U0001f600")
 
 
-@given(st.lists(st.sampled_from(["", "a", "bc"]), min_size=1, max_size=9), st.integers(0, 9), st.integers(1, 4))
-def test_blocks_hold_one_split_each_and_documents_without_text_keep_their_place(texts, held_out, batch):
-    found = {"val": [], "train": []}
-    for split, block in _cut(iter(texts), 0, held_out, batch):
+@given(st.lists(st.sampled_from(["", "a", "bc"]), min_size=1, max_size=9), st.integers(1, 4))
+def test_documents_without_text_keep_their_place(texts, batch):
+    found = []
+    for block in text_blocks(texts, documents=batch):
         assert 1 <= len(block) <= batch
-        filled = np.array([bool(text) for text in block])
-        whole = _with_empty(encode_block(ByteTokenizer(), block), filled, 1)
-        assert whole.tokens.sum() == len(whole.ids)
-        assert whole.bytes.tolist() == [len(text) for text in block]
-        found[split] += whole.ids.tolist()
-    assert found["val"] == list(chain.from_iterable(map(byte_ids, texts[:held_out])))
-    assert found["train"] == list(chain.from_iterable(map(byte_ids, texts[held_out:])))
+        whole = encode_block(ByteTokenizer(), EveryText(block))
+        assert (whole.tokens.sum(), whole.empty) == (len(whole.ids), 0)
+        assert whole.bytes.tolist() == whole.piece_bytes.tolist() == [len(text) for text in block]
+        found += whole.ids.tolist()
+    assert found == list(chain.from_iterable(map(byte_ids, texts)))
 
 
 def test_what_is_written_depends_neither_on_workers_nor_on_batches(tmp_path):
@@ -193,12 +189,13 @@ def test_a_data_set_that_is_complete_is_kept_and_one_of_other_settings_is_not(fo
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from ingot.data.prepare import pipeline
 from ingot.doors.golf.data import dataset as golf_dataset
 from ingot.data.hub import Hub
 from ingot.doors.golf.data.export import Settings, export
 from ingot.doors.golf.data.specs import load_specs
 
-golf_dataset.SAVE_TOKENS = 200
+pipeline.SAVE_TOKENS = 200
 golf_dataset.REPORT_DOCUMENTS = 40
 hub = Hub("owner/golf")
 hub.offline = True
@@ -223,7 +220,7 @@ def test_a_killed_export_publishes_nothing_and_the_same_command_goes_on_to_the_s
     again = python(KILLED, folder.path, specs, "go on")
     said, problem = again.communicate(timeout=30)
     assert (again.returncode, problem) == (0, "")
-    assert "going on behind document 37" in said
+    assert "going on behind document 36" in said
     other = Folder(tmp_path / "other", TEXTS)
     other(val_documents=9, chunk_tokens=100)
     done, expected = folder.content(), other.content()

@@ -741,3 +741,18 @@ def test_bytes_are_counted_the_same_in_parts_of_any_size(texts, part):
 def test_a_tokenizer_that_is_not_there_is_noticed_before_the_input_is_looked_for(tmp_path):
     with pytest.raises(ConfigError, match="unknown tokenizer 'gtp2'"):
         prepare([Path("hf:nobody/nothing")], tmp_path / "out", "gtp2")
+
+
+@pytest.mark.parametrize("planted", ["file", "folder"])
+def test_a_leftover_with_links_in_it_is_not_continued_and_changes_nothing_elsewhere(tmp_path, text, planted):
+    mine, left = tmp_path / "mine", tmp_path / ".out.partial-0123abcd"
+    mine.mkdir()
+    (mine / "journal.jsonl").write_text("{}\nlines of mine, the last without an end")
+    if planted == "file":
+        left.mkdir()
+        (left / "journal.jsonl").symlink_to(mine / "journal.jsonl")
+    else:
+        left.symlink_to(mine)
+    prepare([text], tmp_path / "out", "byte")
+    assert (mine / "journal.jsonl").read_text() == "{}\nlines of mine, the last without an end"
+    assert (tmp_path / "out").is_dir()

@@ -1,8 +1,12 @@
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import ingot
 from ingot.data.prepare import blocks as cutting
 from ingot.data.prepare import pipeline as prepare_module
 from ingot.data.prepare.pipeline import prepare
@@ -62,6 +66,18 @@ def test_a_cluster_gives_the_same_bytes_even_if_a_worker_is_killed(tmp_path, cor
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster", "in.jsonl", "killed", "local"]
     assert capsys.readouterr().out == ""
     assert not ray.is_initialized()
+
+
+def test_a_cluster_of_this_machine_runs_no_file_of_the_current_folder(tmp_path, corpus):
+    pytest.importorskip("ray", reason="ray is not installed")
+    for name in ("numpy", "random", "pydantic_core", "tiktoken"):
+        (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    program = "from ingot.data.prepare.pipeline import prepare; from pathlib import Path; "
+    program += "prepare([Path('in.jsonl')], Path('out'), 'byte', workers=1, engine='ray')"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment["PYTHONPATH"] = str(Path(ingot.__file__).parents[1])
+    subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "out").is_dir() and not (tmp_path / "ran").exists()
 
 
 def test_a_missing_ray_is_told_before_anything_is_written(tmp_path, corpus, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.schema import DataSection
-from ingot.data.loading.order import Random, Shuffle, Stream
+from ingot.data.loading.order import Random, Sequential, Shuffle
 from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import Windows, document_numbers, make_rows
 from ingot.data.store.dataset import ShardRecord, Split, SplitRecord
@@ -210,28 +210,28 @@ def test_windows_have_a_target_for_every_token(split):
 
 
 def test_the_stream_is_read_in_spans_of_one_token_more_than_they_train_on():
-    order = Stream(10_000, 8, rows=8, spans=8)
+    order = Sequential(10_000, 8, rows=8, spans=8)
     assert order.starts(numbers(9)).tolist() == [0, 9, 18, 27, 36, 45, 54, 63, 72]  # the ninth begins the second step
 
 
 def test_rows_of_a_span_follow_each_other():
-    order = Stream(10_000, 8, rows=6, spans=2)
+    order = Sequential(10_000, 8, rows=6, spans=2)
     assert order.starts(numbers(7)).tolist() == [0, 8, 16, 25, 33, 41, 50]
 
 
 def test_a_step_of_the_stream_consumes_its_tokens_and_one_for_every_span():
-    order = Stream(10**9, 4096, rows=96, spans=8)
+    order = Sequential(10**9, 4096, rows=96, spans=8)
     assert int(order.starts(numbers(96, 97))[0]) == 96 * 4096 + 8 == 393_224
 
 
 def test_the_stream_begins_again_behind_its_end():
-    order = Stream(100, 8, rows=4, spans=1)
+    order = Sequential(100, 8, rows=4, spans=1)
     assert order.starts(numbers(12, 16)).tolist() == [99, 7, 15, 23]
     assert [order.epoch(sample) for sample in (0, 12, 13, 24)] == [0, 0, 1, 1]
 
 
 def test_rows_of_the_stream_wrap_into_its_start(split):
-    rows = Windows(split, Stream(1000, 20, rows=5, spans=1), 20)
+    rows = Windows(split, Sequential(1000, 20, rows=5, spans=1), 20)
     batch = np.empty((5, 2, 20), np.int32)
     rows.read(range(45, 50), range(5), batch)  # the tenth step: 9 * 101 = 909
     assert batch[:, 0].ravel().tolist() == [*range(909, 1000), *range(9)]

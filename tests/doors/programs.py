@@ -33,13 +33,23 @@ from ingot.model.gpt2 import GPT2
 
 class Model(GPT2):
     def __init__(self, vocab_size, context, layers, heads, width):
-        super().__init__(vocab_size, context, layers, heads, width)
+        super().__init__(vocab_size, context, layers=layers, heads=heads, width=width)
         self.steps = 0
 
     def forward(self, tokens, targets=None):
         self.steps += self.training
         return super().forward(tokens, targets) * (float("nan") if self.steps == 6 else 1)
 """
+
+
+# What a file of the user's that bears the name of a module does when it is imported.
+STRAY = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit('a file of the user was imported')\n"
+
+
+def plant_modules(folder: Path) -> None:
+    """Put files with the names of modules into a folder; whoever imports one leaves the file `ran` there."""
+    for name in ("random", "json", "pickle", "numpy", "torch", "brotli", "zstandard"):
+        (folder / f"{name}.py").write_text(STRAY)
 
 
 class Program:

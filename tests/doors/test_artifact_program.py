@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from programs import Ingot, one_line, train_words
+from programs import Ingot, one_line, plant_modules, train_words
 
 EXACT = {"abs": 1e-6, "rel": 0}
 SHORT = {"training__max_steps": 8, "artifact__score": "true"}
@@ -84,3 +85,10 @@ def test_eval_wants_a_model_or_an_artifact(ingot: Ingot, reference):
     for words in ([], [reference, "--artifact", reference / "artifact" / "model.safetensors"]):
         assert "one of them" in one_line(ingot("eval", *words, code=2))
     assert "there is no file" in one_line(ingot("eval", "--artifact", reference / "nowhere", code=4))
+
+
+def test_scoring_runs_no_file_of_the_current_folder(ingot: Ingot, data, tmp_path):
+    plant_modules(tmp_path)
+    words = train_words(data, tmp_path / "run", **SHORT)
+    ingot(*words, command=(sys.executable, "-P", "-m", "ingot"), folder=tmp_path)
+    assert not (tmp_path / "ran").exists()

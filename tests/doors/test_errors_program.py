@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from programs import Ingot, one_line, train_words
+from programs import DEMO, Ingot, one_line, train_words
 
 
 @pytest.fixture
@@ -92,3 +92,14 @@ def test_other_settings_for_a_run_are_exit_code_4_and_named(ingot: Ingot, data, 
 
 def test_a_folder_without_a_checkpoint_cannot_write(ingot: Ingot, tmp_path):
     assert str(tmp_path) in one_line(ingot("generate", tmp_path, code=4))
+
+
+def test_a_users_own_files_are_neither_replaced_nor_emptied(ingot: Ingot, data, tmp_path):
+    settings = "".join(f"{name}: {value}\n" for name, value in {**DEMO, "data.path": data, "training.output_dir": "."}.items())
+    own = {"config.yaml": f"base: demo\n{settings}", "metrics.jsonl": "my measurements\n", "model.py": "# my model\n"}
+    for name, content in own.items():
+        (tmp_path / name).write_text(content)
+    said = one_line(ingot("train", "--config", "config.yaml", folder=tmp_path, code=4))
+    assert "holds config.yaml and metrics.jsonl, which no run of Ingot wrote; choose another training.output_dir" in said
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == own
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} <= {"programs"}

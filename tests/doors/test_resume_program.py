@@ -121,3 +121,16 @@ def test_the_second_signal_ends_at_once_with_130(ingot: Ingot, data, tmp_path):
     assert program.end() == 130
     assert "Traceback" not in program.stderr
     assert checkpoints(tmp_path / "run") == {}
+
+
+def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
+    run = tmp_path / "run"
+    words = train_words(data, run, training__max_steps=100_000, training__save_every=10_000, training__keep_every=0)
+    first = ingot.start(*words)
+    first.said("step 5/")
+    (run / ".lock").unlink()
+    second = ingot(*words, code=1)
+    assert f"{run} is in use by process {first.process.pid} on" in one_line(second)
+    first.signal(signal.SIGTERM)
+    assert first.end() == 0
+    losses(run)  # each step stands there once

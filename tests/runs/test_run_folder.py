@@ -135,3 +135,93 @@ def test_a_sample_is_kept_under_its_step_exactly_as_written(tmp_path: Path) -> N
         path = run.sample(40, "To be,\r\nor not\n")
     assert path == tmp_path / "samples" / "step-00000040.txt"
     assert path.read_bytes() == b"To be,\r\nor not\n"
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
+def test_nothing_is_appended_through_a_link(tmp_path: Path, name: str) -> None:
+    run, target = RunFolder(tmp_path / "run"), tmp_path / "diary"
+    run.path.mkdir()
+    target.write_text("mine\n")
+    (run.path / name).symlink_to(target)
+    with pytest.raises(CheckpointError, match=f"run/{name} is a symbolic link.*another training.output_dir"):
+        run.log("step 1") if name == "log.txt" else run.metrics.append({"step": 1})
+    assert target.read_text() == "mine\n"
+
+
+OWN = ["config.yaml", "environment.json", "metrics.jsonl", "log.txt", "state.json", ".lock"]
+
+
+def listing(folder: Path) -> dict[str, str | None]:
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    return {name: path.read_text() if path.is_file() else None for name, path in paths.items()}
+
+
+@pytest.mark.parametrize("name", [*OWN, "samples/mine", "checkpoints/mine", "artifact/mine", "model.py"])
+def test_a_folder_with_files_that_no_run_wrote_is_refused_by_name_and_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"mine": true}')
+    (tmp_path / "notes.txt").write_text("beside")
+    before = listing(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        RunFolder(tmp_path).claim(also=("model.py",))
+    told = f"{tmp_path} holds {name.split('/')[0]}, which no run of Ingot wrote; choose another training.output_dir"
+    assert str(caught.value) == told
+    assert listing(tmp_path) == before
+
+
+def test_files_beside_those_of_a_run_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("beside")
+    (tmp_path / "model.py").write_text("not written by a run of a model that is ours")
+    RunFolder(tmp_path).claim().release()
+    assert (tmp_path / "notes.txt").read_text() == "beside"
+
+
+@pytest.mark.parametrize("mark", ["state.json", "environment.json", "checkpoints"])
+def test_a_run_is_known_by_any_of_the_files_that_only_a_run_writes(tmp_path: Path, mark: str) -> None:
+    run = RunFolder(tmp_path)
+    run.claim().release()
+    run.write_config("")
+    run.log("a line")
+    if mark == "state.json":
+        with Heartbeat(tmp_path, 1000) as heartbeat:
+            heartbeat.update(status="stopped")
+    elif mark == "environment.json":
+        run.write_environment({}, ["ingot"])
+    else:
+        (run.checkpoints / "step-00000004").mkdir()
+        (run.checkpoints / "step-00000004" / "checkpoint.json").write_text("{}")
+    (tmp_path / ".lock").unlink()
+    run.claim().release()
+
+
+def test_a_save_that_was_killed_before_there_was_a_run_is_no_strangers(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000004.partial").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000004.partial" / "model.safetensors").write_text("half")
+    RunFolder(tmp_path).claim().release()
+
+
+def test_a_folder_that_was_claimed_and_nothing_more_can_be_claimed_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        RunFolder(tmp_path).claim().release()
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_run_with_a_link_in_place_of_a_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.claim().release()
+    run.write_environment({}, ["ingot"])
+    (run.path / name).unlink(missing_ok=True)
+    (tmp_path / "mine").write_text("mine")
+    (run.path / name).symlink_to(tmp_path / "mine")
+    (run.path / "checkpoints" / "step-00000004").mkdir()
+    (run.path / "checkpoints" / "step-00000004" / "checkpoint.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=f"run/{name} is a symbolic link"):
+        run.claim()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_sweeping_a_run_leaves_hidden_files_of_other_programs(tmp_path: Path) -> None:
+    (tmp_path / ".editor.tmp").write_text("mine")
+    RunFolder(tmp_path).claim().release()
+    assert (tmp_path / ".editor.tmp").read_text() == "mine"

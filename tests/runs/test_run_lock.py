@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import re
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -176,6 +178,79 @@ def disk_without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.fixture
+def disk_without_flock_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS is, which locks only what is open for writing."""
+    flock = fcntl.flock
+
+    def of_files(descriptor: int, kind: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", of_files)
+
+
+def test_a_deleted_lock_file_lets_nobody_in_while_its_process_lives(tmp_path: Path, python) -> None:
+    holder = hold(tmp_path, python)
+    (tmp_path / ".lock").unlink()
+    for _ in range(2):
+        with pytest.raises(RunError, match=f"in use by process {holder.pid} "):
+            RunLock(tmp_path).acquire()
+    assert liveness(tmp_path) == "running"
+    assert not (tmp_path / ".lock").exists()
+    holder.kill()
+    holder.wait()
+    with RunLock(tmp_path):
+        pass
+
+
+@pytest.mark.usefixtures("disk_without_flock_of_folders")
+def test_a_deleted_lock_file_lets_nobody_in_on_a_disk_that_cannot_lock_folders(tmp_path: Path) -> None:
+    with beating(tmp_path, boot_id=this_process()[2]):
+        for _ in range(2):
+            with pytest.raises(RunError, match="in use by process 12 on farm-7"):
+                RunLock(tmp_path).acquire()
+
+
+@pytest.mark.usefixtures("disk_without_flock_of_folders")
+def test_a_lock_file_that_names_the_dead_process_is_taken_over_at_once(tmp_path: Path, python) -> None:
+    holder = hold(tmp_path, python)  # its heartbeat is one in 1,000 seconds
+    holder.kill()
+    holder.wait()
+    lines: list[str] = []
+    with RunLock(tmp_path, lines.append):
+        assert len(lines) == 1 and lines[0].startswith("taking over from process")
+
+
+def test_a_lock_file_that_is_a_link_is_refused_and_its_target_stays(tmp_path: Path) -> None:
+    run, target = tmp_path / "run", tmp_path / "thesis.txt"
+    run.mkdir()
+    target.write_text("years of work")
+    (run / ".lock").symlink_to(target)
+    with pytest.raises(CheckpointError, match=r"run/\.lock is a symbolic link"):
+        RunLock(run).acquire()
+    (run / ".lock").unlink()
+    (run / ".lock").symlink_to(tmp_path / "new.txt")
+    with pytest.raises(CheckpointError, match=r"run/\.lock is a symbolic link"):
+        RunLock(run).acquire()
+    assert target.read_text() == "years of work" and not (tmp_path / "new.txt").exists()
+
+
+def test_a_lock_file_with_somebody_elses_text_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("not ours")
+    with RunLock(tmp_path), pytest.raises(RunError, match="in use"):
+        RunLock(tmp_path).acquire()
+    assert (tmp_path / ".lock").read_text() == "not ours"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_lock_file_that_is_no_file_is_one_line(tmp_path: Path, make) -> None:
+    make(tmp_path / ".lock")
+    with pytest.raises(CheckpointError, match=r"\.lock"):
+        RunLock(tmp_path).acquire()
 
 
 @pytest.mark.usefixtures("disk_without_flock")

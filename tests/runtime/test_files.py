@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import CheckpointError
-from ingot.runtime.files import sweep_temporaries, to_json, write_atomically, writing
+from ingot.runtime.files import replace_folder, sweep_temporaries, to_json, write_atomically, writing
 
 WRITE_TOO_MUCH = """
 import resource, sys
@@ -97,3 +97,50 @@ def test_json_is_strict_and_loses_only_what_json_cannot_say(value: object) -> No
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     assert json.loads(to_json(value), parse_constant=refuse) == without_nan(value)
+
+
+def fill(path: Path, text: str) -> None:
+    with replace_folder(path) as folder:
+        assert folder.parent == path.parent and folder.name.startswith(".")
+        write_atomically(folder / "a", text)
+
+
+def test_a_folder_is_replaced_as_a_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    fill(path, "old")
+    (path / "b").write_text("of the old one")
+    fill(path, "new")
+    assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")} == {"out", "out/a"}
+    assert (path / "a").read_text() == "new"
+
+
+def test_a_folder_that_could_not_be_filled_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    fill(path, "old")
+    with pytest.raises(RuntimeError), replace_folder(path) as folder:
+        (folder / "a").write_text("half")
+        raise RuntimeError
+    assert (path / "a").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_a_kill_left_without_its_name_is_back_and_what_it_left_is_swept(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    fill(path, "old")
+    path.rename(tmp_path / ".out.0123abcd.old")  # killed between the two renames
+    (tmp_path / ".out.0123abcd.tmp").mkdir()
+    (tmp_path / ".out.mine").mkdir()
+    with pytest.raises(RuntimeError), replace_folder(path):
+        assert (path / "a").read_text() == "old"
+        raise RuntimeError
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".out.mine", "out"]
+    (tmp_path / ".out.0123abcd.old").mkdir()  # killed after the second
+    fill(path, "new")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".out.mine", "out"]
+
+
+def test_a_folder_that_another_process_fills_is_not_swept(tmp_path: Path) -> None:
+    with replace_folder(tmp_path / "out") as first:
+        (first / "a").write_text("first")
+        fill(tmp_path / "out", "second")
+        assert (first / "a").read_text() == "first"
+    assert (tmp_path / "out" / "a").read_text() == "first"

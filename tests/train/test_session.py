@@ -520,3 +520,33 @@ def test_a_home_folder_in_the_path_of_a_model_file_is_found(train: Train, tmp_pa
     (tmp_path / "mine.py").write_text(POISONED)
     train(tmp_path / "run", model__file="~/mine.py", training__max_steps=2)
     assert (tmp_path / "run" / "model.py").read_text() == POISONED
+
+
+def test_a_run_leaves_the_config_it_was_started_from_as_it_is(train: Train, data: Path, tmp_path: Path) -> None:
+    folder, listener = tmp_path / "run", StopAt()
+    train(folder, training__max_steps=4)
+    text = "# a comment of mine\n" + (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text)
+    run(load_config(file=folder / "config.yaml", environment={}), listener)
+    assert (folder / "config.yaml").read_text() == text and listener.lines == []
+    run(load_config(file=folder / "config.yaml", overrides={"training.max_steps": "8"}, environment={}), listener)
+    assert (folder / "config.yaml").read_text() == text and steps_of(folder)[-1] == 8
+    assert "training.max_steps" in listener.lines[0] and "stays as it is" in listener.lines[0]
+    train(folder, training__max_steps=8)
+    assert "a comment of mine" not in (folder / "config.yaml").read_text()
+
+
+def test_a_model_of_ones_own_is_copied_neither_onto_itself_nor_through_a_link(train: Train, tmp_path: Path) -> None:
+    folder, mine, kept = tmp_path / "run", tmp_path / "mine.py", tmp_path / "kept.py"
+    mine.write_text("from ingot.model.gpt2 import GPT2 as Model\n")
+    kept.write_text("# not to be changed\n")
+    train(folder, model__file=str(mine), training__max_steps=2)
+    shutil.rmtree(folder / "checkpoints")
+    train(folder, model__file=str(folder / "model.py"), training__max_steps=2)
+    assert (folder / "model.py").read_text() == mine.read_text()
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "model.py").unlink()
+    (folder / "model.py").symlink_to(kept)
+    with pytest.raises(CheckpointError, match=r"model\.py is a symbolic link"):
+        train(folder, model__file=str(mine), training__max_steps=2)
+    assert kept.read_text() == "# not to be changed\n"

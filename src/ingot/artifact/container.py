@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, co
 from ingot.artifact.quantise import dequantise, quantise
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.golf_settings import CONTROL
-from ingot.runtime.files import fsync_dir, to_json
+from ingot.runtime.files import replace_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
 MAGIC = b"\x89INGOT\r\n"  # no text, and not whole after a transfer that changes line ends
@@ -33,8 +32,8 @@ FOREIGN = {b"PK": "a zip file, as torch.save writes it", b"\x80": "a pickle", b"
 
 
 @dataclass(frozen=True)
-class Weights:
-    """A model at rest: its tensors, and the facts that rebuild it."""
+class Artifact:
+    """What a file holds: the tensors of a model, and the facts that rebuild it."""
 
     tensors: dict[str, TensorRecord]
     facts: dict[str, Any]
@@ -72,7 +71,8 @@ def write_artifact(
     records = list(records)
     stored, payload = _pack(records, facts, quantiser, dtype, keep)
     parts = _envelope(payload, codec, progress)
-    _write(path, parts)
+    with replace_file(path) as file:
+        file.writelines(parts)
     payload_bytes = sum(record.data.nbytes for record in stored)
     parameters = sum(prod(record.shape) for record in records)
     return ArtifactReport(path, sum(map(len, parts)), payload_bytes, parameters, quantiser, codec)
@@ -92,7 +92,7 @@ def artifact_sizes(
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
 
 
-def read_artifact(path: Path) -> Weights:
+def read_artifact(path: Path) -> Artifact:
     """The model in a file; whatever is wrong with the file is a CheckpointError, and no code in it is ever run."""
     try:
         data = memoryview(path.read_bytes())
@@ -105,21 +105,6 @@ def read_artifact(path: Path) -> Weights:
         raise CheckpointError(f"{path} cannot be read: it needs more memory than there is") from None
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
-
-
-def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file under another name, bring it to the disk, and rename it."""
-    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-    try:
-        with partial.open("xb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    fsync_dir(path.parent)
 
 
 def _pack(
@@ -179,7 +164,7 @@ def _unwrapped(file: memoryview) -> memoryview:
     return memoryview(decompress(codec, data, size))
 
 
-def _opened(payload: memoryview) -> Weights:
+def _opened(payload: memoryview) -> Artifact:
     """The model in a payload that is what was written."""
     try:
         stored, metadata = unpack_tensors(payload)
@@ -202,7 +187,7 @@ def _opened(payload: memoryview) -> Weights:
     if not isinstance(facts, dict) or not isinstance(facts.get("dtypes"), dict) or not isinstance(facts.get("version"), int):
         raise ValueError("it does not say how to build the model")
     _check_version(facts["version"])
-    return Weights(dequantise(stored, facts["dtypes"]), facts)
+    return Artifact(dequantise(stored, facts["dtypes"]), facts)
 
 
 def _check_version(version: int) -> None:

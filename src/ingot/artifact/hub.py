@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ingot.errors import CheckpointError, DataError
+from ingot.errors import CheckpointError, DataError, IngotError
 
 MODEL_FILES = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "tokenizer.json", "vocab.json",
@@ -17,24 +17,12 @@ def fetch_model(name: str) -> Path:
     """The folder of a model, fetched if it is new there."""
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise CheckpointError(f"there is no folder {name}")
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from ingot.data.hub import Hub
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
-    except GatedRepoError:
-        raise DataError(f"the model {name} is for those who accepted its terms; accept them and set HF_TOKEN") from None
-    except (RepositoryNotFoundError, HFValidationError):
-        raise DataError(
-            f"there is no folder {name}, and no model of that name on {constants.ENDPOINT}; check the spelling"
-        ) from None
-    except LocalEntryNotFoundError:
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
-        raise DataError(
-            f"there is no folder {name}, nor is it in the hub's cache, and {why}; download it elsewhere and give its folder"
-        ) from None
-    except Exception as error:  # whatever the network came up with
-        raise DataError(f"cannot fetch the model {name}: {' '.join(str(error).split())[:200]}") from None
+        return Hub(name, "model", attempts=1).snapshot(MODEL_FILES)
+    except IngotError as error:
+        raise DataError(f"there is no folder {name}, and it cannot be fetched from the hub: {error}") from None
 
 
 def cached_model(name: str) -> Path | None:

@@ -6,9 +6,7 @@ Two things differ from ours: the four matrices of a block are stored transposed 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy as np
 
 from ingot.artifact.hf_tokenizer import tokenizer_files
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runtime.files import fsync_dir
+from ingot.runtime.files import replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -102,28 +100,12 @@ def write_gpt2(
 
 
 def _write_folder(folder: Path, stored: list[TensorRecord], files: Mapping[str, bytes]) -> int:
-    """Fill a folder under another name, and rename it; an older one is taken away last."""
-    tag = os.urandom(4).hex()
-    partial, old = (folder.with_name(f".{folder.name}.{tag}.{what}") for what in ("tmp", "old"))
-    try:
-        partial.mkdir()
+    """Write a folder that is whole or not there; returns its bytes."""
+    with replace_folder(folder) as partial:
         size, _ = write_tensors(partial / WEIGHTS, stored, {"format": "pt"})
         for name, content in files.items():
-            with (partial / name).open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            size += len(content)
-        fsync_dir(partial)
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    fsync_dir(folder.parent)
-    return size
+            write_atomically(partial / name, content)
+    return size + sum(map(len, files.values()))
 
 
 def _settings(folder: Path) -> dict[str, Any]:

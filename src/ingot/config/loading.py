@@ -26,11 +26,12 @@ _Source = tuple[str, Mapping[str, Any]]  # where it came from, and its values as
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A validated config, where each of its values came from, and a name for the run."""
+    """A validated config, where each of its values came from, a name for the run, and the files that took part."""
 
     config: Config
     origins: dict[str, str]
     recipe: str | None
+    files: tuple[Path, ...] = ()
 
 
 def load_config(
@@ -60,7 +61,8 @@ def load_config(
     family, given = settle_family(given, problems)
     tree, origins = merge(given, family, problems)
     config = validate(tree, origins, family, problems)
-    return ResolvedConfig(config, {".".join(path): origins.get(path, "default") for path, _ in leaf_values(config)}, name)
+    told = {".".join(path): origins.get(path, "default") for path, _ in leaf_values(config)}
+    return ResolvedConfig(config, told, name, tuple(Path(o.removeprefix("file ")) for o, _ in documents if o.startswith("file ")))
 
 
 def _documents(recipe: str | None, file: Path | str | None) -> tuple[list[_Source], str | None]:

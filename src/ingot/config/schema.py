@@ -30,6 +30,11 @@ class DataSection(Section):
         description="Tokenizer for a bundled sample: byte, char, gpt2, a file (.model or tokenizer.json) or a hub name; null: "
         "byte. A prepared folder brings its own; if both are given they must agree.",
     )
+    trust_tokens: bool = Field(
+        False,
+        description="Take the tokens of other programs' files as they are. false: refuse them where the tokenizer, given their "
+        "text, makes other ones; true is for tokens that were drawn at random and for tokenizers that lose text.",
+    )
     seq_len: Positive = Field(256, description="Tokens in a training row.")
     sampling: Literal["shuffle", "random", "stream", "pack"] = Field(
         "shuffle",
@@ -241,8 +246,15 @@ class EvaluationSection(Section):
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
     rows: Positive | None = Field(
         None,
-        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation always "
-        "reads all.",
+        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation reads "
+        "final_rows.",
+    )
+    final_rows: Positive | Literal["auto"] | None = Field(
+        "auto",
+        description="Rows that the last evaluation and the artifact's scoring read, spread evenly over the validation split. "
+        "null: all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and all would take longer than 10 "
+        "seconds and half the budget: then as many as that time allows, in evaluations during training too, which also "
+        "take no longer in all than the training. A score of a part says so.",
     )
     train_rows: Positive | None = Field(
         None, description="Rows of the training split that are scored beside the validation split. null: none."

@@ -1,7 +1,8 @@
-"""A dataset repository on the Hugging Face hub: what it holds at one commit, and its files, checked.
+"""A repository on the Hugging Face hub: what it holds at one commit, and its files.
 
 Every request goes through the official client. It retries some requests by itself and keeps its own cache; what it finally raises
-becomes one sentence here and nowhere else. A file it hands over is not trusted: a cache may hold the remains of a full disk.
+becomes one sentence here and nowhere else. A file whose checksum is known is not trusted: a cache may hold the remains of a full
+disk.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -32,11 +32,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import repo_folder_name
 
-from ingot.data.hub_files import Stopped
 from ingot.errors import ConfigError, DataError, IngotError
 from ingot.runtime.files import file_sha256
 
 T = TypeVar("T")
+RepoType = Literal["dataset", "model"]
 NetworkError: type[Exception] = HfHubHTTPError.__mro__[1]  # the base of what httpx raises, under whichever name the client has it
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 LONGEST_WAIT = 30.0  # seconds between two attempts, unless the hub asks for more
@@ -46,7 +46,7 @@ TRANSFERS = 3  # of a file that arrives damaged
 
 
 @dataclass(frozen=True)
-class Facts:
+class FileInfo:
     """What is known of a file before it is read."""
 
     size: int | None = None
@@ -84,18 +84,32 @@ class Facts:
 
 @dataclass(frozen=True)
 class Listing:
-    """A repository at one commit."""
+    """A repository at one commit; `card` is what its page says of it."""
 
     commit: str
-    files: dict[str, Facts]
+    files: dict[str, FileInfo]
+    card: Any = None
+
+
+class Stopped(Exception):
+    """No error of this thread: another has one, or the user interrupts, and it drops what it has."""
+
+
+class Missing(DataError):
+    """The repository is there and has no such file or revision."""
+
+
+class Unreachable(DataError):
+    """The hub cannot be asked; what was fetched before may do."""
 
 
 class Hub:
-    """One dataset repository, asked patiently."""
+    """One repository, asked patiently."""
 
     def __init__(
         self,
         repo: str,
+        repo_type: RepoType = "dataset",
         *,
         endpoint: str | None = None,
         cache: Path | None = None,
@@ -103,7 +117,7 @@ class Hub:
         first_wait: float = 1.0,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.repo = repo
+        self.repo, self.repo_type = repo, repo_type
         self.endpoint = endpoint or constants.ENDPOINT
         self.cache = Path(cache or constants.HF_HUB_CACHE)
         self.offline = constants.HF_HUB_OFFLINE
@@ -117,23 +131,25 @@ class Hub:
 
         def ask() -> Listing:
             try:
-                info = self._api.dataset_info(self.repo, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+                info: Any = self._api.repo_info(
+                    self.repo, repo_type=self.repo_type, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS
+                )
             except (KeyError, TypeError, json.JSONDecodeError) as error:
                 raise DataError(f"{self.endpoint} does not answer like a Hugging Face hub; check HF_ENDPOINT") from error
             files = {}
             for file in info.siblings or ():
                 lfs = file.lfs
-                files[file.rfilename] = Facts(lfs.size, lfs.sha256) if lfs else Facts(file.size, git_sha1=file.blob_id)
-            return Listing(info.sha or revision or constants.DEFAULT_REVISION, files)
+                files[file.rfilename] = FileInfo(lfs.size, lfs.sha256) if lfs else FileInfo(file.size, git_sha1=file.blob_id)
+            return Listing(info.sha or revision or constants.DEFAULT_REVISION, files, info.card_data)
 
         return self._ask("the file list", ask)
 
-    def fetch(self, path: str, commit: str | None, facts: Facts, count: Callable[[int], None] = lambda size: None) -> Path:
+    def fetch(self, path: str, commit: str | None, info: FileInfo, count: Callable[[int], None] = lambda size: None) -> Path:
         """A file in the client's cache, the same as the hub's; count is told of every stretch of bytes as it comes."""
         problem: str | None = None
         for transfer in range(TRANSFERS):
             blob, counted = self._ask(path, partial(self._request, path, commit, count, again=transfer > 0))
-            if (problem := facts.problem(blob)) is None:
+            if (problem := info.problem(blob)) is None:
                 return blob
             count(-counted)
             if self.offline:
@@ -141,15 +157,35 @@ class Hub:
             self._notify(f"{path}: it arrived with {problem}; fetching it again")
         raise DataError(f"{path} of {self.repo} is damaged in the cache or on the way: {problem}; try again, or ask its owner")
 
-    def has_cached(self, path: str, commit: str | None) -> bool:
-        """Whether the client's cache has a file."""
-        found = try_to_load_from_cache(self.repo, path, cache_dir=self.cache, revision=commit, repo_type="dataset")
-        return isinstance(found, str)
+    def snapshot(self, names: Sequence[str], commit: str | None = None) -> Path:
+        """The folder in the client's cache that holds the files of these names or patterns, several fetched at once."""
+
+        def ask() -> Path:
+            found = snapshot_download(
+                self.repo,
+                repo_type=self.repo_type,
+                revision=commit,
+                endpoint=self.endpoint,
+                cache_dir=self.cache,
+                allow_patterns=list(names),
+            )
+            return Path(found)
+
+        return self._ask(f"the {self.repo_type}", ask)
+
+    @property
+    def folder(self) -> Path:
+        """Where the client's cache keeps the repository."""
+        return self.cache / repo_folder_name(repo_id=self.repo, repo_type=self.repo_type)
+
+    def cached(self, path: str, commit: str | None) -> Path | None:
+        """A file in the client's cache."""
+        found = try_to_load_from_cache(self.repo, path, cache_dir=self.cache, revision=commit, repo_type=self.repo_type)
+        return Path(found) if isinstance(found, str) else None
 
     def cached_commit(self, path: str) -> str | None:
         """The commit of which the client's cache has a file, the latest to arrive; None without one."""
-        folder = Path(self.cache) / repo_folder_name(repo_id=self.repo, repo_type="dataset") / "snapshots"
-        found = [snapshot for snapshot in folder.glob("*") if (snapshot / path).is_file()]
+        found = [snapshot for snapshot in self.folder.glob("snapshots/*") if (snapshot / path).is_file()]
         return max(found, key=lambda snapshot: snapshot.stat().st_mtime).name if found else None
 
     def _request(self, path: str, commit: str | None, count: Callable[[int], None], again: bool) -> tuple[Path, int]:
@@ -166,17 +202,18 @@ class Hub:
             found = hf_hub_download(
                 self.repo,
                 path,
-                repo_type="dataset",
+                repo_type=self.repo_type,
                 revision=commit,
                 endpoint=self.endpoint,
                 cache_dir=self.cache,
                 force_download=again,
+                local_files_only=self.offline,
                 tqdm_class=_meter(add),
             )
         except BaseException:
             count(-counted)
             raise
-        return Path(os.path.realpath(found)), counted  # the name in the cache is a link to the content
+        return Path(found), counted
 
     def _ask(self, what: str, request: Callable[[], T]) -> T:
         reason = ""
@@ -194,8 +231,9 @@ class Hub:
                 wait = max(min(self._first_wait * 2 ** (attempt - 1), LONGEST_WAIT), _asked_wait(cause))
                 self._notify(f"{what}: {reason}; attempt {attempt + 1} of {self._attempts} in {wait:.0f} s")
                 self.stop.wait(wait)
-        raise DataError(
-            f"gave up on {what} of {self.repo} at {self.endpoint} after {self._attempts} attempts: {reason}; "
+        tries = "attempt" if self._attempts == 1 else "attempts"
+        raise Unreachable(
+            f"gave up on {what} of {self.repo} at {self.endpoint} after {self._attempts} {tries}: {reason}; "
             "the same command continues from here"
         )
 
@@ -205,18 +243,18 @@ class Hub:
         if isinstance(error, HFValidationError):
             return ConfigError(f"{self.repo!r} is not the name of a repository, which is written OWNER/NAME")
         if isinstance(error, OfflineModeIsEnabled) or (self.offline and isinstance(error, LocalEntryNotFoundError)):
-            return DataError(
+            return Unreachable(
                 f"HF_HUB_OFFLINE is set and {what} of {self.repo} is neither here nor in the hub's cache {self.cache}; "
                 "unset it to download"
             )
         if isinstance(error, RevisionNotFoundError):
-            return DataError(f"dataset repository {self.repo} at {self.endpoint} has no such revision")
+            return Missing(f"{self.repo_type} repository {self.repo} at {self.endpoint} has no such revision")
         if isinstance(error, EntryNotFoundError) and status is not None:
-            return DataError(f"dataset repository {self.repo} at {self.endpoint} has no {what}")
+            return Missing(f"{self.repo_type} repository {self.repo} at {self.endpoint} has no {what}")
         if isinstance(error, RepositoryNotFoundError | GatedRepoError) or status in (401, 403, 404):
             return DataError(
-                f"no access to dataset repository {self.repo} at {self.endpoint} (HTTP {status}); check the name, and for a "
-                "private or gated one log in with `hf auth login` or set HF_TOKEN"
+                f"no access to {self.repo_type} repository {self.repo} at {self.endpoint} (HTTP {status}); check the name, "
+                "and for a private or gated one log in with `hf auth login` or set HF_TOKEN"
             )
         if status is not None and status not in TRANSIENT:
             return DataError(f"{self.endpoint} refuses {what} of {self.repo}: HTTP {status}")

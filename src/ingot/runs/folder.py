@@ -5,6 +5,7 @@ Whoever writes into one has claimed it first; readers need no permission, becaus
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -15,10 +16,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.runs.lock import RunLock
+from ingot.errors import CheckpointError
+from ingot.runs.checkpoints import INDEX, PARTIAL, saved_steps
+from ingot.runs.lock import NAME as LOCK
+from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import Metrics
-from ingot.runs.state import Heartbeat, this_process, utc_now
-from ingot.runtime.files import sweep_temporaries, to_json, write_atomically, writing
+from ingot.runs.state import NAME as STATE
+from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
+from ingot.runtime.files import open_to_append, sweep_temporaries, to_json, write_atomically, writing
+
+MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:
@@ -47,25 +54,53 @@ class RunFolder:
         self.samples = path / "samples"
         self.checkpoints = path / "checkpoints"
         self.artifact = path / "artifact"
+        self._folders = (self.samples, self.checkpoints, self.artifact)
         self.metrics = Metrics(path / "metrics.jsonl")
 
-    def claim(self, notify: Callable[[str], None] = lambda line: None) -> RunLock:
-        """Make the folder if need be and take it for this process; what a killed one left half-written is removed."""
-        folders = (self.samples, self.checkpoints, self.artifact)
+    def refuse_strangers(self, also: Sequence[str] = ()) -> None:
+        """Refuse a folder in which our files would replace somebody else's, or be written through links; `also`: more names."""
+        files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.path / STATE, self.path / LOCK]
+        files += [self.path / name for name in also]
+        for path in (path for path in files if path.is_symlink()):
+            with writing(path):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        with writing(self.path):
+            if self._holds_a_run():
+                return
+            found = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
+            found += [folder.name for folder in self._folders if folder.exists() and not _is_empty_folder(folder)]
+        if found:
+            raise CheckpointError(
+                f"{self.path} holds {' and '.join(found)}, which no run of Ingot wrote; choose another training.output_dir"
+            )
+
+    def _holds_a_run(self) -> bool:
+        """Whether a run of any version has written here: by a file that nothing else writes, or the traces of a claim."""
+        claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
+        record = self._last_environment()
+        saved = any((path / INDEX).is_file() for path in saved_steps(self.checkpoints).values())
+        return claimed or saved or {"started_at", "packages", "argv"} <= record.keys() or read_state(self.path) is not None
+
+    def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
+        """Make the folder if need be and take it for this process; what a killed one left half-written is removed.
+
+        A folder with files that no run wrote is refused, those in `also` among them.
+        """
         notes: list[str] = []
 
         def tell(line: str) -> None:
             notes.append(line)
             notify(line)
 
+        self.refuse_strangers(also)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = RunLock(self.path, tell).acquire()
         try:
             with writing(self.path):
-                for folder in folders:
+                for folder in self._folders:
                     folder.mkdir(exist_ok=True)
-                for folder in (self.path, *folders):
+                for folder in (self.path, *self._folders):
                     sweep_temporaries(folder)
             for note in notes:  # only now: the log of a folder in use is not ours to write
                 self.log(note)
@@ -91,7 +126,7 @@ class RunFolder:
 
     def log(self, line: str) -> None:
         """Add a line to log.txt, with the time before it."""
-        with writing(self.log_path), self.log_path.open("ab", buffering=0) as file:
+        with writing(self.log_path), open_to_append(self.log_path) as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}\n".encode(errors="replace"))
 
     def sample(self, step: int, text: str) -> Path:
@@ -102,11 +137,19 @@ class RunFolder:
         return path
 
     def _earlier_sessions(self) -> list[Any]:
+        last = self._last_environment()
+        return [last, *last.pop("earlier", [])] if last else []
+
+    def _last_environment(self) -> dict[str, Any]:
         try:
-            last = dict(json.loads(self.environment_path.read_bytes()))
+            return dict(json.loads(self.environment_path.read_bytes()))
         except (OSError, ValueError, TypeError):
-            return []
-        return [last, *last.pop("earlier", [])]
+            return {}
+
+
+def _is_empty_folder(path: Path) -> bool:
+    """Whether a folder holds nothing, or nothing but what a killed save of a checkpoint left."""
+    return path.is_dir() and all(found.match(f"step-*{PARTIAL}") for found in path.iterdir())
 
 
 def _environment(packages: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:

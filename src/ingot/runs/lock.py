@@ -1,18 +1,14 @@
 """One process per run folder, and nothing to clean up after a dead one.
 
-On one kernel flock decides: the kernel frees it on any death. It may not reach the other hosts of a shared disk, so after getting
-the lock we also look whether a process of another boot still writes its heartbeat. A recent one is judged by watching the file
-move, because the clocks of two hosts differ.
+On one kernel the lock of the folder decides. It may not reach the other hosts of a shared disk, and there the lock file may have
+been deleted, so after getting the lock we also look whether somebody still writes a heartbeat. A recent one is judged by watching
+the file move, because the clocks of two hosts differ.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +17,11 @@ from typing import Any, Literal, Self
 from ingot.errors import CheckpointError, RunError
 from ingot.runs.state import State, Status, read_state, this_process, utc_now
 from ingot.runtime.files import to_json, writing
+from ingot.runtime.locks import FolderLock
 
 NAME = ".lock"
 CLOCK_SKEW_SECONDS = 300.0  # a heartbeat older than this is old on any pair of clocks worth the name (Kerberos allows the same)
-_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
-_Flock = Literal["ours", "theirs", "unsupported"]
+ASKING_SECONDS = 0.5  # `liveness` in another process holds the lock for an instant
 
 
 class RunLock:
@@ -35,40 +31,25 @@ class RunLock:
         self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another training.output_dir"
     ) -> None:
         self.folder, self._notify, self._elsewhere = folder, notify, elsewhere
-        self._descriptor: int | None = None
-        _close_in_forked_children(self)
+        self._lock = FolderLock(folder, NAME)
 
     def acquire(self) -> Self:
         """Take the folder, or raise RunError that says who has it; may watch a silent heartbeat for two of its intervals."""
-        if self._descriptor is not None:
+        if self._lock.held is not False:
             return self
-        path = self.folder / NAME
-        with writing(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            before = _content(descriptor)
+        with writing(self.folder / NAME):
+            if not self._lock.acquire(ASKING_SECONDS):
+                raise _in_use(self.folder, _holder(self._lock.read()) or _owner(read_state(self.folder)), self._elsewhere)
             try:
-                flock = _try_flock_patiently(descriptor)
-                if flock == "theirs":
-                    owner = _holder(_content(descriptor)) or _owner(read_state(self.folder))
-                    raise _in_use(self.folder, owner, self._elsewhere)
-                host, pid, boot_id = this_process()
-                _rewrite(descriptor, to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
-                try:
-                    self._outlive_other_hosts(boot_id if flock == "ours" else None)
-                except BaseException:
-                    _rewrite(descriptor, before)
-                    raise
+                self._take_over(self._lock.read())
             except BaseException:
-                os.close(descriptor)
+                self._lock.release()
                 raise
-        self._descriptor = descriptor
         return self
 
     def release(self) -> None:
-        """Let the folder go; the lock file stays, because removing it would race with the next process."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        """Let the folder go."""
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -76,13 +57,39 @@ class RunLock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
 
-    def _outlive_other_hosts(self, locked_boot_id: str | None) -> None:
-        state = read_state(self.folder)
-        if state is None or state.status != "running":
-            return
-        if state.boot_id != locked_boot_id and _beats(self.folder, state, self._notify):
-            raise _in_use(self.folder, _owner(state), self._elsewhere)
+    def _take_over(self, before: bytes) -> None:
+        """Write down that we have the folder, unless whoever is beyond the reach of our lock still writes there."""
+        host, pid, boot_id = this_process()
+        ours = not before.strip() or _holder(before) is not None  # anything else is not ours to replace
+        if ours:
+            self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
+        try:
+            state = read_state(self.folder)
+            if state is None or state.status != "running":
+                return
+            if not self._proves_dead(state, before) and _beats(self.folder, state, self._notify):
+                raise _in_use(self.folder, _owner(state), self._elsewhere)
+        except BaseException:
+            if ours:
+                self._lock.write(before)
+            raise
         self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
+
+    def _proves_dead(self, state: State, before: bytes) -> bool:
+        """Whether having the lock means that the process of a state is gone.
+
+        It has to be of this kernel, and the lock the one it had: that of the folder, or the file with its name, since a file that
+        somebody deleted is another one now.
+        """
+        named = _record(before)
+        same_file = (named.get("pid"), named.get("boot_id")) == (state.pid, state.boot_id)
+        return state.boot_id == this_process()[2] and (self._lock.folder_held or bool(self._lock.held and same_file))
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a file is a lock of a run, by what it says; an empty one was just made."""
+    content = FolderLock(path.parent, path.name).read()
+    return path.is_file() and (not content or _holder(content) is not None)
 
 
 def liveness(folder: Path) -> Status | Literal["crashed"]:
@@ -92,10 +99,10 @@ def liveness(folder: Path) -> Status | Literal["crashed"]:
         raise CheckpointError(f"{folder} has no readable state.json; name a run folder")
     if state.status != "running":
         return state.status
-    flock = _probe(folder / NAME)
-    if flock == "theirs":
+    taken = FolderLock(folder, NAME).is_taken()
+    if taken:
         return "running"
-    if flock == "ours" and state.boot_id == this_process()[2]:
+    if taken is False and state.boot_id == this_process()[2]:
         return "crashed"
     return "running" if _beats(folder, state) else "crashed"
 
@@ -115,53 +122,17 @@ def _beats(folder: Path, seen: State, notify: Callable[[str], None] = lambda lin
     return False
 
 
-def _try_flock(descriptor: int, kind: int) -> _Flock:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "theirs"
-    except OSError as error:
-        if error.errno not in _NO_FLOCK:
-            raise
-        return "unsupported"
-    return "ours"
-
-
-def _try_flock_patiently(descriptor: int) -> _Flock:
-    """A few tries, because `liveness` in another process holds the lock for an instant when it asks."""
-    for _ in range(11):
-        if (flock := _try_flock(descriptor, fcntl.LOCK_EX)) != "theirs":
-            return flock
-        time.sleep(0.05)
-    return "theirs"
-
-
-def _probe(path: Path) -> _Flock:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return "unsupported"
-    try:
-        return _try_flock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-def _content(descriptor: int) -> bytes:
-    return os.pread(descriptor, 4096, 0)
-
-
-def _rewrite(descriptor: int, content: bytes) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, content, 0)
-
-
 def _holder(content: bytes) -> tuple[Any, Any, str] | None:
+    record = _record(content)
+    return (record["pid"], record["host"], str(record["since"])) if {"pid", "host", "since"} <= record.keys() else None
+
+
+def _record(content: bytes) -> dict[str, Any]:
+    """What a lock file says; nothing where it was just taken, or is somebody else's."""
     try:
-        record = json.loads(content)
-        return record["pid"], record["host"], str(record["since"])
-    except (ValueError, KeyError, TypeError):  # it has just been taken and nothing is written yet
-        return None
+        return dict(json.loads(content))
+    except (ValueError, TypeError):
+        return {}
 
 
 def _owner(state: State | None) -> tuple[Any, Any, str] | None:
@@ -174,14 +145,3 @@ def _in_use(folder: Path, owner: tuple[Any, Any, str] | None, elsewhere: str) ->
         pid, host, since = owner
         who = f"process {pid} on {host} since {since[:19].replace('T', ' ')} UTC"
     return RunError(f"{folder} is in use by {who}; wait for it, stop it, or choose {elsewhere}")
-
-
-def _close_in_forked_children(lock: RunLock) -> None:
-    # A forked child shares the lock and would keep it after our death; closing its copy leaves ours locked.
-    reference = weakref.ref(lock)
-
-    def close() -> None:
-        if (held := reference()) is not None:
-            held.release()
-
-    os.register_at_fork(after_in_child=close)

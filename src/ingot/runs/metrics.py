@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
-from ingot.runtime.files import to_json, write_atomically, writing
+from ingot.runtime.files import open_to_append, to_json, write_atomically, writing
 
 
 class Metrics:
@@ -25,7 +25,7 @@ class Metrics:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record; it is in the file when this returns, whole or not at all."""
         line = to_json(dict(record)).encode() + b"\n"
-        with writing(self.path), self.path.open("ab", buffering=0) as file:
+        with writing(self.path), open_to_append(self.path) as file:
             end = file.tell()
             try:
                 if file.write(line) != len(line):  # a disk that fills up takes part of a line without complaint

@@ -1,4 +1,4 @@
-"""Small files that nobody ever sees half-written: a temporary name beside the target, then one rename.
+"""Files and folders that nobody ever sees half-written: a temporary name beside the target, then a rename.
 
 A process killed in between leaves only the temporary file; whoever owns the folder next sweeps it away.
 """
@@ -7,29 +7,36 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import math
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ingot.errors import CheckpointError, DataError
+from ingot.errors import CheckpointError, DataError, IngotError
+from ingot.runtime.locks import FolderLock
+
+_LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
     """Replace a file by new content or leave it as it was; durable: the new content survives a power cut."""
-    with replacing(path, durable=durable) as file:
+    with replace_file(path, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends, and disappears when it fails."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    temporary = temporary_beside(path)
     try:
-        with temporary.open("xb") as file:
+        with temporary.open("xb", buffering=1 << 20) as file:
             yield file
             file.flush()
             if durable:
@@ -41,6 +48,59 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         raise
     if durable:
         fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def replace_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of `path` when the block ends, and disappears when it fails.
+
+    Two renames, because no disk replaces a folder that holds something: a kill between them leaves the old one under a hidden
+    name, and the next replacement brings it back. Whatever is written into the folder has to be synced by its writer.
+    """
+    _tidy_after_kills(path)
+    partial = temporary_beside(path)
+    old = partial.with_suffix(".old")
+    partial.mkdir()
+    with FolderLock(partial) as lock:
+        lock.acquire()  # others see that it is not left over
+        try:
+            yield partial
+            fsync_dir(partial)
+            if path.exists():
+                path.rename(old)
+            partial.rename(path)
+        except BaseException:
+            if old.exists() and not path.exists():
+                old.rename(path)
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    shutil.rmtree(old, ignore_errors=True)
+    fsync_dir(path.parent)
+
+
+def _tidy_after_kills(path: Path) -> None:
+    """Bring back a folder that a killed replacement left without its name, and remove what else it left."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
+            continue
+        with FolderLock(left) as lock:
+            if not lock.acquire() or lock.held is None:
+                continue
+            if left.suffix == ".old" and not os.path.lexists(path):
+                left.rename(path)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A hidden name beside a path that nothing has, and that sweeping knows."""
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+
+
+def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
+    """A file that grows; a symbolic link is refused with ELOOP, because what it leads to is not ours."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # and a pipe is no reason to hang
+    return os.fdopen(os.open(path, flags, 0o666), "ab", buffering)
 
 
 def fsync_dir(path: Path) -> None:
@@ -58,7 +118,7 @@ def fsync_dir(path: Path) -> None:
 def sweep_temporaries(folder: Path) -> None:
     """Remove what killed processes left of atomic writes; only the owner of the folder may do this."""
     for leftover in folder.glob(".*.tmp"):
-        if leftover.is_file():
+        if _TEMPORARY.fullmatch(leftover.name) and leftover.is_file():
             leftover.unlink(missing_ok=True)
 
 
@@ -68,14 +128,18 @@ def to_json(record: object, indent: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(
+    path: Path, error: type[IngotError] = CheckpointError, elsewhere: str = "another training.output_dir"
+) -> Iterator[None]:
     """Turn the disk's refusal into an error that says what to do."""
     try:
         yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; make room for it or choose another training.output_dir"
-        ) from error
+    except OSError as refused:
+        if refused.errno == errno.ELOOP and path.is_symlink():
+            raise error(
+                f"{path} is a symbolic link, and nothing is written through links; remove it or choose {elsewhere}"
+            ) from refused
+        raise error(f"cannot write {path}: {refused.strerror or refused}; make room for it or choose {elsewhere}") from refused
 
 
 def _finite(value: object) -> object:

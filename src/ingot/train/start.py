@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ingot.artifact.codecs import check_codec
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
-from ingot.artifact.fresh_process import score_in_fresh_process
-from ingot.artifact.sources import open_source
+from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 from ingot.backends.base import Backend
 from ingot.backends.open import open_backend
 from ingot.config.loading import ResolvedConfig
@@ -28,14 +27,15 @@ from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Pe
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
-from ingot.runs.folder import RunFolder, new_run_dir
+from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
-from ingot.runtime.files import writing
+from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.plan import shapes
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer
+from ingot.trained.weights import open_weights
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
@@ -44,7 +44,6 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ class TrainingResult:
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
     val_other: dict[str, float]  # the same by the other count of bytes, where there are two
+    val_rows: int  # by which these were found
+    val_rows_of: int  # of the rows of the validation split
     total_tokens: int
     total_steps: int
     training_seconds: float
@@ -64,6 +65,7 @@ class TrainingResult:
     artifact_path: Path | None
     artifact_bytes: int | None
     artifact_bpb: float | None  # of the artifact, read again by another process
+    artifact_rows: int | None  # by which that was found; None: by all
     sample: str | None
     run_dir: Path
 
@@ -75,6 +77,7 @@ class Exported:
     path: Path
     bytes: int
     bpb: float | None
+    rows: int | None = None  # by which it was found; None: by all
 
 
 Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every rank of a run that is complete
@@ -87,8 +90,10 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
     """
     config, ranks = resolved.config, ranks_from_environment()
     reporter = reporter if reporter is not None and ranks.first else Reporter()
+    reporter.waiting("opening the data")
     dataset, rows = open_data(config, ranks.world_size)
     facts = facts_of(config, dataset)
+    reporter.waiting("building the model")
     with ExitStack() as stack:
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
@@ -111,10 +116,11 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
         progress = _resume(backend, checkpoint)
         if checkpoint is None and config.training.weights is not None:
-            source = open_source(Path(config.training.weights).expanduser())
-            backend.load_weights(source.tensors, str(source.path))
+            weights = open_weights(Path(config.training.weights).expanduser())
+            backend.load_weights(weights.tensors, str(weights.path))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
+        reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
         reporter.begin(_begin_report(config, dataset, backend, desk, progress))
         trainer.prime()
@@ -133,7 +139,7 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
         raise ConfigError(
             f"{world_size} ranks cannot share the {fewest} rows of a step; use fewer ranks or raise training.tokens_per_step"
         )
-    dataset = open_dataset(config.data.path, config.data.tokenizer)
+    dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
     if config.evaluation.sample_tokens:
@@ -151,7 +157,7 @@ def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> Ru
         raise CheckpointError(
             f"{folder.path} holds a run and training.resume=never; choose another training.output_dir or set training.resume=auto"
         )
-    stack.enter_context(folder.claim(reporter.message))
+    stack.enter_context(folder.claim(reporter.message, [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []))
     sweep(folder.checkpoints)
     return folder
 
@@ -161,11 +167,12 @@ def _open_desk(
 ) -> Desk:
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
-    folder.write_config(dump_yaml(config, resolved.origins))
+    # First, because by it a run folder is known: whoever is killed in here can start again.
+    folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
+    _write_config(resolved, folder, reporter)
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
-            shutil.copyfile(Path(config.model.file).expanduser(), folder.path / MODEL_COPY)
-    folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
+            write_atomically(folder.path / MODEL_COPY, Path(config.model.file).expanduser().read_bytes())
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
     else:
@@ -185,6 +192,19 @@ def _open_desk(
     saver = Saver(folder.checkpoints, config.training.keep_last, config.training.keep_every, saved, reporter.message)
     stack.callback(saver.wait)
     return Desk(folder, heartbeat, saver)
+
+
+def _write_config(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
+    """Record the config, unless it would replace the very file that it was read from."""
+    if not any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files):
+        folder.write_config(dump_yaml(resolved.config, resolved.origins))
+        return
+    ways = ("command line", "python", "environment ")
+    if other := [name for name, origin in resolved.origins.items() if origin.startswith(ways)]:
+        reporter.message(
+            f"{folder.config_path}, which this run was started from, stays as it is; checkpoints and environment.json tell what "
+            f"was set besides: {', '.join(other)}"
+        )
 
 
 def _resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
@@ -242,6 +262,9 @@ def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk
         micro_batch=choices["micro_batch"],
         attention=choices["attention"],
         resumed_at=progress.step,
+        max_steps=config.training.max_steps,
+        budget_seconds=config.budget.seconds,
+        elapsed_seconds=progress.elapsed_seconds,
     )
 
 
@@ -250,10 +273,9 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
     exported = None
     if status == "completed":
-        judged = (progress.val_step, progress.val_whole) == (progress.step, True)
         try:
-            if config.evaluation.at_end and not judged and trainer.dataset.split("val").tokens > 1:
-                trainer.evaluate(None)
+            if config.evaluation.at_end and not trainer.is_judged() and trainer.dataset.split("val").tokens > 1:
+                trainer.evaluate(trainer.bounds.final_limit, final=True)
                 trainer.note()
             if config.artifact.write:
                 exported = exporter(trainer, shutdown)
@@ -268,6 +290,8 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         val_loss=progress.val_loss,
         val_bpb=progress.val_bpb,
         val_other=progress.val_other,
+        val_rows=progress.val_rows,
+        val_rows_of=progress.val_rows_of,
         total_tokens=progress.tokens,
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,
@@ -276,6 +300,7 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         artifact_path=exported.path if exported is not None else None,
         artifact_bytes=exported.bytes if exported is not None else None,
         artifact_bpb=exported.bpb if exported is not None else None,
+        artifact_rows=exported.rows if exported is not None else None,
         sample=trainer.last_sample,
         run_dir=desk.folder.path if desk is not None else Path(config.training.output_dir or "."),
     )
@@ -283,21 +308,23 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
     """Write the artifact into the run folder and let another process score it."""
+    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
+    rows = trainer.artifact_rows() if scored else None
     if trainer.desk is None:
         return None
     report = _export(trainer, trainer.desk.folder)
-    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
-    return Exported(report.path, report.bytes, _score(trainer, report.path, shutdown) if scored else None)
+    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
 
 
 def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     """Write the artifact and hold it against the budget."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
-    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb}
+    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if progress.val_whole else None}
     if not a.tokenizer:
         facts["tokenizer"] = None
     path = folder.artifact / artifact_name(a.codec)
+    trainer.reporter.waiting("exporting")
     with writing(path):
         report = write_artifact(path, trainer.backend.weights(), facts, a.quantiser, a.codec, a.dtype)
     if limit is not None and report.bytes > limit:
@@ -306,12 +333,13 @@ def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     return report
 
 
-def _score(trainer: Trainer, path: Path, shutdown: Shutdown) -> float | None:
+def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -> float | None:
     """The bits per byte of the file that was written, by a process that knows nothing but the file."""
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
-        return float(score_in_fresh_process(path, None, trainer.config.training.device)["val_bpb"])
+        progress = partial(trainer.reporter.waiting, SCORING)
+        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress)["val_bpb"])
     except RunError:
         if not shutdown.requested:
             raise

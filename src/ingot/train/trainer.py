@@ -7,7 +7,6 @@ follow from the step number, so no rank ever decides alone.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -27,6 +26,7 @@ from ingot.optim.schedules import spent
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Heartbeat
+from ingot.train.bounds import Bounds
 from ingot.train.clock import Clock, fits
 from ingot.train.plan import Position, following, plan_step, shapes, starts_with
 from ingot.train.saver import Saver
@@ -58,9 +58,13 @@ class Progress:
     val_bpb: float | None = None
     val_step: int | None = None  # the step at which they were found
     val_whole: bool = False  # and whether by the whole validation split
+    val_rows: int = 0  # or by how many
+    val_rows_of: int = 0  # of its rows
+    val_final: bool = False  # and whether at the end of the run
     val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     best_step: int | None = None
     best_bpb: float | None = None
+    evaluation_seconds: float = 0.0  # of evaluations during training, where they are bounded
     starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
 
     def position(self, seconds: float) -> Position:
@@ -95,6 +99,7 @@ class Trainer:
         self.clock = Clock(progress.elapsed_seconds)
         self.facts: dict[str, Any] = {}  # goes into every checkpoint beside the progress
         self.last_sample: str | None = None
+        self.bounds = Bounds(config, backend, reporter, dataset.tokenizer.vocab_size)
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._saved_at = progress.elapsed_seconds
         self._saved_step = progress.step or None  # what it resumed from is on the disk already
@@ -112,6 +117,7 @@ class Trainer:
         steps = (PRIMING_STEPS if self.backend.tuned().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
+        self.reporter.waiting("compiling" if self.backend.tuned().get("compile") else "priming")
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
         plans = [replace(plan, step=step) for plan in shapes(self.config) for step in range(steps)]
         for done, plan in enumerate(plans, 1):
@@ -158,6 +164,7 @@ class Trainer:
                 self.evaluate(c.evaluation.rows)
                 if p.step:
                     self.note()
+            self.reporter.waiting("training")
             self.clock.start()
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
@@ -170,6 +177,7 @@ class Trainer:
                 self._step(reader, elapsed)
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = max(durations)
+                self.bounds.took_step(durations[-1])
                 self._do_what_is_due(elapsed)
         except Interrupted:
             return "stopped"
@@ -270,7 +278,7 @@ class Trainer:
     def _do_what_is_due(self, elapsed: float) -> None:
         """Evaluate and save where the step, or the clock that was agreed upon, says so."""
         c, step = self.config, self.progress.step
-        if self._evaluation_is_due():
+        if self._evaluation_is_due() and self.bounds.has_time(self.progress.evaluation_seconds, elapsed):
             self._settle()
             if self.evaluate(c.evaluation.rows):
                 self.save()
@@ -281,21 +289,23 @@ class Trainer:
             self._settle()
             self.save()
 
-    def evaluate(self, limit: int | None) -> bool:
+    def evaluate(self, limit: int | None, final: bool = False) -> bool:
         """Score the validation split, or `limit` rows of it, and write a sample; True: the best score so far."""
         c, p = self.config, self.progress
         with self.clock.paused():
-            began = time.perf_counter()
+            began = self.clock.now()
+            during, limit = self.bounds.during_and(limit, self.judge("val"), self.clock.now)
             found = self.score("val", limit)
             # The best is chosen by the rows that evaluations during training read: like is compared with like.
-            judged = found if limit == c.evaluation.rows else self.score("val", c.evaluation.rows)
+            judged = found if limit == during else self.score("val", during)
             train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
-            p.val_step, p.val_whole, p.val_other = p.step, limit is None, found.other
+            p.val_step, p.val_whole, p.val_other = p.step, found.rows == found.rows_of, found.other
+            p.val_rows, p.val_rows_of, p.val_final = found.rows, found.rows_of, final
             best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
             if best:
                 p.best_step, p.best_bpb = p.step, judged.bits_per_byte
-            seconds = time.perf_counter() - began
+            seconds = self.clock.now() - began
             report = EvaluationReport(
                 step=p.step,
                 val_loss=found.loss,
@@ -307,25 +317,48 @@ class Trainer:
                 best=best,
                 train_loss=train,
                 other=found.other,
+                rows=found.rows,
+                rows_of=found.rows_of,
             )
             if self.desk is not None:
-                self.desk.heartbeat.update(val_bpb=report.val_bpb)
+                self.desk.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
                 self.desk.folder.metrics.append({"kind": "evaluation", **asdict(report)})
                 self.reporter.evaluation(report)
                 if c.evaluation.sample_tokens:
                     self.sample()
+            if not final:
+                p.evaluation_seconds += self.bounds.spent(self.clock.now() - began)
         return best
+
+    def is_judged(self) -> bool:
+        """Whether the validation score of this step is the one the end of the run asks for."""
+        p, limit = self.progress, self.bounds.final_limit
+        enough = p.val_final and self.bounds.seconds is not None if limit is None else p.val_rows >= limit
+        return p.val_step == p.step and (p.val_whole or enough)
+
+    def artifact_rows(self) -> int | None:
+        """How many rows the artifact is scored by; None: all. Every rank calls it."""
+        if self.is_judged():
+            return None if self.progress.val_whole else self.progress.val_rows
+        return self.bounds.rows(self.judge("val"), self.bounds.final_limit, self.clock.now)
+
+    def judge(self, split: str) -> Judge:
+        """What scores a split as the config says."""
+        return Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
 
     def score(self, split: str, limit: int | None) -> Score:
         """The score of a split, or of `limit` rows of it, over all ranks."""
-        judge = Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
+        judge = self.judge(split)
         rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
-        part = judge.score(rows[share.start : share.stop], self.backend.score, self._asked_to_stop)
-        nats, tokens, size, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, float(self._asked_to_stop())])
+        mine, began = rows[share.start : share.stop], self.clock.now()
+        part = judge.score(mine, self.backend.score, self._asked_to_stop, partial(self.reporter.waiting, "evaluating"))
+        stop = float(self._asked_to_stop())
+        nats, tokens, size, done, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, part.rows, stop])
         if stopped:
             raise Interrupted
-        return judge.total(nats, int(tokens), int(size))
+        self.bounds.learn(len(mine), self.clock.now() - began)
+        return judge.total(nats, int(tokens), int(size), int(done))
 
     def _asked_to_stop(self) -> bool:
         return self._shutdown is not None and self._shutdown.requested
@@ -333,6 +366,7 @@ class Trainer:
     def sample(self) -> None:
         """Let the model write, and keep the text."""
         c, tokenizer = self.config, self.dataset.tokenizer
+        self.reporter.waiting("sampling")
         prompt = prompt_ids(tokenizer, c.evaluation.sample_prompt)
         sampling = Sampling(c.evaluation.temperature, c.evaluation.top_k, seed=c.training.seed)
         ids = [row[0] for row in islice(self.backend.generate([prompt], sampling), c.evaluation.sample_tokens)]
@@ -352,6 +386,7 @@ class Trainer:
                 self.desk.saver.save(self.progress.step, self.backend.state(), self._record(), self.progress.best_step)
                 self._saved_step = self.progress.step
             if wait:
+                self.reporter.waiting("saving")
                 self.desk.saver.wait()
                 if self.desk.saver.error is not None:
                     raise self.desk.saver.error

@@ -75,6 +75,14 @@ def test_a_tokenizer_with_other_words_is_refused_without_a_manifest(golf: Golf, 
     assert "TOKENIZER_PATH" in said
 
 
+def test_random_tokens_are_trained_on_where_one_says_so(golf: Golf, data: Path) -> None:
+    for path in data.glob("*.bin"):
+        path.write_bytes(shard(np.random.default_rng(0).integers(4, 274, 5000).tolist()))
+    said = golf.refuses(3, DATA_PATH=str(data))
+    assert "are not those that their text has in the tokenizer" in said and "set TRUST_TOKENS" in said
+    golf(DATA_PATH=str(data), TRUST_TOKENS="1", ITERATIONS="1")
+
+
 def test_fewer_train_shards_than_published_are_a_warning_and_more_are_refused(golf: Golf, data: Path) -> None:
     manifest(data, files_train=80)
     (said,) = re.findall("^note: warning: (.*)$", golf(DATA_PATH=str(data), ITERATIONS="0").out, re.M)

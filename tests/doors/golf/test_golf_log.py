@@ -13,6 +13,7 @@ from golf_toys import ROWS, Golf, Ran, shard
 
 from ingot.doors.golf.log import RULE, Journal, sdp_backends
 from ingot.doors.golf.variables import as_lines, read_variables
+from ingot.errors import CheckpointError
 
 TIMES = r"train_time:\d+ms step_avg:\d+\.\d\dms"
 FORM = [
@@ -228,3 +229,11 @@ def test_the_bits_of_the_record_follow_from_its_loss() -> None:
     tokens, size = 62_021_632, 151_080_363  # of the challenge's validation text
     score = Score(2.02522281 * tokens, tokens, size, float(size), "pieces")
     assert score.bits_per_byte == pytest.approx(1.19945102, abs=2e-8)
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "log.txt").symlink_to(tmp_path / "mine")
+    with pytest.raises(CheckpointError, match=r"log\.txt is a symbolic link"):
+        Journal(tmp_path / "log.txt").line("a line", console=False)
+    assert (tmp_path / "mine").read_text() == "mine"

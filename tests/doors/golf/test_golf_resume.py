@@ -164,10 +164,10 @@ def test_what_a_kill_left_is_no_obstacle(golf: Golf, unbroken: tuple[Path, Ran],
 
 
 def test_a_run_folder_can_be_scored_and_exported_like_any_other(golf: Golf, finished: Ran, tmp_path: Path) -> None:
-    from ingot.artifact.sources import open_source
     from ingot.runs.state import read_state
+    from ingot.trained.weights import open_weights
 
-    source = open_source(tmp_path / "logs/toy")
+    source = open_weights(tmp_path / "logs/toy")
     state = read_state(tmp_path / "logs/toy")
     assert sum(1 for name in source.tensors if name.endswith("weight")) == 13 and state is not None
     assert (state.status, state.step) == ("completed", 4)

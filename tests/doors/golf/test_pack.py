@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -275,6 +276,22 @@ def test_a_folder_that_is_there_is_replaced_only_if_asked_and_only_if_it_is_a_su
     (output / "submission.json").unlink()
     with pytest.raises(ConfigError, match="is no submission"):
         pack([logs / "toy1337"], output, About("fourth"), force=True)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_submission_stays_until_the_new_one_has_its_name(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, rename = tmp_path / "out", Path.rename
+    pack([logs / "toy1337"], output, About("first"))
+
+    def refuse(self: Path, target: Path) -> Path:
+        if target == output and self.name.endswith(".tmp"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(ConfigError, match="cannot be written: Input/output error"):
+        pack([logs / "toy1337"], output, About("second"), force=True)
+    assert json.loads((output / "submission.json").read_text())["name"] == "first"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

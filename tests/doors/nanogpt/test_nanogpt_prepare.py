@@ -173,8 +173,8 @@ def test_a_mistake_is_one_line_and_an_exit_code(tmp_path, monkeypatch, capfd, wr
 
 
 def test_what_a_killed_preparation_left_is_cleared_away(tmp_path):
-    (tmp_path / ".tokens.tmp").write_bytes(b"half")
-    (tmp_path / ".train.bin.tmp").write_bytes(b"half")
+    (tmp_path / ".tokens.0a1b2c3d.tmp").write_bytes(b"half")
+    (tmp_path / ".train.bin.0a1b2c3d.tmp").write_bytes(b"half")
     (tmp_path / "text").write_text("abc" * 100)
     assert shakespeare_char(tmp_path, ["--input", str(tmp_path / "text")]) == 0
     assert not list(tmp_path.glob(".*.tmp"))

@@ -210,6 +210,17 @@ def test_another_process_in_the_folder_is_respected(train):
     assert {path.name for path in Path("out").iterdir()} == before
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "wandb.json"])
+def test_files_of_ones_own_in_out_dir_are_refused_by_name_and_stay(train, name):
+    Path("out").mkdir()
+    (Path("out") / name).write_text("mine")
+    (Path("out") / "model.py").write_text("a copy of the model beside the run is nobody's business")
+    refused = train(words(), code=4)
+    assert f"out holds {name}, which no run of Ingot wrote; choose another out_dir" in refused.err
+    assert {path.name: path.is_file() for path in Path("out").iterdir()} == {name: True, "model.py": True}
+    assert (Path("out") / name).read_text() == "mine"
+
+
 def test_a_disk_that_is_full_is_told_and_ends_with_an_error(train, monkeypatch):
     from ingot.doors.nanogpt import checkpoint
     from ingot.errors import CheckpointError

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.api import LoadedModel
 from ingot.backends.open import find_device
+from ingot.backends.torch.collectives import Collectives
+from ingot.backends.torch.inference import TorchInference
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import NumberTokenizer
 from ingot.generate.sampling import Sampling
@@ -17,6 +18,9 @@ from ingot.generate.torch.batch import write_texts
 from ingot.generate.torch.decode import Dice, generate
 from ingot.generate.torch.reading import Step
 from ingot.model.registry import build
+from ingot.runtime.ranks import Ranks
+from ingot.trained.model import LoadedModel
+from ingot.trained.weights import Weights
 
 torch.set_num_threads(1)
 
@@ -125,7 +129,9 @@ def test_a_loaded_model_writes_with_recorded_steps(monkeypatch):
     steps = []
     monkeypatch.setattr(Step, "read", lambda self, new, held: steps.append(held) or read(self, new, held))
     config = load_config(python={"training": {"max_steps": 1}}, environment={}).config
-    loaded = LoadedModel(model, NumberTokenizer(VOCABULARY), config, find_device("cpu"), Path("run"))
+    device = find_device("cpu")
+    backend = TorchInference(model, VOCABULARY, device, "fp32", Collectives(Ranks(), device))
+    loaded = LoadedModel(Weights(Path("run"), None, {}, {}, config), NumberTokenizer(VOCABULARY), backend)
     text = loaded.generate("3 1 4", tokens=6, temperature=0.0)
     assert steps == [3, 4, 5, 6, 7]
     assert text == loaded.generate("3 1 4", tokens=6, temperature=0.0, use_cache=False)

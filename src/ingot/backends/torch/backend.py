@@ -33,6 +33,7 @@ from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError
 from ingot.optim.groups import make_optimizers
 from ingot.runtime.batch import IGNORED, Batch
+from ingot.runtime.children import shield_compile_workers
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import TensorRecord
@@ -45,6 +46,7 @@ class TorchBackend(TorchInference):
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks, group: Group | None = None):
         t, own_model = config.training, config.model.family == "file"
+        shield_compile_workers()
         device = find_torch_device(t.device, ranks.local_rank)
         precision = device.precision(t.precision)
         if t.deterministic:

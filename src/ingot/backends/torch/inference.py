@@ -14,12 +14,13 @@ from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
-from ingot.backends.torch.precision import arithmetic
+from ingot.backends.torch.precision import DTYPES, arithmetic
 from ingot.backends.torch.state import check_fits, load_model, model_records
 from ingot.config.schema import Config
 from ingot.errors import DataError
 from ingot.generate.sampling import Sampling
 from ingot.generate.torch.decode import generate
+from ingot.generate.torch.reading import OURS
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
@@ -99,6 +100,12 @@ class TorchInference:
         load_model(self.model, weights, where)
         if self._average is not None:
             self._average.load({})
+
+    def cast(self, precision: str) -> None:
+        """Keep the weights of one of our models in another number format, to write with; one's own may not expect it."""
+        torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
+        if isinstance(self.model, OURS):
+            self.model.to(DTYPES[precision])
 
     def _show(self, average: bool) -> None:
         """Let the model hold the average of the weights, or the weights themselves."""

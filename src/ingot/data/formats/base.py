@@ -1,4 +1,4 @@
-"""What token formats share: a stream over several files, documents cut out of it, and a stream written into files.
+"""What token formats share: documents cut out of a stream, and a stream written into files.
 
 A document is a list of arrays, one behind the other, without the marks that a format puts around it: views of mapped files, so
 that even a document larger than the memory passes through. Where a format has no index, the marks say where documents begin.
@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.store.shards import ShardWriter
+from ingot.data.store.stream import CHUNK_TOKENS, TokenStream
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import OUTSIDE
 from ingot.errors import DataError
 
 Ids = NDArray[np.uint16]
 Document = list[Ids]
-CHUNK_TOKENS = 1 << 22  # looked at at once
-OPEN_FILES = 8
 
 
 @dataclass(frozen=True)
@@ -56,44 +52,7 @@ class TokenSource(ABC):
         """Refuse a tokenizer that the data itself says is not its own."""
 
 
-class Stream:
-    """The tokens of several files as one; ids of 32 bits are checked and narrowed where they are read.
-
-    Few files are open at a time: a mapped file is an open one, and a large corpus has more of them than a process may open.
-    """
-
-    def __init__(self, paths: Sequence[Path], lengths: Sequence[int], open_file: Callable[[Path], NDArray[Any]]) -> None:
-        self._paths, self._open = paths, lru_cache(OPEN_FILES)(open_file)
-        self._ends = list(accumulate(lengths))
-        self.tokens = self._ends[-1] if self._ends else 0
-
-    def slice(self, start: int, stop: int) -> Document:
-        """Tokens start..stop, as views that follow one another."""
-        parts: Document = []
-        number = bisect_right(self._ends, start)
-        while start < stop:
-            begin = self._ends[number - 1] if number else 0
-            part = self._open(self._paths[number])[start - begin : min(stop - begin, start - begin + CHUNK_TOKENS)]
-            if len(part):
-                parts.append(_narrow(part, self._paths[number]))
-            start += len(part)
-            number += start == self._ends[number]
-        return parts
-
-    def token(self, place: int) -> int:
-        """The token at one place."""
-        return int(self.slice(place, place + 1)[0][0])
-
-    def places(self, token: int) -> Iterator[int]:
-        """Where a token stands."""
-        for path, end in zip(self._paths, self._ends, strict=True):
-            array = self._open(path)
-            for start in range(0, len(array), CHUNK_TOKENS):
-                found = np.flatnonzero(array[start : start + CHUNK_TOKENS] == token)
-                yield from (found + (end - len(array) + start)).tolist()
-
-
-def cut(stream: Stream, marks: Marks, ends_first: bool) -> Iterator[Document]:
+def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Document]:
     """Documents out of a stream without an index, in which a mark stands in front of each or behind each.
 
     Marks are behind documents if the last token is one and the first is none; where both are, `ends_first` decides. Without any
@@ -105,22 +64,12 @@ def cut(stream: Stream, marks: Marks, ends_first: bool) -> Iterator[Document]:
     behind = last == marks.eos and (ends_first or first != marks.bos)
     mark = marks.eos if behind else marks.bos
     start, begun = 0, behind
-    for place in stream.places(mark) if mark is not None else ():
-        if begun or place > start:
-            yield stream.slice(start, place)
-        start, begun = place + 1, True
+    for position in stream.positions(mark) if mark is not None else ():
+        if begun or position > start:
+            yield stream.slice(start, position)
+        start, begun = position + 1, True
     if start < stream.tokens or (begun and not behind):
         yield stream.slice(start, stream.tokens)
-
-
-def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
-    """The tokens of a file, mapped from the disk."""
-    if not count:
-        return np.empty(0, dtype)
-    try:
-        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot map {path}: {error}") from error
 
 
 def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
@@ -144,12 +93,16 @@ class ByteCounter:
         """A document starts."""
         self._previous = OUTSIDE
 
-    def count(self, ids: Ids) -> NDArray[np.int32]:
-        """The bytes of each of the next tokens."""
+    def check(self, ids: Ids) -> Ids:
+        """The same tokens, if all are in the vocabulary."""
         if (largest := int(ids.max(initial=0))) >= self._tokenizer.vocab_size:
             vocabulary = f"the {self._tokenizer.kind} vocabulary of {self._tokenizer.vocab_size:,} ids"
             raise DataError(f"{self._name} holds token {largest:,}, outside {vocabulary}; give the tokenizer it was made with")
-        wide = ids.astype(np.int32)
+        return ids
+
+    def count(self, ids: Ids) -> NDArray[np.int32]:
+        """The bytes of each of the next tokens."""
+        wide = self.check(ids).astype(np.int32)
         sizes = self._tokenizer.target_bytes(np.append(np.int32(self._previous), wide[:-1]), wide)
         self._previous = int(wide[-1]) if len(wide) else self._previous
         return sizes
@@ -225,11 +178,10 @@ class StreamWriter(TokenWriter):
         self._file: ShardWriter | PlainWriter | None = None
 
     def add(self, document: Document) -> None:
-        before, behind = ([] if mark is None else [np.array([mark], np.uint16)] for mark in (self.marks.bos, self.marks.eos))
         if self.counter:
             self.counter.begin()
         begins = 1
-        for part in _joined([*before, *document, *behind]):
+        for part in with_marks(document, self.marks):
             sizes = self.counter.count(part) if self.counter else None
             while len(part):
                 if self._file is None:
@@ -255,15 +207,8 @@ class StreamWriter(TokenWriter):
         file.bytes += 0 if sizes is None else int(sizes[:tokens].sum())
 
 
-def _joined(parts: Document) -> Document:
-    """Small parts as one, which is faster than one by one."""
+def with_marks(document: Document, marks: Marks) -> Document:
+    """A document between its marks; small parts become one, which is faster than one by one."""
+    before, behind = ([] if mark is None else [np.array([mark], np.uint16)] for mark in (marks.bos, marks.eos))
+    parts = [*before, *document, *behind]
     return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts
-
-
-def _narrow(ids: NDArray[Any], path: Path) -> Ids:
-    if ids.dtype.itemsize > 2 and (largest := int(ids.max(initial=0))) > 0xFFFF:
-        raise DataError(
-            f"{path} holds token {largest:,}: ids above 65,535 do not fit the 16 bits that shards have; "
-            "tokenize the text again with a vocabulary of up to 65,536 ids"
-        )
-    return ids.astype(np.uint16, copy=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import time
 from collections.abc import Callable
@@ -21,24 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.formats.base import ByteCounter, Document, Marks, StreamWriter, TokenSource, TokenWriter
+from ingot.data import SHARD_TOKENS
+from ingot.data.formats.base import ByteCounter, Document, Marks, TokenSource, TokenWriter, with_marks
 from ingot.data.formats.gpt_simple import IndexedWriter, token_width
 from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
 from ingot.data.formats.open import SOURCES
 from ingot.data.formats.shards import shard_writer
-from ingot.data.store.dataset import SPLITS, ShardRecord, SplitRecord
-from ingot.data.store.shards import MAX_TOKENS, ShardWriter
+from ingot.data.store.dataset import SPLITS, SplitRecord
+from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import check_output, staged
-from ingot.data.store.writer import INDEX_BYTES, index_name, shard_name, write_manifest
+from ingot.data.store.writer import SplitWriter, write_manifest
 from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer, open_tokenizer
-from ingot.data.tokenizers.matching import HEAD, SHARE, comes_back
+from ingot.data.tokenizers.matching import HEAD, round_trips
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import file_sha256
 
 log = logging.getLogger(__name__)
 
 FORMATS = tuple(SOURCES)
-SHARD_TOKENS = 100_000_000
 NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the name that golf's and modded-nanogpt's scripts look for; a bucket
 PROGRESS_TOKENS = 1 << 20
 SAMPLED = 32  # documents of a split by which a tokenizer is judged
@@ -113,7 +111,7 @@ def convert(
         if opened and to == "nanogpt":
             write_meta(stage.folder, opened)
         if opened and to == "ingot":
-            splits = {split: writer.record() for split, writer in writers.items() if isinstance(writer, PreparedWriter)}
+            splits = {name: one.record for name, one in writers.items() if isinstance(one, FolderWriter) and one.record}
             origin = {"converted_from": source.format, "input": str(source.path), "bytes": "those that the tokens stand for"}
             write_manifest(stage.folder, opened, splits, origin)
     counts = {split: SplitCounts(writer.documents, writer.tokens, writer.bytes) for split, writer in writers.items()}
@@ -133,41 +131,30 @@ def marks_of(tokenizer: Tokenizer) -> Marks:
     return Marks(eos if bos is None else bos, bos if eos is None else eos)
 
 
-class PreparedWriter(StreamWriter):
-    """A split of a prepared folder: shards, and an index of where documents begin."""
+class FolderWriter(TokenWriter):
+    """A split of a prepared folder, whose writer counts bytes itself: those that the tokens stand for."""
 
-    def __init__(self, folder: Path, split: str, bos: int | None, counter: ByteCounter, limit: int, files: ExitStack) -> None:
-        self._folder, self._name = folder, index_name(split)
-        self._index = files.enter_context((folder / self._name).open("xb"))
-        super().__init__(
-            Marks(bos, None), counter, limit, lambda number: ShardWriter(folder / shard_name(split, number), files, limit)
-        )
+    def __init__(
+        self, folder: Path, split: str, tokenizer: Tokenizer, counter: ByteCounter, limit: int, files: ExitStack
+    ) -> None:
+        super().__init__(Marks(tokenizer.bos, None), counter)
+        self._writer, self._check = SplitWriter(folder, split, tokenizer, limit, files), counter.check
+        self.record: SplitRecord | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self._writer.tokens
+
+    @property
+    def bytes(self) -> int:
+        return self._writer.bytes
 
     def add(self, document: Document) -> None:
-        start, number = self.tokens, self.documents
-        super().add(document)
-        if self.documents > number:
-            self._index.write(start.to_bytes(INDEX_BYTES, "little"))
+        self._writer.add_document(map(self._check, with_marks(document, self.marks)))
+        self.documents = self._writer.documents
 
-    def record(self) -> SplitRecord:
-        """What dataset.json says of the split."""
-        self._index.write(self.tokens.to_bytes(INDEX_BYTES, "little"))
-        self._index.flush()
-        os.fsync(self._index.fileno())
-        shards = [
-            ShardRecord(file=f.path.name, tokens=f.tokens, documents=f.documents, bytes=f.bytes, sha256=f.sha256)
-            for f in self.files
-        ]
-        size = self.bytes or 0
-        return SplitRecord(
-            documents=self.documents,
-            tokens=self.tokens,
-            bytes=size,
-            piece_bytes=size,
-            shards=shards,
-            document_index=self._name,
-            document_index_sha256=file_sha256(self._folder / self._name),
-        )
+    def close(self) -> None:
+        self.record = self._writer.close()
 
 
 def _check(source: TokenSource, output: Path, to: str, mark: int | None, layout: Layout) -> None:
@@ -204,11 +191,11 @@ def _check_tokenizer(source: TokenSource, tokenizer: Tokenizer, marks: Marks) ->
     source.check_tokenizer(tokenizer)
     documents = chain.from_iterable(islice(source.documents(split, marks), SAMPLED) for split in source.tokens)
     heads = [np.concatenate(document)[:HEAD] for parts in documents if (document := [part[:HEAD] for part in parts[:8]])]
-    fits = [fit for head in heads if head.max() < tokenizer.vocab_size for fit in comes_back(tokenizer, head)]
-    if sum(fits) < SHARE * len(fits):
+    found = round_trips(tokenizer, (head for head in heads if head.max() < tokenizer.vocab_size))
+    if not found.fit:
         raise DataError(
             f"the {tokenizer.kind} tokenizer did not make the tokens of {source.path}: it makes other tokens of the text of "
-            f"{len(fits) - sum(fits)} of {len(fits)} documents; give the one that made them"
+            f"{len(found.wrong)} of {found.tried} documents; give the one that made them"
         )
 
 
@@ -249,7 +236,7 @@ def _writer(
             width=token_width(tokenizer.vocab_size) if tokenizer else 2,
         )
     assert tokenizer and counter
-    return PreparedWriter(folder, split, tokenizer.bos, counter, layout.shard_tokens, files)
+    return FolderWriter(folder, split, tokenizer, counter, layout.shard_tokens, files)
 
 
 def _copy(source: TokenSource, writers: dict[str, TokenWriter], marks: Marks, progress: Progress | None) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ingot.data.formats.manifest import paired_tokenizer
-from ingot.data.store.dataset import SPLITS, Dataset, Manifest, OpenTokens, ShardRecord, SplitRecord, TokenizerRecord
-from ingot.data.store.shards import open_shard
+from ingot.data.store.dataset import SPLITS, Dataset, Manifest, ShardRecord, SplitRecord, TokenizerRecord
+from ingot.data.store.shards import open_plain, open_shard
+from ingot.data.store.stream import OpenTokens
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
-from ingot.data.tokenizers.matching import SHARE, comes_back
+from ingot.data.tokenizers.matching import round_trips
 from ingot.errors import DataError
 
 ENDS = 4096  # bytes of a file's start and of its end that the fingerprint covers
@@ -30,16 +30,19 @@ PLACES, LOOKED_AT = 32, 4096  # looked at in all, at least 2 of every file, and 
 NANOGPT = {split: f"{split}.bin" for split in SPLITS}
 
 
-def open_foreign(folder: Path, tokenizer: str | None) -> Dataset | None:
-    """The data of a folder that nanoGPT or a writer of shards made; None where there is neither."""
+def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False) -> Dataset | None:
+    """The data of a folder that nanoGPT or a writer of shards made; None where there is neither.
+
+    `trust_tokens`: whether the tokenizer made the tokens is not asked.
+    """
     if (folder / NANOGPT["train"]).is_file():
-        return _open_nanogpt(folder, tokenizer)
+        return _open_nanogpt(folder, tokenizer, trust_tokens)
     splits = {split: shard_files(folder, split) for split in SPLITS}
     if not splits["train"] and not splits["val"]:
         return None
     if (tokenizer := tokenizer or paired_tokenizer(folder)) is None:
         raise DataError(f"{folder} holds shards and does not say their tokenizer; name it with data.tokenizer")
-    return _dataset(folder, splits, open_tokenizer(tokenizer), open_shard)
+    return _dataset(folder, splits, open_tokenizer(tokenizer), open_shard, trust_tokens)
 
 
 def shard_files(folder: Path, split: str) -> list[Path]:
@@ -47,31 +50,20 @@ def shard_files(folder: Path, split: str) -> list[Path]:
     return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
 
 
-def open_plain(path: Path) -> NDArray[np.uint16]:
-    """The tokens of a file without a header, mapped from the disk."""
-    try:
-        size = path.stat().st_size
-        if size % 2:
-            raise DataError(f"{path} has {size:,} bytes, an odd number, and tokens have two each; it is cut short")
-        return np.memmap(path, dtype="<u2", mode="r", shape=(size // 2,)) if size else np.empty(0, np.uint16)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _open_nanogpt(folder: Path, tokenizer: str | None) -> Dataset:
+def _open_nanogpt(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dataset:
     from ingot.data.formats.nanogpt import META, nanogpt_tokenizer
 
     files = {split: [folder / name] for split, name in NANOGPT.items() if (folder / name).is_file()}
     which = OTHER if tokenizer or (folder / META).is_file() else GUESSED
-    return _dataset(folder, {"val": [], **files}, nanogpt_tokenizer(folder, tokenizer), open_plain, which)
+    return _dataset(folder, {"val": [], **files}, nanogpt_tokenizer(folder, tokenizer), open_plain, trust_tokens, which)
 
 
 def _dataset(
-    folder: Path, splits: dict[str, list[Path]], tokenizer: Tokenizer, open_tokens: OpenTokens, which: str = OTHER
+    folder: Path, splits: dict[str, list[Path]], tokenizer: Tokenizer, open_tokens: OpenTokens, trust: bool, which: str = OTHER
 ) -> Dataset:
     """The data of a folder; `which` says what tokenizer is meant, and what to do if it is another."""
     records = {split: _split(paths, open_tokens) for split, paths in splits.items()}
-    _check_tokens([path for paths in splits.values() for path in paths], tokenizer, open_tokens, which)
+    _check_tokens([path for paths in splits.values() for path in paths], tokenizer, open_tokens, trust, which)
     known = TokenizerRecord.of(tokenizer)
     ends = {split: [[path.name, _ends(path)] for path in paths] for split, paths in splits.items()}
     fingerprint = digest({"tokenizer": known.fingerprint, "files": ends})
@@ -79,17 +71,20 @@ def _dataset(
     return Dataset(folder, manifest, tokenizer, open_tokens)
 
 
-def _check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens, which: str) -> None:
-    fits = []
+def _check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens, trust: bool, which: str) -> None:
+    samples = []
     for path in paths:
         tokens = open_tokens(path)
         for place in np.linspace(0, max(0, len(tokens) - LOOKED_AT), max(2, PLACES // len(paths))).astype(int):
             part = tokens[place : place + LOOKED_AT]
             if (largest := part.max(initial=0)) >= tokenizer.vocab_size:
                 raise DataError(f"{path} holds token {largest}, outside the {tokenizer.vocab_size:,} ids of {which}")
-            fits += comes_back(tokenizer, part)
-    if sum(fits) < SHARE * len(fits):
-        raise DataError(f"the tokens of {paths[0].parent} are not those that their text has in {which}")
+            samples.append(part)
+    if not round_trips(tokenizer, samples, trust).fit:
+        raise DataError(
+            f"the tokens of {paths[0].parent} are not those that their text has in {which}; if that is on purpose, set "
+            "data.trust_tokens"
+        )
 
 
 def _split(paths: Sequence[Path], open_tokens: OpenTokens) -> SplitRecord:

@@ -22,12 +22,12 @@ from ingot.data.formats.base import (
     Ids,
     Marks,
     PlainWriter,
-    Stream,
     TokenSource,
     TokenWriter,
-    map_tokens,
     read_file,
 )
+from ingot.data.store.shards import map_tokens
+from ingot.data.store.stream import TokenStream
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 
@@ -104,7 +104,7 @@ class Pair:
         if size != width * count:
             raise DataError(f"size mismatch in {path}: {width * count:,} bytes expected by its .idx, {size:,} found; {AGAIN}")
         self.path = path
-        self.stream = Stream([path], [count], lambda path: map_tokens(path, DTYPES[width], 0, count))
+        self.stream = TokenStream([path], [count], lambda path: map_tokens(path, DTYPES[width], 0, count))
 
     def documents(self, eos: int | None) -> Iterator[Document]:
         """Whole documents without their end marks. Where a file has such marks, a window without one goes on in the next."""

@@ -1,10 +1,10 @@
-"""Whether shards and a tokenizer belong together, by the manifest that came with the shards, two folders above them."""
+"""The manifest that came with shards, two folders above them: what it says of them, and which tokenizer made them."""
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ingot.errors import DataError
@@ -39,36 +39,17 @@ def listed_dataset(dataset: Path) -> Record | None:
     return next((entry for entry in _entries(found[1], "datasets") if entry.get("name") == name), None) if found else None
 
 
-def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
-    """Refuse a tokenizer that is not the data set's by its manifest; returns warnings."""
-    found, entry = manifest_of(dataset), listed_dataset(dataset)
-    if found is None or entry is None:
-        return []
-    where, manifest = found
-    expected = PurePosixPath(_tokenizer(manifest, entry)[1]).name
-    if expected and tokenizer.name != expected:
-        raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
-    stats = entry.get("stats")
-    listed = stats.get("files_train") if isinstance(stats, dict) else None
-    here = len(list(dataset.glob("fineweb_train_*.bin")))
-    if not isinstance(listed, int) or here == listed:
-        return []
-    if here > listed:
-        raise DataError(f"{dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set")
-    return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]
-
-
 def paired_tokenizer(dataset: Path) -> str | None:
     """The tokenizer of a folder of shards by its manifest: byte, or a file that is there; None where nothing says it."""
     found, entry = manifest_of(dataset), listed_dataset(dataset)
     if found is None or entry is None:
         return None
-    kind, file = _tokenizer(found[1], entry)
+    kind, file = tokenizer_of(found[1], entry)
     path = found[0].parent / file.lstrip("/")  # a manifest is a stranger's: no name leads out of its folder
     return "byte" if "byte" in kind else str(path) if file and ".." not in path.parts and path.is_file() else None
 
 
-def _tokenizer(manifest: Record, entry: Record) -> tuple[str, str]:
+def tokenizer_of(manifest: Record, entry: Record) -> tuple[str, str]:
     """The kind and the file of a data set's tokenizer, by its manifest."""
     paired = next((one for one in _entries(manifest, "tokenizers") if one.get("name") == entry.get("tokenizer_name")), {})
     return str(paired.get("kind")), str(paired.get("model_path") or paired.get("path") or "")

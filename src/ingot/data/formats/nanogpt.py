@@ -13,26 +13,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ingot.data.formats.base import (
     ByteCounter,
     Document,
     Marks,
     PlainWriter,
-    Stream,
     StreamWriter,
     TokenSource,
     cut,
-    map_tokens,
     read_file,
 )
+from ingot.data.store.shards import HEADER_BYTES, open_plain
+from ingot.data.store.stream import TokenStream
 from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError
 from ingot.runtime.files import write_atomically
 
 FILES = {"train": "train.bin", "val": "val.bin"}
-HEADER_BYTES = 1024
 
 
 class NanoGPTSource(TokenSource):
@@ -48,7 +45,9 @@ class NanoGPTSource(TokenSource):
             files = {"val" if path.name.startswith("val") else "train": path}
         if not files:
             raise DataError(f"{path} has neither train.bin nor val.bin; it is no data of nanoGPT")
-        self._streams = {split: Stream([file], [token_count(file, sure)], open_plain) for split, file in files.items()}
+        for file in files.values() if not sure else ():
+            _check_headerless(file)
+        self._streams = {split: TokenStream([file], [len(open_plain(file))], open_plain) for split, file in files.items()}
         self.tokens = {split: stream.tokens for split, stream in self._streams.items()}
         self._meta = meta = next(iter(files.values())).with_name(META)
         self.about = f"nanoGPT's {' and '.join(file.name for file in files.values())}"
@@ -76,21 +75,10 @@ def write_meta(folder: Path, tokenizer: Tokenizer) -> None:
         write_atomically(folder / META, meta_bytes(tokenizer))
 
 
-def token_count(path: Path, sure: bool) -> int:
-    """The tokens of a file without a header; `sure`: not even if it begins like one."""
+def _check_headerless(path: Path) -> None:
     head, size = read_file(path, HEADER_BYTES)
-    if size % 2:
-        raise DataError(
-            f"{path} has {size:,} bytes, an odd number, and tokens have two each; it is cut short or no data of nanoGPT"
-        )
-    if not sure and size > HEADER_BYTES and not any(head[12:]):
+    if size > HEADER_BYTES and not any(head[12:]):
         raise DataError(f"{path} begins with what looks like a damaged header; if it has none, say so with --from nanogpt")
-    return size // 2
-
-
-def open_plain(path: Path) -> NDArray[Any]:
-    """The tokens of a file without a header, mapped from the disk."""
-    return map_tokens(path, "<u2", 0, read_file(path, 0)[1] // 2)
 
 
 META = "meta.pkl"

@@ -12,8 +12,9 @@ from pathlib import Path
 from ingot.data.formats.base import TokenSource
 from ingot.data.formats.gpt_simple import GPTSimpleSource, find_pairs
 from ingot.data.formats.nanogpt import FILES, NanoGPTSource
-from ingot.data.formats.shards import PreparedSource, ShardSource, has_header
+from ingot.data.formats.shards import PreparedSource, ShardSource
 from ingot.data.store.dataset import MANIFEST, prepare_command
+from ingot.data.store.shards import has_header
 from ingot.data.text.files import is_text
 from ingot.errors import ConfigError, DataError
 

@@ -1,6 +1,6 @@
 """Shards with a header of 1,024 bytes, as golf, modded-nanogpt and llm.c have them, in a folder of any names.
 
-llm.c knows two headers: magic 20240520, version 1, uint16; magic 20240801, version 7, uint32. A mark stands in front of every
+A mark stands in front of every
 document, and a document may run on into the next file.
 """
 
@@ -9,28 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ingot.data.formats.base import (
     ByteCounter,
     Document,
     Marks,
-    Stream,
     StreamWriter,
     TokenSource,
     cut,
-    map_tokens,
-    read_file,
 )
-from ingot.data.store.dataset import Dataset
-from ingot.data.store.shards import HEADER_BYTES, MAGIC, ShardWriter, open_shard
+from ingot.data.store.dataset import Dataset, Split
+from ingot.data.store.shards import ShardWriter, open_shard
+from ingot.data.store.stream import OPEN_FILES, TokenStream
 from ingot.errors import DataError
 
-WIDE_MAGIC, WIDE_VERSION = 20240801, 7
 VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|dev)(?![a-z])")
 NO_TOKENS = re.compile(r"(?<![a-z])(bytes|test)(?![a-z])")  # byte counts beside the tokens; a split we have no use for
 
@@ -47,9 +41,7 @@ class ShardSource(TokenSource):
         if not files:
             raise DataError(f"{path} holds no .bin files")
         splits = {"train": [f for f in files if not _is_val(f)], "val": [f for f in files if _is_val(f)]}
-        self._streams = {
-            name: Stream(paths, [len(open_tokens(p)) for p in paths], open_tokens) for name, paths in splits.items() if paths
-        }
+        self._streams = {name: _stream(paths) for name, paths in splits.items() if paths}
         self.tokens = {split: stream.tokens for split, stream in self._streams.items()}
         passed = f", {len(found) - len(files)} passed over" if len(found) > len(files) else ""
         self.about = f"{len(splits['train'])} training and {len(splits['val'])} validation shards{passed}"
@@ -68,26 +60,9 @@ def shard_writer(
     )
 
 
-def has_header(path: Path) -> bool:
-    """Whether a file begins as a shard does."""
-    head, _ = read_file(path, 4)
-    return len(head) == 4 and int.from_bytes(head, "little") in (MAGIC, WIDE_MAGIC)
-
-
-def open_tokens(path: Path) -> NDArray[Any]:
-    """The tokens of a shard with either header, mapped from the disk."""
-    head, size = read_file(path, HEADER_BYTES)
-    if int.from_bytes(head[:4], "little") != WIDE_MAGIC or len(head) < HEADER_BYTES:
-        return open_shard(path)
-    _, version, count = (int(value) for value in np.frombuffer(head, "<i4", 3))
-    if version != WIDE_VERSION:
-        raise DataError(f"unexpected header in {path}: magic {WIDE_MAGIC} has version {WIDE_VERSION} and not {version}")
-    expected = HEADER_BYTES + 4 * count
-    if size != expected:
-        raise DataError(
-            f"size mismatch in {path}: {expected:,} bytes expected for {count:,} tokens, {size:,} found; copy it again"
-        )
-    return map_tokens(path, "<u4", HEADER_BYTES, count)
+def _stream(paths: list[Path]) -> TokenStream:
+    open_either = partial(open_shard, wide=True)
+    return TokenStream(paths, [len(open_either(path)) for path in paths], open_either)
 
 
 def _is_val(path: Path) -> bool:
@@ -109,12 +84,10 @@ class PreparedSource(TokenSource):
         self.about = f"a prepared folder, {self.tokenizer.kind} tokenizer, {documents:,} documents"
 
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
-        data = self._dataset.split(split)
         folder, bos = self._dataset.folder, self._dataset.tokenizer.bos
-        shards = self._dataset.manifest.splits[split].shards
-        stream = Stream([folder / shard.file for shard in shards], [shard.tokens for shard in shards], open_shard)
-        starts = data.document_starts()
-        for number in range(data.documents):
+        stream = Split(folder, self._dataset.manifest.splits[split], keep=OPEN_FILES)
+        starts = stream.document_starts()
+        for number in range(stream.documents):
             start, stop = int(starts[number]), int(starts[number + 1])
             if bos is not None and (start >= stop or stream.token(start) != bos):
                 raise DataError(

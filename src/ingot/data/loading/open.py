@@ -12,10 +12,13 @@ from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import DataError
 
 
-def open_dataset(path: str, tokenizer: str | None = None) -> Dataset:
-    """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's."""
+def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False) -> Dataset:
+    """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's.
+
+    `trust_tokens`: tokens of other programs are not held against it.
+    """
     folder = resolve(path, tokenizer)
-    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer)) is not None:
+    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None:
         return foreign
     dataset = Dataset.open(folder)
     if tokenizer is not None and not path.startswith(PREFIX):

@@ -67,7 +67,7 @@ class Random:
 
 
 @dataclass(frozen=True)
-class Stream:
+class Sequential:
     """The tokens in their order, as golf reads them: a step is `spans` stretches, each of one token more than it trains on.
 
     The token more is the last target of its stretch and never an input. Behind the last token comes the first again.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.config.schema import DataSection
-from ingot.data.loading.order import Order, Random, Shuffle, Stream
+from ingot.data.loading.order import Order, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.store.dataset import Dataset, Split
 from ingot.errors import DataError
@@ -114,5 +114,5 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
         case "random":
             order = Random(split.tokens, seq_len, seed)
         case "stream":
-            order = Stream(split.tokens, seq_len, rows_per_step, settings.spans)
+            order = Sequential(split.tokens, seq_len, rows_per_step, settings.spans)
     return Windows(split, order, seq_len, settings.document_mask)

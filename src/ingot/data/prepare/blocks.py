@@ -38,6 +38,10 @@ class Lines(NamedTuple):
     bytes_before: int
 
 
+class EveryText(list[Text]):
+    """Texts of which those without a character are documents too: their mark alone."""
+
+
 Block = Lines | list[Text]
 
 
@@ -54,14 +58,14 @@ def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int],
     yield from text_blocks(read_texts(others, text_field, advance))
 
 
-def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES) -> Iterator[list[Text]]:
-    """Texts a block at a time."""
+def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[Text]]:
+    """Texts a block at a time, of at most so many documents."""
     block: list[Text] = []
     size = 0
     for text in texts:
         block.append(text)
         size += len(text)
-        if size >= characters:
+        if size >= characters or len(block) == documents:
             yield block
             block, size = [], 0
     if block:
@@ -71,7 +75,7 @@ def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES) -> Iterato
 def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
     """The documents of a block."""
     texts = [text if isinstance(text, bytes) else utf8(text) for text in block] if isinstance(block, list) else _parse(block)
-    documents = [text for text in texts if text]
+    documents = texts if isinstance(block, EveryText) else [text for text in texts if text]
     ids, tokens = tokenizer.encode_batch(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
     pieces = sizes if tokenizer.lossless else _piece_bytes(tokenizer, ids, tokens)

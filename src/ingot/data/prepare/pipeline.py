@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ingot.data import SHARD_TOKENS
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks
 from ingot.data.prepare.holdout import Piece, Rule, always, first_documents, hold_out_ends, spread_documents
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
@@ -37,7 +38,6 @@ from ingot.runtime.version import made_by
 log = logging.getLogger(__name__)
 
 FEW_DOCUMENTS = 20  # up to here validation is the end of every document, above it is whole documents
-SHARD_TOKENS = 100_000_000
 VAL_FRACTION = 0.1
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 RuledBlocks = Iterator[tuple[Rule, Block]]
@@ -187,14 +187,14 @@ def _held_out(
 ) -> tuple[str, RuledBlocks]:
     """What is validation, in words, and blocks with the rule that says it."""
     if val_inputs:
-        train, val = _ruled(always("train"), texts.blocks(texts.files)), _ruled(always("val"), texts.blocks(texts.val_files))
+        train, val = ruled(always("train"), texts.blocks(texts.files)), ruled(always("val"), texts.blocks(texts.val_files))
         return f"the documents of {', '.join(map(str, val_inputs))}", chain(train, val)
     if val_documents is not None:
         rule = first_documents(val_documents)
-        return f"the first {val_documents} documents", _ruled(rule, texts.blocks(texts.files))
+        return f"the first {val_documents} documents", ruled(rule, texts.blocks(texts.files))
     if count_documents(texts.files, texts.text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
         rule = spread_documents(val_fraction)
-        return f"{val_fraction} of the documents, evenly spread", _ruled(rule, texts.blocks(texts.files))
+        return f"{val_fraction} of the documents, evenly spread", ruled(rule, texts.blocks(texts.files))
     pieces = hold_out_ends(read_texts(texts.files, texts.text_field, texts.advance), val_fraction)
     return f"the last {val_fraction} of the characters of every document", _piece_blocks(pieces)
 
@@ -234,24 +234,51 @@ def _write(
     work: Any,
 ) -> tuple[Manifest, Point, int]:
     """The manifest of what was written, where it ended, and how many documents were there before."""
-    with staged(output, overwrite, work, is_sound) as stage, ExitStack() as files:
-        begin = where_to_begin(stage)
-        writers = {
-            name: SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name)) for name in SPLITS
-        }
-        for _ in islice(blocks, begin.blocks):
-            pass
-        with engine() as encode:
-            last = _write_blocks(blocks, encode, writers, begin, stage if work else None)
-        splits = {name: writer.close() for name, writer in writers.items()}
-        if not splits["train"].documents:
+
+    def rest(begin: Point) -> RuledBlocks:
+        return islice(blocks, begin.blocks, None)
+
+    with staged(output, overwrite, work, is_sound) as stage:
+        written = fill_folder(stage, rest, tokenizer, engine, source=source, shard_tokens=shard_tokens)
+        if not written[0].splits["train"].documents:
             raise DataError("nothing is left to train on: all text went to validation; hold out less of it or give more text")
-        manifest = write_manifest(stage.folder, tokenizer, splits, source)
-    return manifest, last, begin.documents
+    return written
+
+
+def fill_folder(
+    stage: Stage,
+    blocks_from: Callable[[Point], RuledBlocks],
+    tokenizer: Tokenizer,
+    engine: Callable[[], AbstractContextManager[Engine]],
+    *,
+    source: Any,
+    shard_tokens: int,
+    prefix: str = "",
+    tell: Callable[[range], None] = lambda documents: None,
+) -> tuple[Manifest, Point, int]:
+    """Writes the files of a prepared folder, or the rest of them; names begin with `prefix`, `tell` hears of every block.
+
+    Returns the manifest of what was written, where it ended, and how many documents were there before.
+    """
+    begin = where_to_begin(stage)
+    with ExitStack() as files:
+        writers = {}
+        for split in SPLITS:
+            name = prefix + split
+            writers[split] = SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name))
+        with engine() as encode:
+            last = _write_blocks(blocks_from(begin), encode, writers, begin, stage, tell)
+        splits = {split: writer.close() for split, writer in writers.items()}
+    return write_manifest(stage.folder, tokenizer, splits, source), last, begin.documents
 
 
 def _write_blocks(
-    blocks: RuledBlocks, encode: Engine, writers: dict[str, SplitWriter], begin: Point, stage: Stage | None
+    blocks: RuledBlocks,
+    encode: Engine,
+    writers: dict[str, SplitWriter],
+    begin: Point,
+    stage: Stage,
+    tell: Callable[[range], None],
 ) -> Point:
     rules: deque[Rule] = deque()
 
@@ -265,24 +292,26 @@ def _write_blocks(
     for encoded in encode(noted()):
         rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
         splits = np.array([rule(number) for number in numbers])
-        for name, writer in writers.items():
-            writer.add(encoded.select(splits == name))
+        for split, writer in writers.items():
+            writer.add(encoded.select(splits == split))
         done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
+        tell(numbers)
         written = sum(writer.tokens for writer in writers.values())
-        if stage and written - saved >= SAVE_TOKENS:
-            point = Point(blocks=done, documents=documents, empty=empty, splits={n: w.save() for n, w in writers.items()})
-            stage.save(point.model_dump())
+        if stage.work and written - saved >= SAVE_TOKENS:
+            files = {writer.name: writer.save() for writer in writers.values()}
+            stage.save(Point(blocks=done, documents=documents, empty=empty, splits=files).model_dump())
             saved = written
     return Point(blocks=done, documents=documents, empty=empty)
 
 
-def _ruled(rule: Rule, blocks: Iterable[Block]) -> RuledBlocks:
+def ruled(rule: Rule, blocks: Iterable[Block]) -> RuledBlocks:
+    """Blocks with the rule that says the split of each of their documents."""
     return ((rule, block) for block in blocks)
 
 
 def _piece_blocks(pieces: Iterable[Piece]) -> RuledBlocks:
     for split, group in groupby(pieces, lambda piece: piece[0]):
-        yield from _ruled(always(split), text_blocks((text for _, text in group), BLOCK_BYTES))
+        yield from ruled(always(split), text_blocks((text for _, text in group), BLOCK_BYTES))
 
 
 def _open_engine(

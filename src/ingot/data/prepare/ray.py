@@ -23,6 +23,7 @@ from ingot.data.prepare.workers import BLOCKS_AHEAD, Engine, cpu_count, in_order
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import ConfigError, IngotError, RunError
+from ingot.runtime.children import away_from_the_users_folder
 
 RETRIES = 10  # of a task whose process or machine is gone
 PATIENCE_SECONDS = 10
@@ -69,7 +70,7 @@ def _connect(ray: Any, address: str, workers: int | None) -> None:
     try:
         if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would try for many minutes
             socket.create_connection((named[1], int(named[2])), timeout=PATIENCE_SECONDS).close()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), away_from_the_users_folder():
             warnings.simplefilter("ignore")  # of changes in versions to come
             ray.init(address, logging_level="ERROR", log_to_driver=False, **own)
     except (OSError, ValueError, RuntimeError, OverflowError) as error:

@@ -6,7 +6,6 @@ another: they run nothing of the program that started them, and end when it does
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -23,11 +22,12 @@ from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, encode_o
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import IngotError, RunError
+from ingot.runtime.children import python_command
 
 SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
 ATTEMPTS = 3  # at a block whose worker was killed
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingot.data.prepare.workers import serve; serve()"
+BOOT = "from ingot.data.prepare.workers import serve; serve()"
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class _Worker:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, json.dumps(sys.path)],
+            python_command(BOOT),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},

@@ -1,6 +1,6 @@
 """The prepared folder: shards, a document index per split, and dataset.json, which says what they hold.
 
-Opening checks what is cheap (names, headers, sizes, counts); audit.py reads every byte. The fingerprint covers the tokenizer and
+Opening checks what is cheap (names, headers, sizes, counts); verify/ reads every byte. The fingerprint covers the tokenizer and
 the splits and leaves out where they came from: the same text prepared on another machine is the same data.
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from bisect import bisect_right
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ingot.data.store.shards import open_shard, token_count
+from ingot.data.store.findings import AGAIN, Finding
+from ingot.data.store.shards import open_shard, read_header
+from ingot.data.store.stream import OpenTokens, TokenStream
 from ingot.data.text.files import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
 from ingot.data.tokenizers.base import PACKED
@@ -30,10 +30,8 @@ VERSION = 1
 SPLITS = ("train", "val")
 IDENTITY = ("format", "version", "tokenizer", "splits")  # what the fingerprint covers
 UNTOLD = ("piece_bytes", "document_index_sha256")  # of a split, which older data does not say
-AGAIN = "copy the folder again or prepare the data again"
 
 Count = Annotated[int, Field(ge=0)]
-OpenTokens = Callable[[Path], NDArray[np.uint16]]
 FileName = Annotated[str, Field(pattern=r"^\w+\.(bin|index)$")]  # never a path: files lie beside dataset.json
 
 
@@ -108,59 +106,24 @@ def identity(record: dict[str, Any]) -> str:
     return digest({key: record.get(key) for key in IDENTITY} | {"tokenizer": tokenizer, "splits": splits})
 
 
-class Split:
-    """The tokens of one split as one stream, wherever its shards end."""
+class Split(TokenStream):
+    """The tokens of one split, and where its documents begin; its files stay mapped, for rows come from any of them."""
 
-    def __init__(self, folder: Path, record: SplitRecord, open_tokens: OpenTokens = open_shard) -> None:
-        self.tokens, self.documents = record.tokens, record.documents
-        self.bytes, self.piece_bytes = record.bytes, record.piece_bytes
-        self._paths = [folder / shard.file for shard in record.shards]
-        self._sizes = [shard.tokens for shard in record.shards]
-        self._ends = list(accumulate(self._sizes))
-        self._arrays: list[NDArray[np.uint16] | None] = [None] * len(self._paths)
+    def __init__(self, folder: Path, record: SplitRecord, open_tokens: OpenTokens = open_shard, keep: int | None = None) -> None:
+        shards = record.shards
+        super().__init__([folder / shard.file for shard in shards], [shard.tokens for shard in shards], open_tokens, keep=keep)
+        self.documents, self.bytes, self.piece_bytes = record.documents, record.bytes, record.piece_bytes
         self._index = folder / record.document_index if record.document_index else None
-        self._open = open_tokens
-
-    def shard(self, number: int) -> NDArray[np.uint16]:
-        """The tokens of one shard, mapped at the first call."""
-        array = self._arrays[number]
-        if array is None:
-            array = self._open(self._paths[number])
-            if len(array) != self._sizes[number]:
-                raise DataError(f"{self._paths[number]} was replaced while it was in use; start again with the new data")
-            self._arrays[number] = array
-        return array
-
-    @property
-    def shards(self) -> list[NDArray[np.uint16]]:
-        """The tokens of every shard."""
-        return [self.shard(number) for number in range(len(self._paths))]
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Where each document begins in the stream, and behind them the end of the last."""
         if self._index is None:
-            where = self._paths[0].parent
+            where = self.paths[0].parent
             raise DataError(f"nothing says where documents begin in {where}; make a folder that does: ingot data convert {where}")
         try:
             return np.memmap(self._index, dtype="<u8", mode="r", shape=(self.documents + 1,))
         except (OSError, ValueError) as error:
             raise DataError(f"cannot map {self._index}: {error}; {AGAIN}") from error
-
-    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Tokens start..stop of the stream, copied into `out` (any integer type) where it is given."""
-        if not 0 <= start <= stop <= self.tokens:
-            raise IndexError(f"tokens {start} to {stop} of a split of {self.tokens}")
-        count = stop - start
-        out = np.empty(count, np.uint16) if out is None else out[:count]
-        number, filled = bisect_right(self._ends, start), 0
-        while filled < count:
-            array = self.shard(number)
-            begin = start + filled - (self._ends[number] - self._sizes[number])
-            part = array[begin : begin + count - filled]
-            out[filled : filled + len(part)] = part
-            filled += len(part)
-            number += 1
-        return out
 
 
 class Dataset:
@@ -173,11 +136,13 @@ class Dataset:
     def open(cls, path: Path | str) -> Dataset:
         """Opens a prepared folder and checks headers, sizes and counts of its files."""
         folder = Path(path)
-        manifest = _read_manifest(folder)
-        tokenizer = _read_tokenizer(folder / MANIFEST, manifest.tokenizer)
-        for split in manifest.splits.values():
-            _check_split(folder, split)
-        return cls(folder, manifest, tokenizer)
+        _refuse_other(folder)
+        found = read_description(folder)
+        if found.manifest is None or found.tokenizer is None or found.findings:
+            raise found.findings[0].error()
+        for split in found.manifest.splits.values():
+            _check_files(folder, split)
+        return cls(folder, found.manifest, found.tokenizer)
 
     @property
     def fingerprint(self) -> str:
@@ -200,61 +165,103 @@ def prepare_command(source: Path | str, output: Path | str) -> str:
     return f"ingot data prepare --input {shlex.quote(str(source))} --tokenizer byte --output {shlex.quote(str(output))}"
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    path = folder / MANIFEST
+@dataclass(frozen=True)
+class Description:
+    """What dataset.json says; manifest and tokenizer are None where they cannot be read."""
+
+    manifest: Manifest | None
+    tokenizer: Tokenizer | None
+    findings: list[Finding]
+
+
+def read_description(folder: Path) -> Description:
+    """The dataset.json of a folder, and everything that is wrong with it by itself."""
+    file = folder / MANIFEST
+    record, manifest = _read_manifest(file)
+    if isinstance(manifest, Finding):
+        return Description(None, None, [manifest])
+    findings = []
+    if manifest.fingerprint != identity(record):
+        problem = "was edited or damaged: its fingerprint does not fit its contents"
+        findings.append(Finding("dataset-json", str(file), problem))
+    tokenizer: Tokenizer | None = None
     try:
-        if folder.is_file():
-            source = folder if is_text(folder) else "FILE"
-            command = prepare_command(source, folder.with_name(folder.stem + "-byte"))
-            raise DataError(f"{folder} is a file, not a prepared folder; prepare one with: {command}")
-        if not folder.is_dir():
-            raise DataError(f"no data at {folder}: there is no such folder; prepare it with: {prepare_command('FILE', folder)}")
-        if not path.is_file():
-            command = prepare_command(folder, "DIR")
-            raise DataError(f"no data at {folder}: the folder has no {MANIFEST}; if it holds text, prepare it with: {command}")
-        record = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}; {AGAIN}") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if not isinstance(record, dict) or record.get("format") != "ingot-dataset":
-        raise DataError(f"{path} does not describe an ingot dataset; prepare one with: {prepare_command('FILE', 'DIR')}")
-    if isinstance(version := record.get("version"), int) and version > VERSION:
-        raise DataError(
-            f"{path} has version {version} and this ingot reads up to {VERSION}; upgrade ingot or prepare the data again"
-        )
+        tokenizer = from_spec(manifest.tokenizer.spec)
+        if TokenizerRecord.of(tokenizer).model_copy(update={"spec": {}}) != manifest.tokenizer.model_copy(update={"spec": {}}):
+            problem = "is damaged: its tokenizer does not fit its fingerprint"
+            findings.append(Finding("tokenizer-mismatch", str(file), problem, place="tokenizer"))
+    except DataError as error:
+        findings.append(tokenizer_finding(str(file), error))
+    for name, split in manifest.splits.items():
+        for key in ("tokens", "documents", "bytes"):
+            found, told = sum(getattr(shard, key) for shard in split.shards), getattr(split, key)
+            if found != told:
+                problem = f"is damaged: shards of {found:,} {key} in a split of {told:,}"
+                findings.append(Finding("dataset-json", str(file), problem, place=f"splits.{name}"))
+    return Description(manifest, tokenizer, findings)
+
+
+def tokenizer_finding(file: str, error: DataError) -> Finding:
+    """Why a tokenizer cannot be read; the rule about U+2581 is the tokenizers' own."""
+    if "U+2581" in str(error):
+        problem = "holds a tokenizer without a piece for a single space (U+2581), so the bytes of a text are counted wrong"
+        return Finding("space-piece", file, problem, "prepare the text again with another tokenizer", "tokenizer")
+    return Finding("tokenizer", file, f"holds no tokenizer that can be read: {error}", place="tokenizer")
+
+
+def shard_tokens(path: Path, told: ShardRecord | None = None) -> int | Finding:
+    """The tokens of a shard, if its header and its size fit and dataset.json agrees."""
+    header = read_header(path, wide=told is None)
+    if isinstance(header, Finding):
+        return header
+    if told and header.tokens != told.tokens:
+        return Finding("shard-size", str(path), f"holds {header.tokens:,} tokens and {MANIFEST} says {told.tokens:,}")
+    return header.tokens
+
+
+def _refuse_other(folder: Path) -> None:
+    if folder.is_file():
+        source = folder if is_text(folder) else "FILE"
+        command = prepare_command(source, folder.with_name(folder.stem + "-byte"))
+        raise DataError(f"{folder} is a file, not a prepared folder; prepare one with: {command}")
+    if not folder.is_dir():
+        raise DataError(f"no data at {folder}: there is no such folder; prepare it with: {prepare_command('FILE', folder)}")
+    if not (folder / MANIFEST).is_file():
+        command = prepare_command(folder, "DIR")
+        raise DataError(f"no data at {folder}: the folder has no {MANIFEST}; if it holds text, prepare it with: {command}")
+
+
+def _read_manifest(file: Path) -> tuple[dict[str, Any], Manifest | Finding]:
+    def wrong(problem: str, advice: str = AGAIN) -> tuple[dict[str, Any], Finding]:
+        return {}, Finding("dataset-json", str(file), problem, advice)
+
     try:
-        manifest = Manifest.model_validate(record, strict=True)
+        record = json.loads(file.read_bytes())
+        if not isinstance(record, dict) or record.get("format") != "ingot-dataset":
+            return wrong("does not describe an ingot dataset", f"prepare one with: {prepare_command('FILE', 'DIR')}")
+        if isinstance(version := record.get("version"), int) and version > VERSION:
+            problem = f"has version {version} and this ingot reads up to {VERSION}"
+            return wrong(problem, "upgrade ingot or prepare the data again")
+        return record, Manifest.model_validate(record, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}; {AGAIN}") from None
-    if manifest.fingerprint != identity(record):
-        raise DataError(f"{path} was edited or damaged: its fingerprint does not fit its contents; {AGAIN}")
-    return manifest
+        return wrong(f"is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+    except (ValueError, RecursionError) as error:
+        return wrong(f"is damaged: {error or type(error).__name__}")
+    except OSError as error:
+        return wrong(f"cannot be read: {error.strerror}")
 
 
-def _read_tokenizer(path: Path, record: TokenizerRecord) -> Tokenizer:
-    tokenizer = from_spec(record.spec)
-    told = (record.kind, record.vocab_size, record.bos, record.fingerprint)
-    if told != (tokenizer.kind, tokenizer.vocab_size, tokenizer.bos, tokenizer.fingerprint()):
-        raise DataError(f"{path} is damaged: its tokenizer does not fit its fingerprint; {AGAIN}")
-    return tokenizer
-
-
-def _check_split(folder: Path, split: SplitRecord) -> None:
+def _check_files(folder: Path, split: SplitRecord) -> None:
+    """Refuse files that are not what dataset.json says, as far as their headers and sizes tell."""
     for shard in split.shards:
-        if (found := token_count(folder / shard.file)) != shard.tokens:
-            raise DataError(f"{folder / shard.file} holds {found:,} tokens and {MANIFEST} says {shard.tokens:,}; {AGAIN}")
-    if (found := sum(shard.tokens for shard in split.shards)) != split.tokens:
-        raise DataError(f"{folder / MANIFEST} is damaged: shards of {found:,} tokens in a split of {split.tokens:,}; {AGAIN}")
-    index = folder / split.document_index
-    expected = 8 * (split.documents + 1)
+        if isinstance(found := shard_tokens(folder / shard.file, shard), Finding):
+            raise found.error()
+    index, expected = folder / split.document_index, 8 * (split.documents + 1)
     try:
         size = index.stat().st_size
-    except FileNotFoundError:
-        raise DataError(f"missing document index {index}; {AGAIN}") from None
     except OSError as error:
-        raise DataError(f"cannot read {index}: {error.strerror}") from error
+        raise DataError(f"missing document index {index} ({error.strerror}); {AGAIN}") from None
     if size != expected:
         raise DataError(
             f"size mismatch in {index}: {expected:,} bytes expected for {split.documents:,} documents, {size:,} found; {AGAIN}"

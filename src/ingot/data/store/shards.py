@@ -1,7 +1,7 @@
-"""The shard file: a header of 256 int32, then uint16 tokens, all little-endian.
+"""The shard file: a header of 256 int32, then uint16 tokens, all little-endian; and files of tokens alone.
 
 The header holds a magic number, the version and the token count; the rest of it is zero. A file whose size does not follow from
-its header is refused: half a copy would train without complaint.
+its header is refused: half a copy would train without complaint. llm.c has a second header, for uint32 tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data.store.findings import Finding
 from ingot.errors import DataError
 from ingot.runtime.files import file_sha256
 
 MAGIC, VERSION = 20240520, 1
+HEADERS = {MAGIC: (VERSION, "<u2"), 20240801: (7, "<u4")}  # by their magic number: the version, the type of a token
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2
@@ -118,41 +120,75 @@ def write_shard(path: Path, tokens: NDArray[Any]) -> str:
         return writer.close()
 
 
-def token_count(path: Path) -> int:
-    """The tokens of a shard, after its header and size are checked."""
+class Header(NamedTuple):
+    """What a shard's header says."""
+
+    dtype: str
+    tokens: int
+
+
+def read_header(path: Path, wide: bool = False) -> Header | Finding:
+    """The header of a shard, or what is wrong with it or with the file's size; `wide`: ids may have 32 bits, as llm.c's have."""
     try:
         with path.open("rb") as file:
-            header = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        raise DataError(f"missing shard {path}; copy the folder whole or prepare the data again") from None
+            header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise DataError(f"cannot read shard {path}: {error.strerror}") from error
+        return Finding("shard-missing", str(path), f"{error.strerror}")
     if len(header) < HEADER_BYTES:
-        raise DataError(
-            f"unexpected header in {path}: {len(header):,} bytes instead of {HEADER_BYTES:,}; the file is cut short or no shard"
-        )
+        problem = f"{len(header):,} bytes instead of {HEADER_BYTES:,}: the file is cut short or no shard"
+        return Finding("shard-header", str(path), problem, place="header")
     magic, version, count = (int(value) for value in np.frombuffer(header, "<i4", 3))
-    if (magic, version) != (MAGIC, VERSION):
-        raise DataError(
-            f"unexpected header in {path}: magic {magic} and version {version} instead of {MAGIC} and {VERSION}; "
-            "the file is damaged or no shard"
-        )
-    expected = HEADER_BYTES + TOKEN_BYTES * count
+    known_version, dtype = HEADERS.get(magic, (None, "")) if wide or magic == MAGIC else (None, "")
+    if version != known_version:
+        problem = f"magic {magic} and version {version} instead of {MAGIC} and {VERSION}: the file is damaged or no shard"
+        return Finding("shard-header", str(path), problem, place="header")
+    expected = HEADER_BYTES + int(dtype[-1]) * count
     if size != expected:
-        raise DataError(
-            f"size mismatch in {path}: {expected:,} bytes expected for {count:,} tokens, {size:,} found; "
-            "copy it again or prepare the data again"
-        )
-    return count
+        state = "is cut short" if size < expected else "is too long"
+        problem = f"{expected:,} bytes expected for {count:,} tokens, {size:,} found: the file {state}"
+        return Finding("shard-size", str(path), problem)
+    return Header(dtype, count)
 
 
-def open_shard(path: Path) -> NDArray[np.uint16]:
-    """The tokens of a shard, mapped from the disk and read only when touched."""
-    count = token_count(path)
-    if not count:
-        return np.empty(0, np.uint16)
+def has_header(path: Path) -> bool:
+    """Whether a file begins as a shard does."""
+    with path.open("rb") as file:
+        return int.from_bytes(file.read(4), "little") in HEADERS
+
+
+def token_count(path: Path) -> int:
+    """The tokens of a shard, after its header and size are checked."""
+    return _sound(read_header(path)).tokens
+
+
+def open_shard(path: Path, wide: bool = False) -> NDArray[Any]:
+    """The tokens of a shard, mapped from the disk and read only when touched; `wide`: they may have 32 bits."""
+    header = _sound(read_header(path, wide))
+    return map_tokens(path, header.dtype, HEADER_BYTES, header.tokens)
+
+
+def open_plain(path: Path) -> NDArray[np.uint16]:
+    """The tokens of a file without a header, mapped from the disk."""
     try:
-        return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+        size = path.stat().st_size
     except OSError as error:
-        raise DataError(f"cannot map shard {path}: {error.strerror}") from error
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if size % TOKEN_BYTES:
+        raise DataError(f"{path} has {size:,} bytes, an odd number, and tokens have two each; it is cut short or no such data")
+    return map_tokens(path, "<u2", 0, size // TOKEN_BYTES)
+
+
+def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
+    """So many tokens of a file, mapped from the disk."""
+    if not count:
+        return np.empty(0, dtype)
+    try:
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot map {path}: {error}") from error
+
+
+def _sound(header: Header | Finding) -> Header:
+    if isinstance(header, Finding):
+        raise header.error()
+    return header

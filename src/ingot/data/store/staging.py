@@ -8,7 +8,6 @@ output that exists is replaced only if it holds nothing but token data, of whate
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -20,9 +19,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ingot.data.formats.shards import has_header
+from ingot.data.store.shards import has_header
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, remove_if_empty
+from ingot.runtime.locks import FolderLock
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +43,15 @@ class Stage:
     """The folder and its journal; `saved` is the last point of it, None where nothing is to be continued."""
 
     def __init__(self, folder: Path, work: Any, saved: Any = None) -> None:
-        self.folder, self.saved = folder, saved
-        self._work, self.can_continue = work, saved is not None
+        self.folder, self.work, self.saved = folder, work, saved
+        self.can_continue = saved is not None
 
     def save(self, point: Any) -> None:
         """Notes a point from which this work can be continued; all files it speaks of must be on the disk."""
         fsync_dir(self.folder)
         with (self.folder / JOURNAL).open("a", encoding="utf-8") as file:
             if not file.tell():
-                file.write(json.dumps(self._work) + "\n")
+                file.write(json.dumps(self.work) + "\n")
             file.write(json.dumps(point) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -77,7 +77,7 @@ def staged(
                 parent.mkdir(exist_ok=True)
                 undo.callback(remove_if_empty, parent)
             stage, lock = _open_stage(target, work, is_sound)
-            undo.callback(os.close, lock)
+            undo.callback(lock.release)
             undo.push(lambda kind, error, trace: _abandon(stage, error))
             yield stage
             (stage.folder / JOURNAL).unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def staged(
                 fsync_dir(folder)
             _publish(stage.folder, target, output, overwrite)
             undo.pop_all()
-            os.close(lock)
+            lock.release()
             fsync_dir(target.parent)
     except OSError as error:
         stays = "; what was written stays, and the same command then continues" if stage and stage.can_continue else ""
@@ -131,19 +131,19 @@ def _abandon(stage: Stage, error: BaseException | None) -> bool:
     return False
 
 
-def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> tuple[Stage, int]:
+def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> tuple[Stage, FolderLock]:
     """The folder that a killed process left of the same work, or else a new one; other leftovers are removed."""
     prefix = f".{target.name}.partial-"
-    taken: tuple[Stage, int] | None = None
-    for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix)):
+    taken: tuple[Stage, FolderLock] | None = None
+    for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix) and not path.is_symlink()):
         with suppress(OSError):
             if folder.name.endswith(OLD) and not os.path.lexists(target):
                 folder.rename(target)  # the process that was to replace it was killed before the new folder got its name
                 log.warning("%s is back: a run that was to replace it was killed in between", target)
                 continue
-            lock = os.open(folder, os.O_RDONLY)
-            if not _lock(lock) or not _is_at(folder, lock):  # a folder that is being written is locked by its writer
-                os.close(lock)
+            lock = FolderLock(folder)
+            if not lock.acquire() or lock.held is None:  # a folder that is being written is locked by its writer
+                lock.release()
                 continue
             point, why = (None, "this command cannot continue it") if taken or work is None else _last_point(folder, work)
             if point is not None and is_sound(folder, point):
@@ -151,7 +151,7 @@ def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
                 continue
             log.warning("removing %s, which a run that was stopped left: %s", folder, why or "its files are not what it noted")
             shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+            lock.release()
     if taken:
         return taken
     folder, lock = _locked_folder(target.parent, prefix)
@@ -162,6 +162,8 @@ def _last_point(folder: Path, work: Any) -> tuple[Any, str]:
     """The last point in a journal of this work, or None and why; a line that was cut short is removed from it."""
     journal = folder / JOURNAL
     nothing = "it had not come far enough to be continued"
+    if any(path.is_symlink() for path in folder.rglob("*")):
+        return None, "it holds links, and nothing is written through links"
     try:
         text = journal.read_bytes()
         os.truncate(journal, text.rfind(b"\n") + 1)
@@ -177,34 +179,14 @@ def _last_point(folder: Path, work: Any) -> tuple[Any, str]:
         return None, nothing
 
 
-def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+def _locked_folder(parent: Path, prefix: str) -> tuple[Path, FolderLock]:
     while True:
         folder = parent / f"{prefix}{secrets.token_hex(4)}"
         folder.mkdir()
         with suppress(FileNotFoundError):  # another process took the folder for a leftover before it was locked
-            lock = os.open(folder, os.O_RDONLY)
-            if _lock(lock) is not False and folder.exists():
+            lock = FolderLock(folder)
+            if lock.acquire():
                 return folder, lock
-            os.close(lock)
-
-
-def _lock(folder: int) -> bool | None:
-    """True: locked until closed. False: another process has it. None: this file system has no locks."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def _is_at(folder: Path, opened: int) -> bool:
-    """Whether a name still means the folder that was opened: its writer may have given it another."""
-    try:
-        return os.path.samestat(folder.stat(), os.fstat(opened))
-    except FileNotFoundError:
-        return False
 
 
 def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:

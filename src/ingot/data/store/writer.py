@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +96,7 @@ class SplitWriter:
     def __init__(
         self, folder: Path, name: str, tokenizer: Tokenizer, shard_tokens: int, files: ExitStack, saved: SavedSplit | None = None
     ) -> None:
-        self._folder, self._name, self._files = folder, name, files
+        self._folder, self.name, self._files = folder, name, files
         self._tokenizer, self._shard_tokens = tokenizer, shard_tokens
         self._index = files.enter_context((folder / index_name(name)).open("r+b" if saved else "xb"))
         saved = saved or SavedSplit()
@@ -123,9 +124,20 @@ class SplitWriter:
             if whole > number:
                 self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
             else:
-                self._cut(documents.ids[begin : ends[number]], int(documents.bytes[number]))
+                self._write_document([documents.ids[begin : ends[number]]], int(documents.bytes[number]))
                 whole += 1
             number, begin = whole, int(ends[whole - 1])
+
+    def add_document(self, parts: Iterable[NDArray[np.uint16]]) -> None:
+        """Adds one document whose text is not known, in parts: together they may be more than the memory holds."""
+        start = self.tokens
+        tokens, size = self._write_document(parts)
+        if tokens:
+            self._index.write(start.to_bytes(INDEX_BYTES, "little"))
+            self.documents += 1
+            self.tokens += tokens
+            self.bytes += size
+            self.piece_bytes += size
 
     def save(self) -> SavedSplit:
         """Brings everything to the disk and says what it is."""
@@ -157,23 +169,29 @@ class SplitWriter:
             bytes=self.bytes,
             piece_bytes=self.piece_bytes,
             shards=self._shards,
-            document_index=index_name(self._name),
-            document_index_sha256=file_sha256(self._folder / index_name(self._name)),
+            document_index=index_name(self.name),
+            document_index_sha256=file_sha256(self._folder / index_name(self.name)),
         )
 
-    def _cut(self, ids: NDArray[np.uint16], left: int) -> None:
-        """Adds a document that does not end in the shard where it begins."""
-        previous, begins_here = OUTSIDE, 1
-        while len(ids):
-            room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
-            part = ids[: min(room, PART_TOKENS)]  # counted a part at a time: all at once takes many times the document's memory
-            ids = ids[len(part) :]
-            sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
-            # The last part takes what is left, so that shards add up to the document however a tokenizer counts its pieces.
-            size = min(left, int(sizes.sum())) if len(ids) else left
-            left, previous = left - size, int(part[-1])
-            self._append(part, begins_here, size)
-            begins_here = 0
+    def _write_document(self, parts: Iterable[NDArray[np.uint16]], left: int | None = None) -> tuple[int, int]:
+        """Adds a document that need not end in the shard where it begins; returns its tokens and its bytes.
+
+        `left`: the bytes of the text of a document in one part; without it they are those that the tokens stand for.
+        """
+        previous, begins, tokens, total = OUTSIDE, 1, 0, 0
+        for ids in parts:
+            while len(ids):
+                room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
+                part = ids[: min(room, PART_TOKENS)]  # counted in parts: all at once takes many times the document's memory
+                ids = ids[len(part) :]
+                sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
+                size = int(sizes.sum())
+                if left is not None:  # the last takes what is left, so that shards add up however a tokenizer counts its pieces
+                    size = min(left, size) if len(ids) else left
+                    left -= size
+                self._append(part, begins, size)
+                previous, begins, tokens, total = int(part[-1]), 0, tokens + len(part), total + size
+        return tokens, total
 
     def _append(self, ids: NDArray[np.uint16], documents: int, size: int) -> None:
         self._shard = self._shard or self._open_shard()
@@ -184,7 +202,7 @@ class SplitWriter:
             self._finish_shard(self._shard)
 
     def _open_shard(self, tokens: int = 0) -> ShardWriter:
-        return ShardWriter(self._folder / shard_name(self._name, len(self._shards)), self._files, self._shard_tokens, tokens)
+        return ShardWriter(self._folder / shard_name(self.name, len(self._shards)), self._files, self._shard_tokens, tokens)
 
     def _finish_shard(self, shard: ShardWriter) -> None:
         sha256 = shard.close()

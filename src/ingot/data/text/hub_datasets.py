@@ -7,17 +7,20 @@ What was chosen is noted in the hub's cache, so that the same name means the sam
 
 from __future__ import annotations
 
-import errno
+import glob
 import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
+
+if TYPE_CHECKING:
+    from ingot.data.hub import Hub
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +28,6 @@ HUB = "hf:"
 NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+))?(?::(?P<split>[\w.-]+))?")
 CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")
 COPY = "refs/convert/parquet"  # where the hub keeps its copies, as CONFIG/SPLIT/NUMBER.parquet
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)  # which no older files may hide
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 
 
@@ -36,55 +38,25 @@ def fetch(name: str) -> list[Path]:
         raise ConfigError(
             f"{name} is no dataset of the Hugging Face hub; write hf:ORG/NAME, hf:ORG/NAME/CONFIG or either with :SPLIT"
         )
-    from huggingface_hub import hf_hub_download
+    from ingot.data.hub import Hub, Unreachable
 
-    repository = parts["repository"]
+    hub = Hub(parts["repository"], attempts=1)
     try:
-        revision, files, configs = _listing(repository, name)
-    except Exception as error:  # the client's errors, and those of the library below it, have changed with its versions
-        return _without_hub(name, repository, error)
-    chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
-    try:
-        found = [Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision)) for file in chosen]
-    except Exception as error:
-        return _without_hub(name, repository, error)
-    _write_note(_note(name, repository), json.dumps({"revision": revision, "files": chosen}) + "\n")
-    return found
+        revision, files, configs = _listing(hub, name)
+        chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
+        folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
+    except Unreachable as error:
+        if before := _fetched_before(name, hub):
+            log.warning("%s; using the files of %s that were fetched before", error, name)
+            return before
+        raise DataError(f"cannot fetch {name}: {error}; try again online, or give parquet files as input") from None
+    _write_note(_note(name, hub), json.dumps({"revision": revision, "files": chosen}) + "\n")
+    return [folder / file for file in chosen]
 
 
-def _without_hub(name: str, repository: str, error: Exception) -> list[Path]:
-    """The files fetched before where the hub cannot be asked; what else went wrong is the user's to know."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-
-    if isinstance(error, ConfigError | DataError):
-        raise error
-    if isinstance(error, GatedRepoError):
-        raise DataError(f"{name} is for those who accepted its terms; accept them on the hub and set HF_TOKEN") from None
-    if isinstance(error, RepositoryNotFoundError | HFValidationError):
-        raise DataError(
-            f"there is no dataset {repository} on {constants.ENDPOINT}; check the spelling, and set HF_TOKEN if it is private"
-        ) from None
-    if isinstance(error, OSError) and error.errno in OF_THE_DISK:
-        raise DataError(
-            f"cannot fetch {name}: {error.filename or constants.HF_HUB_CACHE}: {error.strerror}; make room, or name a folder you "
-            "can write to with HF_HUB_CACHE; HF_HUB_OFFLINE=1 takes what was fetched before"
-        ) from error
-    where = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer as it should"
-    reason = f"{where} ({' '.join(f'{type(error).__name__}: {error}'.split())[:200]})"
-    if before := _fetched_before(name, repository):
-        log.warning("%s; using the files of %s that were fetched before", reason, name)
-        return before
-    raise DataError(f"cannot fetch {name}: {reason}; try again online, or give parquet files as input") from None
-
-
-def _note(name: str, repository: str) -> Path:
+def _note(name: str, hub: Hub) -> Path:
     """Where it is noted which files a name stood for: with the files, so that whoever removes those removes it too."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = repo_folder_name(repo_id=repository, repo_type="dataset")
-    return Path(constants.HF_HUB_CACHE) / folder / ".ingot" / f"{quote(name, safe='')}.json"
+    return hub.folder / ".ingot" / f"{quote(name, safe='')}.json"
 
 
 def _write_note(path: Path, content: str) -> None:
@@ -96,19 +68,17 @@ def _write_note(path: Path, content: str) -> None:
         log.warning("cannot write %s: %s; without the hub these files will not be found", path, error.strerror)
 
 
-def _fetched_before(name: str, repository: str) -> list[Path] | None:
+def _fetched_before(name: str, hub: Hub) -> list[Path] | None:
     """The files that a name stood for when it was last fetched, if all of them are in the cache."""
-    from huggingface_hub import try_to_load_from_cache
-
     try:
-        note = json.loads(_note(name, repository).read_bytes())
+        note = json.loads(_note(name, hub).read_bytes())
         revision, files = note["revision"], note["files"]
         if not isinstance(files, list) or not all(isinstance(text, str) for text in (revision, *files)):
             return None
-        found = [try_to_load_from_cache(repository, file, repo_type="dataset", revision=revision) for file in files]
+        found = [path for file in files if (path := hub.cached(file, revision)) is not None]
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
-    return [Path(path) for path in found if isinstance(path, str)] if all(isinstance(path, str) for path in found) else None
+    return found if len(found) == len(files) else None
 
 
 def commits(files: Iterable[Path]) -> dict[str, str]:
@@ -136,26 +106,21 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
     return sorted(chosen)
 
 
-def _listing(repository: str, name: str) -> tuple[str, list[str], list[Mapping[str, Any]]]:
+def _listing(hub: Hub, name: str) -> tuple[str, list[str], list[Mapping[str, Any]]]:
     """The revision, the parquet files and the configurations that the card names."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RevisionNotFoundError
+    from ingot.data.hub import Missing
 
-    info = HfApi().dataset_info(repository)
-    if files := _parquet(info):
-        card = info.card_data.get("configs") if info.card_data else None
+    found = hub.listing()
+    if files := [file for file in found.files if file.endswith(".parquet")]:
+        card = found.card.get("configs") if found.card else None
         configs = [config for config in card or [] if isinstance(config, dict)]
-        return str(info.sha), files, [config for config in configs if "data_files" in config or "data_dir" in config]
+        return found.commit, files, [config for config in configs if "data_files" in config or "data_dir" in config]
     try:
-        info = HfApi().dataset_info(repository, revision=COPY)
-    except RevisionNotFoundError:
+        found = hub.listing(COPY)
+    except Missing:
         raise DataError(f"{name} has no parquet files; download its files and give those that hold text") from None
-    files = _parquet(info)
-    return str(info.sha), files, [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
-
-
-def _parquet(info: Any) -> list[str]:
-    return [entry.rfilename for entry in info.siblings or [] if entry.rfilename.endswith(".parquet")]
+    files = [file for file in found.files if file.endswith(".parquet")]
+    return found.commit, files, [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
 
 
 def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from ingot.data.tokenizers.base import MAX_FILE_BYTES, Tokenizer, unpack
 from ingot.data.tokenizers.huggingface import from_json, hf_from_spec
 from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec, number_from_spec, read_byte_file
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ingot.errors import ConfigError, DataError
+from ingot.errors import ConfigError, DataError, IngotError
 
 SPECS: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
     "byte": lambda spec: ByteTokenizer(),
@@ -117,38 +117,21 @@ def _refuse_bos(bos: str | None, name: str) -> None:
 
 def _fetch(repository: str, name: str) -> Path:
     """The tokenizer file of a hub repository, from the hub or its cache."""
-    from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from ingot.data.hub import FileInfo, Hub, Missing, Unreachable
 
-    offline = False
+    hub, unreachable = Hub(repository, "model", attempts=1), None
     for file in HUB_FILES:
         try:
-            return Path(hf_hub_download(repository, file, local_files_only=offline))
-        except LocalEntryNotFoundError:
-            offline = True  # no use in asking again, but another file may be in the cache
-        except EntryNotFoundError:
+            return hub.fetch(file, None, FileInfo())
+        except Missing:
             continue
-        except GatedRepoError:
-            raise DataError(
-                f"the tokenizer {name} is for those who accepted its terms; log in with HF_TOKEN or give its tokenizer.json"
-            ) from None
-        except (RepositoryNotFoundError, HFValidationError):
-            raise DataError(
-                f"there is no tokenizer {name} on {constants.ENDPOINT}, nor a file or folder of this name; check the spelling, "
-                "and set HF_TOKEN if it is private"
-            ) from None
-        except OSError as error:
-            raise DataError(f"cannot fetch the tokenizer {name}: {' '.join(str(error).split())[:200]}") from None
-    if offline:
-        where = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
+        except Unreachable as error:
+            hub.offline, unreachable = True, unreachable or error  # another file may be in the cache
+        except IngotError as error:
+            raise DataError(f"cannot fetch the tokenizer {name}, which is no file or folder here: {error}") from None
+    if unreachable:
         raise DataError(
-            f"cannot fetch the tokenizer {name}: no file or folder has this name, the Hugging Face cache does not have it, "
-            f"and {where}; go online once, or give the path of its tokenizer.json"
+            f"cannot fetch the tokenizer {name}, which is no file or folder here: {unreachable}; go online once, or give the "
+            "path of its tokenizer.json"
         )
     raise DataError(f"the repository {name} has none of {', '.join(HUB_FILES)}; give the path of a tokenizer file")

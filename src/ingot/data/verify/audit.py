@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.data.store.dataset import AGAIN, MANIFEST
+from ingot.data.store.dataset import MANIFEST
+from ingot.data.store.findings import Finding
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.verify.checks import check_bytes, check_marks, check_range, check_round_trip, check_sha256
 from ingot.data.verify.counts import Counts, count_tokens, read_index, starts_by_marks
-from ingot.data.verify.folder import AuditSplit, Finding, Folder, Starts, open_folder
+from ingot.data.verify.folder import AuditSplit, Folder, Starts, open_folder
 from ingot.data.verify.overlap import Match, Side, find_overlap
 from ingot.errors import ConfigError
 from ingot.runtime.files import file_sha256
@@ -215,7 +216,7 @@ def _index(split: AuditSplit, findings: list[Finding]) -> Starts | None:
     if not isinstance(found, str) and told is not None and file_sha256(path) != told:
         found = "is not what was written: documents begin elsewhere"
     if isinstance(found, str):
-        findings.append(Finding("document-index", str(path), found, AGAIN))
+        findings.append(Finding("document-index", str(path), found))
         return None
     return found if split.whole and split.tokens == split.record.tokens else None
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.data.store.dataset import AGAIN, MANIFEST
+from ingot.data.store.dataset import MANIFEST
+from ingot.data.store.findings import Finding
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.matching import HEAD, SHARE, comes_back
+from ingot.data.tokenizers.matching import HEAD, round_trips
 from ingot.data.verify.counts import CHUNK_TOKENS, Counts
-from ingot.data.verify.folder import AuditSplit, Finding, Starts
+from ingot.data.verify.folder import AuditSplit, Starts
 from ingot.data.verify.overlap import Side
 from ingot.runtime.files import file_sha256
 
@@ -31,7 +32,7 @@ def check_sha256(split: AuditSplit, findings: list[Finding]) -> bool:
         path = split.folder / shard.file
         if path in split.paths and (found := file_sha256(path)) != shard.sha256:
             problem = f"is not what was written: its sha256 is {found[:16]}... and not {shard.sha256[:16]}..."
-            findings.append(Finding("shard-sha256", str(path), problem, AGAIN))
+            findings.append(Finding("shard-sha256", str(path), problem))
     return len(findings) == before
 
 
@@ -90,15 +91,12 @@ def check_bytes(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, gap: fl
 def check_round_trip(side: Side, findings: list[Finding]) -> bool:
     """Does the tokenizer, given the text of some documents, make these tokens again? Another one hardly ever does."""
     split, starts, tokenizer = side.split, side.starts, side.tokenizer
-    tried, wrong = 0, []
-    for number in np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else ():
-        begin, end = int(starts[number]), int(starts[number + 1])
-        found = comes_back(tokenizer, split.read(begin, min(end, begin + 2 * HEAD)))
-        tried += len(found)
-        wrong += [] if all(found) else [begin]
-    if tried - len(wrong) < SHARE * tried:
-        file, place = split.place(wrong[0])
-        problem = f"the tokenizer makes other tokens of the text here, and of {len(wrong)} of {tried} documents tried"
+    numbers = np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else np.empty(0, np.int64)
+    begins, ends = starts[numbers].tolist(), starts[numbers + 1].tolist()
+    found = round_trips(tokenizer, (split.read(a, min(b, a + 2 * HEAD)) for a, b in zip(begins, ends, strict=True)))
+    if not found.fit:
+        file, place = split.place(begins[found.wrong[0]])
+        problem = f"the tokenizer makes other tokens of the text here, and of {len(found.wrong)} of {found.tried} documents tried"
         findings.append(Finding("tokenizer-mismatch", file, problem, OTHER, place))
         return False
     return True

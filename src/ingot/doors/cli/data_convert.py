@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ingot.data import SHARD_TOKENS
 from ingot.doors.cli.options import AsJson
 from ingot.doors.display import progress_bar
 from ingot.doors.output import print_json
@@ -47,7 +48,7 @@ def convert_command(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Shards: what files begin with (fineweb). gpt-simple: the bucket (main).")
     ] = None,
-    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in one file; nanogpt has one file.")] = 100_000_000,
+    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in one file; nanogpt has one file.")] = SHARD_TOKENS,
     max_length: Annotated[int, typer.Option(metavar="N", help="gpt-simple: tokens in a window.")] = 3072,
     overlap: Annotated[int, typer.Option(metavar="N", help="gpt-simple: tokens that a window repeats.")] = 256,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it is token data.")] = False,

@@ -19,7 +19,7 @@ from ingot.config.render import dump_yaml
 from ingot.doors.golf.translate import SPANS, accumulation
 from ingot.doors.golf.variables import as_lines
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
-from ingot.runtime.files import writing
+from ingot.runtime.files import open_to_append, writing
 from ingot.runtime.version import made_by
 
 RULE = "=" * 100
@@ -40,8 +40,8 @@ class Journal:
             return
         if console:
             print(text, flush=True)
-        with writing(self._path), self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text + "\n")
+        with writing(self._path), open_to_append(self._path, buffering=-1) as file:
+            file.write((text + "\n").encode(errors="backslashreplace"))
 
     def note(self, text: str) -> None:
         """What the original's log has no line for."""

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-import shutil
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +17,7 @@ from typing import Any
 from ingot.doors.golf.finished import FinishedRun, read_run
 from ingot.doors.golf.variables import CODE, OF_ONE_RUN, PACKED, as_text, differing, read_variables
 from ingot.errors import ConfigError
-from ingot.runtime.files import to_json, write_atomically
+from ingot.runtime.files import replace_folder, to_json, write_atomically
 
 REFERENCE = 1.2244  # bits per byte of the challenge's baseline
 SUBMISSION, README = "submission.json", "README.md"
@@ -224,18 +222,10 @@ def _write_folder(output: Path, files: dict[str, bytes], force: bool) -> None:
         raise ConfigError(f"{output} exists; choose another --output, or replace it with --force")
     if output.exists() and not (output / SUBMISSION).is_file():
         raise ConfigError(f"{output} is no submission and is not replaced; choose another --output")
-    temporary = None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
-        temporary.chmod(0o755)
-        for name, content in files.items():
-            write_atomically(temporary / name, content)
-        if output.exists():
-            shutil.rmtree(output)
-        temporary.rename(output)
+        with replace_folder(output) as folder:
+            for name, content in files.items():
+                write_atomically(folder / name, content)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)

@@ -16,7 +16,8 @@ NEVER = 1 << 31  # steps between lines that are not wanted
 
 # Variables that are settings of ours under another name.
 SETTINGS = {
-    "DATA_PATH": "data.path", "TOKENIZER_PATH": "data.tokenizer", "TRAIN_SEQ_LEN": "data.seq_len", "SEED": "training.seed",
+    "DATA_PATH": "data.path", "TOKENIZER_PATH": "data.tokenizer", "TRUST_TOKENS": "data.trust_tokens",
+    "TRAIN_SEQ_LEN": "data.seq_len", "SEED": "training.seed",
     "ITERATIONS": "training.max_steps", "TRAIN_BATCH_TOKENS": "training.tokens_per_step", "QK_GAIN_INIT": "model.qk_gain",
     "VOCAB_SIZE": "model.vocab_size", "NUM_LAYERS": "model.layers", "NUM_KV_HEADS": "model.kv_heads", "MODEL_DIM": "model.width",
     "NUM_HEADS": "model.heads", "MLP_MULT": "model.mlp_multiple", "TIE_EMBEDDINGS": "model.tied", "ROPE_BASE": "model.rope_base",
@@ -92,6 +93,7 @@ def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, 
         "budget.artifact_bytes": v["ARTIFACT_LIMIT_BYTES"] if v["ARTIFACT_LIMIT_BYTES"] > 0 else None,
         "evaluation.every": every,
         "evaluation.at_start": every > 0,
+        "evaluation.final_rows": None,
         "evaluation.whole_rows": True,
         "evaluation.bytes": "pieces",
         "evaluation.micro_batch": v["VAL_BATCH_SIZE"] // (world_size * accumulation(world_size)) // v["TRAIN_SEQ_LEN"],

@@ -54,6 +54,7 @@ class Variable:
 TABLE = (
     Variable("DATA_PATH", "text", "./data/datasets/fineweb10B_sp1024", "Folder with fineweb_train_*.bin and fineweb_val_*.bin."),
     Variable("TOKENIZER_PATH", "text", "./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model, which counts bytes."),
+    Variable("TRUST_TOKENS", "0 or 1", False, "Take tokens that TOKENIZER_PATH would not have made: random or lossy ones."),
     Variable("RUN_ID", "text", None, "Name of the log logs/RUN_ID.txt and of the run folder logs/RUN_ID. Unset: a random one."),
     Variable("SEED", "int", 1337, "Decides the initial weights, and nothing else."),
     Variable("VAL_BATCH_SIZE", "int", 524_288, "Tokens of one validation pass, over all ranks and accumulation steps."),

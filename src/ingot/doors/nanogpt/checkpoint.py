@@ -27,7 +27,7 @@ from ingot.doors.nanogpt.model import config_of, split_by_decay
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.gpt2 import GPT2
 from ingot.runs.checkpoints import Checkpoint
-from ingot.runtime.files import replacing
+from ingot.runtime.files import replace_file
 from ingot.runtime.tensors import TensorRecord
 
 CKPT = "ckpt.pt"
@@ -94,7 +94,7 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
         },
     }
     try:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             torch.save(contents, file)
     except (OSError, RuntimeError) as error:  # torch hides a full disk in a RuntimeError
         raise CheckpointError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None

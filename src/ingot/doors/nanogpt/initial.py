@@ -29,6 +29,7 @@ from ingot.runs.checkpoints import DAMAGED, Checkpoint, load_checkpoint, newest_
 from ingot.runs.folder import RunFolder
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
+from ingot.runs.wandb import NAME as WANDB
 from ingot.runtime.files import fsync_dir, writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.start import check_fits, facts_of
@@ -62,6 +63,8 @@ def check_folder(out: Path) -> None:
     """Refuse an out_dir that is no folder or is somebody else's, before anything is read or built."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out_dir={out} is a file; give a folder")
+    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # what lies beside these is set aside
+        RunFolder(out).refuse_strangers([WANDB])
     if (out / LOCK).exists():
         with RunLock(out):
             pass
@@ -71,7 +74,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
     """What init_from means. Nothing is written but the names of damaged files, and with eval_only not even those."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
-        found = vocabulary(data_path(values), values["tokenizer"])
+        found = vocabulary(data_path(values), values["tokenizer"], values["trust_tokens"])
         ids = f"vocab_size {found} of {data_path(values)}" if found else "the 50,257 ids of GPT-2, rounded up to 50,304"
         say(f"a new model from scratch, with {ids}")
         return Start(fresh_args(values, found), "erf")
@@ -97,7 +100,8 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
 def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) -> tuple[ResolvedConfig, float]:
     """Make the folder such that the loop begins or resumes as `start` says; returns the config and the seconds trained before."""
     out, resolved = Path(values["out_dir"]), translate(values, start.args, start.gelu)
-    dataset = open_dataset(resolved.config.data.path, resolved.config.data.tokenizer)
+    data = resolved.config.data
+    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
     check_dataset(dataset, values, start.args, warn)
     facts = facts_of(resolved.config, dataset)
     if start.ours is not None:

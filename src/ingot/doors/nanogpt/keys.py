@@ -93,6 +93,7 @@ TRAIN = _keys(
     Key("deterministic", bool, False, "a GPU computes the same bits each time, resumed or not; slower", ours=True),
     Key("mfu_peak", float, None, "FLOP/s that mfu is a percentage of, per GPU; None: this GPU's own", True, ours=True),
     Key("tokenizer", str, None, "what made the ids, where neither characters in meta.pkl nor GPT-2 did: a file", True, ours=True),
+    Key("trust_tokens", bool, False, "take ids that the tokenizer would not have made: random or lossy ones", ours=True),
 )
 
 SAMPLE = _keys(

@@ -11,7 +11,6 @@ import hashlib
 import json
 import lzma
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -127,7 +126,7 @@ def _bytes(ids: NDArray[np.uint16]) -> bytes:
 
 
 def _place(folder: Path, files: dict[str, bytes]) -> None:
-    from ingot.data.hub_files import writing
+    from ingot.data.store.output import writing
     from ingot.runtime.files import write_atomically
 
     for name, content in files.items():
@@ -161,7 +160,7 @@ def _tiny_shakespeare(folder: Path) -> Path:
     """input.txt, downloaded if it is missing."""
     from urllib.request import urlopen
 
-    from ingot.data.hub_files import writing
+    from ingot.data.store.output import writing
     from ingot.runtime.files import write_atomically
 
     path = folder / "input.txt"
@@ -189,9 +188,10 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
     """Encode documents in the order they come, then copy them in the order they go: two passes, whatever they weigh."""
     import numpy as np
 
-    from ingot.data.hub_files import writing
+    from ingot.data.store.output import writing
     from ingot.data.text.files import file_bytes, find_files, read_documents
     from ingot.doors.display import progress_bar
+    from ingot.runtime.files import temporary_beside
 
     try:
         files = [] if bundled else find_files(inputs or [Path(OPENWEBTEXT)])[0]
@@ -199,10 +199,10 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
         raise error if inputs else DataError(f"{error}; --input PATH takes other documents, --bundled those of ingot") from None
     if not bundled and not files:
         raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
-    total, done, scratch = sum(map(file_bytes, files)), 0, folder / ".tokens.tmp"
+    total, done, scratch = sum(map(file_bytes, files)), 0, temporary_beside(folder / "tokens")
     with _alone_in(folder):
         _refuse_characters(folder)
-        with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("wb") as file:
+        with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("xb") as file:
 
             def advance(size: int) -> None:
                 nonlocal done
@@ -225,54 +225,35 @@ def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArra
     """Write the ids of every document with <|endoftext|> behind it, and say how many it has."""
     import numpy as np
 
-    from ingot.data.prepare.blocks import text_blocks
+    from ingot.data.prepare.blocks import EveryText, text_blocks
     from ingot.data.prepare.workers import cpu_count, local_engine
     from ingot.data.tokenizers import open_tokenizer
 
     tokenizer = open_tokenizer("gpt2")
     end = np.array([tokenizer.bos], "<u2")
-    empty: list[int] = []  # documents without a character, which are only their end
-
-    def spoken() -> Iterator[str]:
-        for number, text in enumerate(texts):
-            if text:
-                yield text
-            else:
-                empty.append(number)
-
     counts: list[NDArray[np.int64]] = []
     with local_engine(tokenizer, workers or cpu_count()) as engine:
-        for encoded in engine(text_blocks(spoken())):
-            if len(encoded.ids):
-                file.write(np.concatenate([encoded.ids[1:].astype("<u2"), end]).tobytes())  # the mark moves from front to back
-                counts.append(encoded.tokens)
-    found = np.concatenate([np.empty(0, np.int64), *counts])
-    places = np.array(empty, np.int64) - np.arange(len(empty))
-    file.write(end.tobytes())  # what empty documents point to
-    return np.insert(found, places, 0)
+        for encoded in engine(map(EveryText, text_blocks(texts))):
+            file.write(np.concatenate([encoded.ids[1:].astype("<u2"), end]).tobytes())  # the mark moves from front to back
+            counts.append(encoded.tokens)
+    return np.concatenate([np.empty(0, np.int64), *counts])
 
 
 def _copy(scratch: Path, counts: NDArray[np.int64], documents: NDArray[np.int64], path: Path) -> int:
-    """Write documents in their order and say how many tokens they have; one of none is an end mark alone."""
+    """Write documents in their order and say how many tokens they have."""
     import numpy as np
 
     from ingot.doors.display import progress_bar
-    from ingot.runtime.files import fsync_dir
+    from ingot.runtime.files import replace_file
 
     tokens = np.memmap(scratch, "<u2", mode="r")
-    starts, sizes = np.append(0, np.cumsum(counts)), np.maximum(counts, 1)
-    starts[:-1][counts == 0] = len(tokens) - 1
-    temporary = path.with_name(f".{path.name}.tmp")
-    with progress_bar(f"writing {path.name}") as show, temporary.open("wb", buffering=1 << 20) as file:
+    starts = np.cumsum(counts) - counts
+    with progress_bar(f"writing {path.name}") as show, replace_file(path) as file:
         for done, document in enumerate(documents.tolist()):
-            file.write(tokens[starts[document] : starts[document] + sizes[document]].tobytes())
+            file.write(tokens[starts[document] : starts[document] + counts[document]].tobytes())
             if done % 10_000 == 0:
                 show(done, len(documents))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_dir(path.parent)
-    return int(sizes[documents].sum())
+    return int(counts[documents].sum())
 
 
 @contextmanager
@@ -281,7 +262,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
     One that fails before it has made anything leaves nothing at all.
     """
-    from ingot.data.hub_files import LOCK, alone_in, writing
+    from ingot.data.store.output import LOCK, alone_in, writing
     from ingot.runtime.files import sweep_temporaries
 
     new = not folder.exists()

@@ -35,7 +35,7 @@ SETTINGS = {
     "beta2": "optimizer.beta2", "grad_clip": "optimizer.clip_norm", "warmup_iters": "optimizer.warmup_steps",
     "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
     "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
-    "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer",
+    "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer", "trust_tokens": "data.trust_tokens",
     "deterministic": "training.deterministic",
 }  # fmt: skip
 
@@ -132,11 +132,11 @@ def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> Non
         values["tokenizer"] = "number"
 
 
-def vocabulary(folder: Path, tokenizer: str | None = None) -> int | None:
+def vocabulary(folder: Path, tokenizer: str | None = None, trust_tokens: bool = False) -> int | None:
     """The size of the vocabulary of a data folder, nanoGPT's or ours; None where the ids are GPT-2's."""
     from ingot.data.loading.open import open_dataset
 
-    found = open_dataset(str(folder), tokenizer).tokenizer
+    found = open_dataset(str(folder), tokenizer, trust_tokens).tokenizer
     return None if found.kind == "gpt2" else found.vocab_size
 
 
@@ -161,6 +161,7 @@ def in_their_words(said: str) -> str:
     words = {path: name for name, path in SETTINGS.items()}
     words |= {
         "data.tokenizer": "--tokenizer",
+        "data.trust_tokens": "--trust_tokens",
         "model.context": "block_size",
         "training.tokens_per_step": "tokens per iteration",
     }
@@ -211,6 +212,7 @@ def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any
         "training.save_every": v["eval_interval"] if v["always_save_checkpoint"] else 0,
         "evaluation.at_start": True,
         "evaluation.at_end": False,
+        "evaluation.final_rows": None,
         "evaluation.rows": v["eval_iters"] * v["batch_size"],
         "evaluation.train_rows": v["eval_iters"] * v["batch_size"],
         "evaluation.micro_batch": v["batch_size"],

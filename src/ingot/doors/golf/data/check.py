@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ingot.data.formats.foreign import shard_files
-from ingot.data.formats.manifest import check_tokenizer_pair, listed_dataset
+from ingot.data.formats.manifest import listed_dataset
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
+from ingot.doors.golf.data.manifest import check_tokenizer_pair
 from ingot.doors.golf.log import Journal
 from ingot.errors import ConfigError, DataError
 
@@ -32,7 +33,7 @@ def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; download it or set TOKENIZER_PATH")
     warnings = check_tokenizer_pair(path, tokenizer)
-    dataset = open_dataset(str(path), str(tokenizer))
+    dataset = open_dataset(str(path), str(tokenizer), values["TRUST_TOKENS"])
     if (found := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
         raise ConfigError(f"VOCAB_SIZE={values['VOCAB_SIZE']} does not match the tokenizer's vocab_size={found}")
     val, length = dataset.split("val"), values["TRAIN_SEQ_LEN"]

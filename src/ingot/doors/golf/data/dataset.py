@@ -1,35 +1,32 @@
 """One data set of golf's export: shards of both splits, made in a hidden folder that takes the place of the old one.
 
-The first documents are validation, and a block that is encoded at once never holds both splits, so no file does. Beside golf's
-own files lie dataset.json and an index of documents, so that everything else of ours reads the same folder.
+The first documents are validation. Beside golf's own files lie dataset.json and an index of documents, so that everything else of
+ours reads the same folder.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ingot.data.hub_files import writing
-from ingot.data.prepare.blocks import BLOCK_BYTES, Block
+from ingot.data.prepare.blocks import EveryText, text_blocks
+from ingot.data.prepare.holdout import first_documents
+from ingot.data.prepare.pipeline import RuledBlocks, fill_folder, ruled
 from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import MANIFEST, Dataset, Manifest
-from ingot.data.store.staging import Stage, staged
-from ingot.data.store.writer import SAVE_TOKENS, Encoded, Point, SplitWriter, is_sound, where_to_begin, write_manifest
+from ingot.data.store.output import writing
+from ingot.data.store.staging import staged
+from ingot.data.store.writer import Point, is_sound
 from ingot.doors.golf.data.docs import Docs, Notify, Progress, read_docs
 from ingot.doors.golf.data.tokenizers import Built
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.version import made_by
 
-SPLITS = {"train": "fineweb_train", "val": "fineweb_val"}
+PREFIX = "fineweb_"  # of the names of shards
 OURS = re.compile(r"dataset\.json|fineweb_.*\.bin|fineweb_(train|val)\.index")
 REPORT_DOCUMENTS = 100_000
 
@@ -64,9 +61,21 @@ def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progres
     if any(target.glob("fineweb_*.bin")):
         made = "made here before" if (target / MANIFEST).is_file() else "not made here, but downloaded perhaps"
         notify(f"{target} holds shards that were {made}; they are replaced when those of this export are whole")
+    source = {"inputs": [str(plan.docs.path)], "validation": f"the first {plan.val_documents} documents", "golf": work}
+    engine = partial(local_engine, one.tokenizer, plan.workers or workers_for(one.tokenizer, plan.docs.path.stat().st_size))
     try:
-        with staged(target, True, work, is_sound) as stage, ExitStack() as files:
-            manifest = _make(one, plan, work, stage, files, target, notify, progress)
+        with staged(target, True, work, is_sound) as stage:
+            manifest, last, _ = fill_folder(
+                stage,
+                partial(_blocks, plan, f"exporting {one.spec.dataset}", target, notify, progress),
+                one.tokenizer,
+                engine,
+                source=source,
+                shard_tokens=plan.chunk_tokens,
+                prefix=PREFIX,
+                tell=partial(_report, one.spec.dataset, plan.docs.documents, notify),
+            )
+            _check_count(plan.docs, last.documents)
             _set_aside(target)
         with writing(target):
             _keep_others(target)
@@ -77,26 +86,33 @@ def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progres
     return manifest, True
 
 
-def _make(
-    one: Built,
-    plan: Plan,
-    work: dict[str, Any],
-    stage: Stage,
-    files: ExitStack,
-    target: Path,
-    notify: Notify,
-    progress: Progress,
-) -> Manifest:
-    begin = where_to_begin(stage)
+def _blocks(plan: Plan, what: str, target: Path, notify: Notify, progress: Progress, begin: Point) -> RuledBlocks:
+    """The documents behind those that were written before; those without text are documents too."""
+    path, done = plan.docs.path, 0
+    total = path.stat().st_size
     if begin.documents:
         notify(f"{target}: going on behind document {begin.documents:,}")
-    writers = {
-        split: SplitWriter(stage.folder, name, one.tokenizer, plan.chunk_tokens, files, begin.splits.get(name))
-        for split, name in SPLITS.items()
-    }
-    _write_documents(one, plan, writers, begin, stage, notify, progress)
-    source = {"inputs": [str(plan.docs.path)], "validation": f"the first {plan.val_documents} documents", "golf": work}
-    return write_manifest(stage.folder, one.tokenizer, {split: writer.close() for split, writer in writers.items()}, source)
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(what, done, total)
+
+    texts = text_blocks(read_docs(path, begin.documents, advance), documents=plan.batch)
+    return ruled(first_documents(plan.val_documents), map(EveryText, texts))
+
+
+def _report(name: str, expected: int, notify: Notify, written: range) -> None:
+    if written.stop // REPORT_DOCUMENTS > written.start // REPORT_DOCUMENTS:
+        notify(f"{name}: {written.stop:,} of {expected:,} documents")
+
+
+def _check_count(docs: Docs, found: int) -> None:
+    if found != docs.documents:
+        raise DataError(
+            f"{docs.path} holds {found:,} documents instead of the {docs.documents:,} that it should; it was changed, or the "
+            "file beside it is wrong: fetch both again"
+        )
 
 
 def _finished(target: Path, work: dict[str, Any]) -> Manifest | None:
@@ -106,82 +122,6 @@ def _finished(target: Path, work: dict[str, Any]) -> Manifest | None:
     except DataError:
         return None
     return manifest if isinstance(manifest.source, dict) and manifest.source.get("golf") == work else None
-
-
-def _write_documents(
-    one: Built,
-    plan: Plan,
-    writers: dict[str, SplitWriter],
-    begin: Point,
-    stage: Stage,
-    notify: Notify,
-    progress: Progress,
-) -> None:
-    name, path, expected = one.spec.dataset, plan.docs.path, plan.docs.documents
-    total, done = path.stat().st_size, 0
-    waiting: deque[tuple[str, NDArray[np.bool_]]] = deque()  # of each block its split, and which of its documents have text
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(f"exporting {name}", done, total)
-
-    def blocks() -> Iterator[Block]:
-        documents = read_docs(path, begin.documents, advance)
-        for split, texts in _cut(documents, begin.documents, plan.val_documents, plan.batch):
-            waiting.append((split, np.array([bool(text) for text in texts])))
-            yield [*texts]
-
-    count = begin.documents
-    written = saved = sum(writer.tokens for writer in writers.values())
-    with local_engine(one.tokenizer, plan.workers or workers_for(one.tokenizer, total)) as encode:
-        for encoded in encode(blocks()):
-            split, filled = waiting.popleft()
-            documents = _with_empty(encoded, filled, one.tokenizer.bos or 0)
-            _check_ids(documents.ids, one)
-            writers[split].add(documents)
-            before, count, written = count, count + len(filled), written + len(documents.ids)
-            if count // REPORT_DOCUMENTS > before // REPORT_DOCUMENTS:
-                notify(f"{name}: {count:,} of {expected:,} documents")
-            if written - saved >= SAVE_TOKENS:
-                stage.save(Point(documents=count, splits={SPLITS[s]: w.save() for s, w in writers.items()}).model_dump())
-                saved = written
-    if count != expected:
-        raise DataError(
-            f"{path} holds {count:,} documents instead of the {expected:,} that it should; it was changed, or the file beside it "
-            "is wrong: fetch both again"
-        )
-
-
-def _cut(documents: Iterator[str], number: int, val_documents: int, batch: int) -> Iterator[tuple[str, list[str]]]:
-    """Documents from `number` on a block at a time, with the split of each block."""
-    texts: list[str] = []
-    size = 0
-    for text in documents:
-        texts.append(text)
-        size, number = size + len(text), number + 1
-        if size >= BLOCK_BYTES or len(texts) >= batch or number == val_documents:
-            yield "val" if number <= val_documents else "train", texts
-            texts, size = [], 0
-    if texts:
-        yield "val" if number <= val_documents else "train", texts
-
-
-def _with_empty(encoded: Encoded, filled: NDArray[np.bool_], bos: int) -> Encoded:
-    """The documents of a block with those that have no text, which the engine leaves out: their mark alone."""
-    if filled.all():
-        return encoded
-    before = np.append(0, np.cumsum(encoded.tokens))[np.cumsum(filled)[~filled]]
-    tokens, sizes, pieces = np.ones(len(filled), np.int64), np.zeros(len(filled), np.int64), np.zeros(len(filled), np.int64)
-    tokens[filled], sizes[filled], pieces[filled] = encoded.tokens, encoded.bytes, encoded.piece_bytes
-    return Encoded(np.insert(encoded.ids, before, bos), tokens, sizes, pieces, 0)
-
-
-def _check_ids(ids: NDArray[np.uint16], one: Built) -> None:
-    if (largest := int(ids.max(initial=0))) >= one.tokenizer.vocab_size:
-        raise DataError(
-            f"tokenizer {one.spec.name} gave the id {largest:,}, outside its vocabulary of {one.tokenizer.vocab_size:,}"
-        )
 
 
 def _set_aside(target: Path) -> None:

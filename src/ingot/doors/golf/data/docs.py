@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,13 +18,14 @@ from typing import Any, BinaryIO, cast
 from ingot.data.formats.base import Document, Marks, TokenSource
 from ingot.data.formats.manifest import MANIFEST, parse_manifest
 from ingot.data.formats.open import open_source
-from ingot.data.hub import Facts, Hub, client_messages
-from ingot.data.hub_files import check_space, disk_of, place, writing
+from ingot.data.hub import FileInfo, Hub, client_messages
+from ingot.data.store.output import writing
 from ingot.data.text.records import read_lines
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, read_source
+from ingot.doors.golf.data.placing import check_space, disk_of, place
 from ingot.errors import DataError
-from ingot.runtime.files import file_sha256, fsync_dir, write_atomically
+from ingot.runtime.files import file_sha256, replace_file, write_atomically
 
 DECODE_BATCH = 512  # documents of GPT-2 tokens that become text at once
 LARGE_BYTES = 1 << 30  # of which a checksum takes long enough to say so
@@ -100,18 +100,10 @@ def docs_from_shards(folder: Path, output: Path, batch: int, notify: Notify, pro
             )
         return checked(output)
     notify(f"decoding {source.about} of {folder} into {path}")
-    part = path.with_name(f".{DOCS}.{os.urandom(4).hex()}.part")
-    try:
-        with writing(path), part.open("xb") as file:
-            facts = _decode(source, file, batch, notify, progress)
-            file.flush()
-            os.fsync(file.fileno())
-            sidecar = {**facts, "shuffle_seed": None, "snapshot_kind": "docs_cache_from_gpt2_shards", "gpt2_shards": origin}
-            write_atomically(output / DOCS_SOURCE, json.dumps(sidecar, indent=2) + "\n")
-            part.replace(path)
-            fsync_dir(output)
-    finally:
-        part.unlink(missing_ok=True)
+    with writing(path), replace_file(path) as file:
+        facts = _decode(source, file, batch, notify, progress)
+        sidecar = {**facts, "shuffle_seed": None, "snapshot_kind": "docs_cache_from_gpt2_shards", "gpt2_shards": origin}
+        write_atomically(output / DOCS_SOURCE, json.dumps(sidecar, indent=2) + "\n")
     return checked(output, sha256=facts["docs_sha256"])
 
 
@@ -145,12 +137,12 @@ def _came_from(output: Path, repo: str, sha256: str) -> bool:
         return False
 
 
-def _list(hub: Hub, start: str, path: Path) -> tuple[str | None, dict[str, Facts]]:
+def _list(hub: Hub, start: str, path: Path) -> tuple[str | None, dict[str, FileInfo]]:
     """What a repository has; offline, what the client's cache has of it."""
     if hub.offline:
         commit = hub.cached_commit(start + DOCS)
-        cached = {start + name: Facts() for name in (DOCS, DOCS_SOURCE) if hub.has_cached(start + name, commit)}
-        return commit, {start + DOCS: Facts(), **cached}
+        cached = {start + name: FileInfo() for name in (DOCS, DOCS_SOURCE) if hub.cached(start + name, commit)}
+        return commit, {start + DOCS: FileInfo(), **cached}
     try:
         listing = hub.listing()
     except DataError as error:
@@ -160,7 +152,7 @@ def _list(hub: Hub, start: str, path: Path) -> tuple[str | None, dict[str, Facts
     return listing.commit, listing.files
 
 
-def _ensure(hub: Hub, remote: str, commit: str | None, facts: Facts, target: Path, notify: Notify, progress: Progress) -> None:
+def _ensure(hub: Hub, remote: str, commit: str | None, facts: FileInfo, target: Path, notify: Notify, progress: Progress) -> None:
     """Make one file of a repository be here and whole."""
     if target.is_file():
         if target.stat().st_size > LARGE_BYTES:
@@ -170,7 +162,7 @@ def _ensure(hub: Hub, remote: str, commit: str | None, facts: Facts, target: Pat
         _refuse_other(target, hub, problem)
         notify(f"{target} is not the file of {hub.repo} ({problem}); fetching it again")
     size, done = facts.size or 0, 0
-    needs = [] if hub.has_cached(remote, commit) else [(hub.cache, size)]
+    needs = [] if hub.cached(remote, commit) else [(hub.cache, size)]
     check_space([*needs, *([(target.parent, size)] if disk_of(hub.cache) != disk_of(target.parent) else [])])
 
     def count(arrived: int) -> None:

@@ -15,10 +15,11 @@ from threading import Lock
 from typing import Any
 
 from ingot.data.formats.manifest import MANIFEST, parse_manifest
-from ingot.data.hub import Facts, Hub, client_messages
-from ingot.data.hub_files import Stopped, alone_in, check_space, disk_of, in_threads, place, sweep, writing
+from ingot.data.hub import FileInfo, Hub, Stopped, client_messages
 from ingot.data.store.dataset import MANIFEST as PREPARED
+from ingot.data.store.output import alone_in, writing
 from ingot.data.store.shards import token_count
+from ingot.doors.golf.data import PREFIX, REPO
 from ingot.doors.golf.data.manifest import (
     DOCS,
     DOCS_SOURCE,
@@ -30,11 +31,9 @@ from ingot.doors.golf.data.manifest import (
     read_source,
     write_manifest,
 )
+from ingot.doors.golf.data.placing import check_space, disk_of, in_threads, place, sweep
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
-
-REPO = "willdepueoai/parameter-golf"
-PREFIX = "datasets"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class _Job:
         self.hub, self.output, self.prefix = hub, output, prefix
         self.notify, self.progress = notify, progress
         self.commit: str | None = None
-        self.facts: dict[str, Facts] = {}  # of files on the hub
+        self.facts: dict[str, FileInfo] = {}  # of files on the hub
         self.source: Source | None = None  # of the manifest that lies in the folder
         self.local = False  # whether that manifest is used as it is
         self.content = b""
@@ -193,7 +192,7 @@ class _Job:
         check_space(self._needs(names))
         if not self.local or self.source is not None:
             self._write_manifest(names)
-        sizes = sum(self.facts.get(name, Facts()).size or 0 for name in names)
+        sizes = sum(self.facts.get(name, FileInfo()).size or 0 for name in names)
         self.done = Progress(0, len(names), 0, sizes)
         in_threads(self._ensure, names, workers, self.hub.stop)
 
@@ -285,7 +284,7 @@ class _Job:
         if not path.is_file():
             return "missing"
         trusted = not self.local or self.source is not None  # otherwise the hub may have moved on since
-        if trusted and (problem := self.facts.get(name, Facts()).problem(path)) is not None:
+        if trusted and (problem := self.facts.get(name, FileInfo()).problem(path)) is not None:
             return problem
         if path.suffix == ".bin":
             try:
@@ -298,10 +297,10 @@ class _Job:
         """The bytes that a fetch takes from the disk of the cache and, if that is another one, from the folder's."""
         two_disks = disk_of(self.hub.cache) != disk_of(self.output)
         for name in names:
-            size, path = self.facts.get(name, Facts()).size or 0, self.output / name
+            size, path = self.facts.get(name, FileInfo()).size or 0, self.output / name
             if path.is_file() and path.stat().st_size == size:
                 continue
-            if not self.hub.has_cached(self._remote(name), self.commit):
+            if not self.hub.cached(self._remote(name), self.commit):
                 yield self.hub.cache, size
             if two_disks:
                 yield self.output, size
@@ -330,7 +329,7 @@ class _Job:
 
     def _ensure(self, name: str) -> None:
         """Make one file be there and whole."""
-        target, facts = self.output / name, self.facts.get(name, Facts())
+        target, facts = self.output / name, self.facts.get(name, FileInfo())
         problem = self._problem(name)
         if problem is None:
             self._count(facts.size or 0, finished=True)
@@ -370,7 +369,7 @@ class _Job:
         if DOCS_SOURCE not in self.docs:
             return []
         said = parse_manifest((self.output / DOCS_SOURCE).read_bytes(), DOCS_SOURCE).get("docs_sha256")
-        found = self.facts.get(DOCS, Facts()).sha256
+        found = self.facts.get(DOCS, FileInfo()).sha256
         if not said or not found or said == found:
             return []
         return [f"{DOCS} has the sha256 {found[:12]} and {DOCS_SOURCE} says {str(said)[:12]}"]

@@ -15,21 +15,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.data import SHARD_TOKENS
 from ingot.data.formats.manifest import MANIFEST
 from ingot.data.hub import Hub
-from ingot.data.hub_files import alone_in, sweep, writing
 from ingot.data.store.dataset import Manifest
+from ingot.data.store.output import alone_in, writing
 from ingot.data.store.shards import MAX_TOKENS
-from ingot.doors.golf.data.dataset import SPLITS, Plan, export_dataset
+from ingot.doors.golf.data.dataset import PREFIX, Plan, export_dataset
 from ingot.doors.golf.data.docs import DECODE_BATCH, Docs, Notify, Progress, docs_from_shards, fetch_docs
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, PREVIOUS
+from ingot.doors.golf.data.placing import sweep
 from ingot.doors.golf.data.specs import TIKTOKEN, VERSION, Spec
 from ingot.doors.golf.data.tokenizers import Built, build, check_reused
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import remove_if_empty, write_atomically
 
 VAL_DOCUMENTS = 50_000
-CHUNK_TOKENS = 100_000_000
 SPECS = "tokenizer_config.export.json"
 GPT2_DATASET = f"fineweb{VERSION}_gpt2"
 STATS = ("docs", "files", "tokens")
@@ -67,7 +68,7 @@ def export(
     root: str,
     *,
     val_documents: int | None = None,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int = SHARD_TOKENS,
     gpt2_shards: Path | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     notify: Notify = lambda line: None,
@@ -202,8 +203,8 @@ def _dataset_entry(one: Built, record: Manifest) -> dict[str, Any]:
         "tokenizer_name": one.spec.name,
         "tokenizer_kind": one.spec.kind,
         "path": path,
-        "train_glob": f"{path}/{SPLITS['train']}_*.bin",
-        "val_glob": f"{path}/{SPLITS['val']}_*.bin",
+        "train_glob": f"{path}/{PREFIX}train_*.bin",
+        "val_glob": f"{path}/{PREFIX}val_*.bin",
         **{key: one.entry[key] for key in ("vocab_size", "bos_id", "eos_id", "recommended_bigram_vocab_size")},
         "stats": {f"{what}_{name}": counts[name][n] for n, what in enumerate(STATS) for name in ("total", "val", "train")},
     }

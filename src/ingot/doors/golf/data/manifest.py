@@ -1,4 +1,4 @@
-"""The manifest of a published data set: which files it asks for, and where the one in a folder came from.
+"""The manifest of a published data set: which files it asks for, which tokenizer it pairs them with, and where it came from.
 
 The manifest is a stranger's: every path it names is checked before it becomes a path here. Names of shards follow from our own
 arguments and its counts. Where a manifest came from stands in a small file beside it, because it does not say so itself.
@@ -10,10 +10,10 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from ingot.data.formats.manifest import MANIFEST, Record
-from ingot.data.hub import Facts
+from ingot.data.formats.manifest import MANIFEST, Record, listed_dataset, manifest_of, tokenizer_of
+from ingot.data.hub import FileInfo
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 
@@ -110,6 +110,25 @@ def _artifacts(entry: Record, repo: str, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
+    """Refuse a tokenizer that is not the data set's by its manifest; returns warnings."""
+    found, entry = manifest_of(dataset), listed_dataset(dataset)
+    if found is None or entry is None:
+        return []
+    where, manifest = found
+    expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
+    if expected and tokenizer.name != expected:
+        raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
+    stats = entry.get("stats")
+    listed = stats.get("files_train") if isinstance(stats, dict) else None
+    here = len(list(dataset.glob("fineweb_train_*.bin")))
+    if not isinstance(listed, int) or here == listed:
+        return []
+    if here > listed:
+        raise DataError(f"{dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set")
+    return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a manifest came from, and what the hub said of the files downloaded with it."""
@@ -118,7 +137,7 @@ class Source:
     prefix: str
     commit: str
     manifest_sha256: str
-    files: dict[str, Facts] = field(default_factory=dict)
+    files: dict[str, FileInfo] = field(default_factory=dict)
 
 
 def read_source(folder: Path) -> Source | None:
@@ -126,7 +145,7 @@ def read_source(folder: Path) -> Source | None:
     try:
         record = json.loads((folder / SOURCE).read_bytes())
         here = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-        files = {name: Facts.from_dict(facts) for name, facts in record["files"].items()}
+        files = {name: FileInfo.from_dict(facts) for name, facts in record["files"].items()}
         source = Source(record["repo"], record["prefix"], record["commit"], record["manifest_sha256"], files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

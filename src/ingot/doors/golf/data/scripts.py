@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ingot.doors.cli.data_download import PREFIX_VARIABLE, REPO_VARIABLE, download_and_print
+from ingot.data import SHARD_TOKENS
+from ingot.doors.golf.data import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.doors.output import print_json
+from ingot.doors.status_line import StatusLine, Work, fit, is_terminal
 from ingot.errors import INTERRUPTED, ConfigError, IngotError
 
 if TYPE_CHECKING:
+    from ingot.doors.golf.data.download import Downloaded, Progress
     from ingot.doors.golf.data.export import Exported, Settings
 
+QUIET_SECONDS = 30.0  # without a terminal, a slow file is heard of this often
 THREADS, BATCH = "MATCHED_FINEWEB_TOKENIZER_THREADS", "MATCHED_FINEWEB_SP_BATCH_SIZE"
 TIKTOKEN_THREADS, DECODE_BATCH = "MATCHED_FINEWEB_TIKTOKEN_THREADS", "MATCHED_FINEWEB_GPT2_DECODE_BATCH_SIZE"
 VARIABLES = f"""variables:
@@ -36,8 +42,6 @@ VARIABLES = f"""variables:
 
 def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -> int:
     """Download golf's shards and tokenizer into a folder; returns the exit code."""
-    from ingot.doors.golf.data.download import PREFIX, REPO
-
     name = "cached_challenge_fineweb.py"
     parser = argparse.ArgumentParser(name, description="Download the challenge's FineWeb shards and their tokenizer.")
     parser.add_argument("positional", nargs="?", type=int, metavar="N", help=argparse.SUPPRESS)
@@ -59,6 +63,68 @@ def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -
             skip_manifest=given.skip_manifest,
         )
     return outcome.code
+
+
+def download_and_print(output: Path, as_json: bool, **request: Any) -> None:
+    """Download, showing how far it is on stderr and what it came to on stdout."""
+    from ingot.doors.golf.data.download import download
+
+    with _download_display() as (notify, progress):
+        result = download(output, notify=notify, progress=progress, **request)
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        print(_summary(result))
+
+
+def _summary(result: Downloaded) -> str:
+    def shards(count: int, split: str, tokens: int) -> str:
+        return f"{count:,} {split} {'shard' if count == 1 else 'shards'} of {tokens:,} tokens"
+
+    train = shards(result.train_shards, "train", result.train_tokens)
+    val = shards(result.val_shards, "validation", result.val_tokens)
+    commit = f"at {result.commit[:12]}" if result.commit else "at an unknown commit"
+    fetched = f"{result.fetched_files:,} fetched now ({result.fetched_bytes / 1e6:,.1f} MB)"
+    return (
+        f"{result.dataset}: {train}, {val}\n"
+        f"tokenizer: {', '.join(result.tokenizer)}\n"
+        f"{result.repo} {commit}: {result.files:,} files, {fetched}, all checked, {result.seconds:.1f} s\n"
+        f"train on it with: ingot train --recipe demo --data.path {shlex.quote(result.dataset)}"
+    )
+
+
+@contextmanager
+def _download_display() -> Iterator[tuple[Callable[[str], None], Callable[[Progress], None]]]:
+    """Where lines and progress go: a bar with lines above it, or lines alone."""
+    if not is_terminal(sys.stderr):
+        yield _say, _Lines()
+        return
+    work = Work("asking the hub", "bytes")
+    with StatusLine(lambda width: fit(work.parts(width), width)) as line:
+
+        def show(progress: Progress) -> None:
+            often = work.total > 0 and progress.fetched is None
+            work.what = f"{progress.files} of {progress.of_files} files"
+            work.update(progress.bytes, progress.of_bytes)
+            line.draw(often)
+
+        yield lambda text: line.above(f"{text}\n"), show
+
+
+class _Lines:
+    """A line for every file that arrives, and now and then one for a file that takes long."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.fetched is None and time.monotonic() - self._last < QUIET_SECONDS:
+            return
+        self._last = time.monotonic()
+        amount = (
+            f"{progress.files:,} of {progress.of_files:,} files, {progress.bytes / 1e6:,.1f} of {progress.of_bytes / 1e6:,.1f} MB"
+        )
+        _say(f"{progress.fetched or 'downloading'} ({amount})")
 
 
 def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data")) -> int:
@@ -98,8 +164,6 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
 
 
 def _export_parser(name: str, folder: Path) -> argparse.ArgumentParser:
-    from ingot.doors.golf.data.download import PREFIX, REPO
-
     about = "Download the challenge's documents and export them as shards of one or more tokenizers."
     parser = argparse.ArgumentParser(
         name, description=about, epilog=VARIABLES, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -111,7 +175,7 @@ def _export_parser(name: str, folder: Path) -> argparse.ArgumentParser:
     specs = folder / "tokenizer_specs.json"
     add("--tokenizer-config", type=Path, default=specs, metavar="FILE", help=f"JSON file that lists tokenizers ({specs})")
     add("--num-val-docs", type=int, metavar="N", help="the first N documents are validation (what the documents say, or 50000)")
-    add("--chunk-tokens", type=int, default=100_000_000, metavar="N", help="tokens in one shard (100000000)")
+    add("--chunk-tokens", type=int, default=SHARD_TOKENS, metavar="N", help=f"tokens in one shard ({SHARD_TOKENS})")
     add("--tokenizer-train-docs", type=int, metavar="N", help="learn vocabularies from the first N documents (all)")
     add("--skip-byte", action="store_true", help="leave byte tokenizers out")
     add(
@@ -176,7 +240,7 @@ def _explained(name: str) -> Iterator[_Outcome]:
         print(f"{name}: interrupted; the same command continues", file=sys.stderr)
         outcome.code = INTERRUPTED
     except BrokenPipeError:
-        from ingot.doors.cli.main import BROKEN_PIPE
+        from ingot.doors.golf.main import BROKEN_PIPE
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
         outcome.code = BROKEN_PIPE

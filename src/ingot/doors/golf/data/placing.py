@@ -1,76 +1,23 @@
-"""What a download does to a folder: one process at a time, several threads, and no name before its file is whole.
+"""From the hub's cache into a folder: several threads, room on the disk, and no name before its file is whole.
 
 Threads are daemons, so that an error or Ctrl-C need not wait for a connection that stalls; they place nothing after that.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import os
 import queue
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import Event, Thread
 
+from ingot.data.store.output import writing
 from ingot.errors import DataError
-from ingot.runtime.files import fsync_dir
+from ingot.runtime.files import fsync_dir, sweep_temporaries
 
-LOCK = ".download.lock"
 GRACE_SECONDS = 1.0  # for threads to drop what they have when the download ends early
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)  # some network disks
-
-
-class Stopped(Exception):
-    """No error of this thread: another has one, or the user interrupts, and it drops what it has."""
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the disk's refusal into a sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}; make room for it or choose another output") from error
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path, notify: Callable[[str], None]) -> Iterator[bool]:
-    """Make a folder and hold it, waiting for whoever has it; false where that cannot be: no locks, or nothing to be written."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            if error.errno not in (errno.EROFS, errno.EACCES):
-                raise
-            descriptor = -1  # a folder for reading may hold all that is asked for
-    if descriptor < 0:
-        yield False
-        return
-    try:
-        with writing(folder / LOCK):
-            held = _lock(descriptor, folder, notify)
-        yield held
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path, notify: Callable[[str], None]) -> bool:
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            notify(f"another download into {folder} is under way; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
 
 
 def in_threads(work: Callable[[str], None], names: Sequence[str], workers: int, stop: Event) -> None:
@@ -115,7 +62,7 @@ def place(blob: Path, target: Path) -> None:
     part = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
     try:
         try:
-            part.hardlink_to(blob)
+            part.hardlink_to(blob.resolve())  # a name in the cache is a link to the content
         except OSError:  # another disk, or one that knows no links
             shutil.copyfile(blob, part)
         with part.open("rb") as file:
@@ -129,8 +76,9 @@ def place(blob: Path, target: Path) -> None:
 def sweep(folders: Iterable[Path]) -> None:
     """Remove what killed downloads left; only whoever holds the folder may."""
     for folder in folders:
-        for leftover in folder.glob(".*.part"):
-            with writing(leftover):
+        with writing(folder):
+            sweep_temporaries(folder)
+            for leftover in folder.glob(".*.part"):
                 leftover.unlink(missing_ok=True)
 
 

@@ -1,0 +1,290 @@
+"""Where the milliseconds of a training step go: by class, beside the floor of each.
+
+Through the real engine, on random tokens. `ms per step` is the median of timed steps without a profiler, so two commits are
+compared by running this with each one's `src` on PYTHONPATH. The classes are sums over the kernels that torch's profiler saw:
+
+- attention, products, loss: by the kernel's name; the head is a product.
+- optimizer: what runs while an optimizer steps, its products included, and multi-tensor kernels outside of it (gradient norms).
+- element-wise: every other kernel. idle: the step less all of these.
+
+Floors: products 6 FLOPs per weight that multiplies and token, attention 7 per layer, width, token and place (causal: two products
+forward, five backward, half of the square), both at 782 TFLOP/s; element-wise, loss and optimizer their bytes at 4.3 TB/s (one
+H200 as measured). Element-wise bytes are those of a model whose every chain between two products is one kernel, in bf16, backward
+twice the forward; the loss reads its logits and writes their gradient once; the optimizer reads weight, gradient and two moments
+and writes all but the gradient in float32, and Muon adds its five iterations.
+
+    python benchmarks/step_profile.py [--shape golf-393k ...] [--steps 20] [--kernels 8] [--results steps.jsonl]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import re
+import statistics
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ingot.config.loading import load_config
+from ingot.config.schema import Config
+from ingot.optim.groups import block_matrices
+from ingot.optim.schedules import Rates
+from ingot.runtime.ranks import Ranks
+
+FLOPS, BANDWIDTH = 782e12, 4.3e12  # per second
+PROFILED, WARM_UP = 3, 4  # steps
+MUON_ITERATIONS = 5
+CLASSES = ("attention", "products", "element-wise", "loss", "optimizer")
+Setting = int | float | str | bool | None
+
+GOLF_8192: dict[str, Setting] = {
+    "model.vocab_size": 8192, "model.layers": 10, "model.heads": 4, "model.mlp_multiple": 4, "data.seq_len": 2048,
+    "training.tokens_per_step": 131072,
+}  # fmt: skip
+GPT2: dict[str, Setting] = {"model.bias": False}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and a batch, as a recipe and what is changed in it."""
+
+    recipe: str
+    changes: Mapping[str, Setting]
+
+    def config(self) -> Config:
+        return load_config(recipe=self.recipe, overrides=self.changes, environment={}).config
+
+
+SHAPES = {
+    "golf-393k": Shape("golf/seq4096", {}),
+    "golf-131k": Shape("golf/seq4096", {"training.tokens_per_step": 131072}),
+    "frontier": Shape("golf/baseline", GOLF_8192),
+    "124m-64x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 65536}),
+    "124m-12x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 12288}),
+}
+TOY = Shape(
+    "golf/baseline",
+    {
+        "model.vocab_size": 64, "model.layers": 2, "model.heads": 2, "model.width": 32, "model.kv_heads": 1, "data.seq_len": 32,
+        "training.tokens_per_step": 256, "training.device": "cpu",
+    },
+)  # fmt: skip
+
+
+def open_engine(config: Config, vocab_size: int) -> Any:
+    """The backend that training uses; all that this file knows of the engine's inside is here and `.model`."""
+    from ingot.backends.open import open_backend
+
+    return open_backend(config, vocab_size, Ranks())
+
+
+LOSS = r"log_softmax|_softmax|nll_loss|cross_entropy|logsumexp"
+PATTERNS = (
+    ("attention", r"flash|fmha|sdpa|attention|cudnn_generated"),
+    ("loss", LOSS),
+    ("optimizer", r"multi_tensor_apply|adam|_foreach_"),
+    ("products", r"gemm|gemv|cutlass|nvjet|cublas|splitk|triton_tem_fused_.*mm|aten::(?:mm|addmm|bmm|baddbmm|linear|matmul)$"),
+)
+GENERATED = (
+    r"^triton_(?!tem)"  # by the compiler, from what lies between products; named by all that was fused, neighbours included
+)
+
+
+def class_of(kernel: str) -> str:
+    """The class of a kernel, or of an operation on a CPU, by its name."""
+    name = kernel.lower()
+    if re.search(GENERATED, name):
+        return "loss" if re.search(LOSS, name) else "element-wise"
+    return next((kind for kind, pattern in PATTERNS if re.search(pattern, name)), "element-wise")
+
+
+Event = dict[str, Any]  # of a Chrome trace: cat, name, ts and dur in microseconds
+
+
+def busy(events: Iterable[Event]) -> list[tuple[str, str, float]]:
+    """Class, name and milliseconds of every kernel in a trace; where there is no GPU, of every operation."""
+    whole = [event for event in events if event.get("ph") == "X"]
+    kernels = [event for event in whole if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    annotations = "gpu_user_annotation" if kernels else "user_annotation"
+    stepping = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in whole
+        if event.get("cat") == annotations and event["name"].startswith("Optimizer.step")
+    )
+    starts = np.array([begin for begin, _ in stepping])
+    found = []
+    for event in kernels or _own_time([event for event in whole if event.get("cat") == "cpu_op"]):
+        last = int(np.searchsorted(starts, event["ts"], side="right")) - 1
+        inside = last >= 0 and event["ts"] < stepping[last][1]
+        found.append(("optimizer" if inside else class_of(event["name"]), event["name"], event["dur"] / 1000))
+    return found
+
+
+def _own_time(operations: list[Event]) -> list[Event]:
+    """Operations with the time that they do not spend in others which they call, thread by thread."""
+    by_thread: dict[Any, list[Event]] = defaultdict(list)
+    for event in operations:
+        by_thread[event.get("tid")].append({**event})
+    for events in by_thread.values():
+        events.sort(key=lambda event: (event["ts"], -event["dur"]))
+        callers: list[tuple[float, Event]] = []  # when each one ends, innermost last
+        for event in events:
+            while callers and event["ts"] >= callers[-1][0]:
+                callers.pop()
+            if callers:
+                callers[-1][1]["dur"] -= event["dur"]
+            callers.append((event["ts"] + event["dur"], event))
+    return [event for events in by_thread.values() for event in events]
+
+
+def floors(config: Config, engine: Any, vocab_size: int) -> dict[str, float]:
+    """The least milliseconds of each class; see the head of this file."""
+    m, length, tokens = config.model, config.data.seq_len, config.training.tokens_per_step
+    square = m.layers * m.width * length
+    weights = engine.flops_per_token(length) - 12.0 * square  # what the engine counts for attention: not causal, no recomputing
+    kv = (getattr(m, "kv_heads", None) or m.heads) * m.width // m.heads
+    inner = getattr(m, "mlp_multiple", 4) * m.width
+    # Two sums with norms (4 widths each), a mix (1), queries and keys turned, the activation: reads and writes.
+    turned = 2 * (m.width + kv) if hasattr(m, "rope_base") else 0
+    elements = m.layers * (9 * m.width + turned + 2 * inner)
+    parameters = sum(p.numel() for p in engine.model.parameters())
+    polar = 0.0
+    if config.optimizer.name == "muon":
+        for _, p in block_matrices(engine.model):
+            short, long = sorted(p.shape)
+            polar += MUON_ITERATIONS * (4.0 * short * short * long + 2.0 * short**3)
+    seconds = {
+        "attention": 7.0 * square * tokens / FLOPS,
+        "products": weights * tokens / FLOPS,
+        "element-wise": 3 * 2.0 * elements * tokens / BANDWIDTH,
+        "loss": 4.0 * vocab_size * tokens / BANDWIDTH,
+        "optimizer": 28.0 * parameters / BANDWIDTH + polar / FLOPS,
+    }
+    return {kind: 1000 * value for kind, value in seconds.items()}
+
+
+class Stepper:
+    """Steps of an engine on one batch of random tokens."""
+
+    def __init__(self, config: Config, engine: Any, vocab_size: int):
+        self._engine, self._step = engine, 0
+        self._batch = engine.host_buffer((config.rows_per_step, 2, config.data.seq_len))
+        self._batch[:] = np.random.default_rng(0).integers(0, vocab_size, self._batch.shape, np.int32)
+        engine.tune(self._batch, {})
+
+    def run(self, steps: int) -> list[float]:
+        """Milliseconds from the end of one step to the end of the next; the host is one step ahead, as in training."""
+        ends: list[float] = []
+        before = None
+        for _ in range(steps + 1):
+            pending = self._engine.step(self._batch, self._batch[:, 1].size, self._step, Rates(1.0, 0.95))
+            self._step += 1
+            if before is not None:
+                before.result()
+                ends.append(time.perf_counter())
+            before = pending
+        assert before is not None
+        before.result()
+        ends.append(time.perf_counter())
+        return [1000 * (end - begin) for begin, end in itertools.pairwise(ends)]
+
+
+def measure(name: str, shape: Shape, steps: int) -> dict[str, Any]:
+    """Everything that is printed of a shape."""
+    config = shape.config()
+    vocab_size = config.model.vocab_size or 0
+    began = time.perf_counter()
+    engine = open_engine(config, vocab_size)
+    try:
+        stepper = Stepper(config, engine, vocab_size)
+        stepper.run(WARM_UP)
+        ready = time.perf_counter() - began
+        ms = statistics.median(stepper.run(steps))
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        with profile(activities=activities) as profiler:
+            stepper.run(PROFILED - 1)  # one more than it times
+            engine.wait()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            kernels = busy(json.loads(path.read_text())["traceEvents"])
+        by_class = dict.fromkeys(CLASSES, 0.0)
+        by_name: dict[str, float] = defaultdict(float)
+        for kind, kernel, taken in kernels:
+            by_class[kind] += taken / PROFILED
+            by_name[f"{kind}: {kernel}"] += taken / PROFILED
+        return {
+            "shape": name,
+            "ms": ms,
+            "tokens_per_second": round(1000 * config.training.tokens_per_step / ms),
+            "classes": {**by_class, "idle": max(0.0, ms - sum(by_class.values()))},
+            "floors": floors(config, engine, vocab_size),
+            "kernels": dict(sorted(by_name.items(), key=lambda item: -item[1])),
+            "choices": engine.tuned(),
+            "peak_gib": engine.peak_memory()[0] / 2**30,
+            "ready_seconds": ready,
+        }
+    finally:
+        engine.close()
+
+
+def show(found: dict[str, Any], kernels: int) -> None:
+    """A shape as a table."""
+    chosen = found["choices"]
+    print(
+        f"\n{found['shape']}: {found['ms']:.2f} ms per step, {found['tokens_per_second']:,} tokens/s, {found['peak_gib']:.1f} GiB"
+    )
+    print(f"{chosen['attention']} attention, {chosen['micro_batch']} rows at once, ready after {found['ready_seconds']:.1f} s\n")
+    print("| class | ms | floor | over the floor |\n|---|---|---|---|")
+    for kind, ms in found["classes"].items():
+        floor = found["floors"].get(kind, 0.0)
+        print(f"| {kind} | {ms:.2f} | {floor:.2f} | {ms - floor:.2f} |")
+    print(f"| sum | {found['ms']:.2f} | {sum(found['floors'].values()):.2f} | |")
+    for kernel, ms in list(found["kernels"].items())[:kernels]:
+        print(f"    {ms:8.3f} ms  {kernel[:110]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; all without it")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps")
+    parser.add_argument("--kernels", type=int, default=8, help="slowest kernels to name")
+    parser.add_argument("--results", type=Path, help="file that a line of JSON per shape is appended to")
+    parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU")
+    arguments = parser.parse_args()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    print(f"{date.today()}, {device}, torch {torch.__version__}, median of {arguments.steps} steps", flush=True)
+    shapes = {"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or SHAPES}
+    for name, shape in shapes.items():
+        try:
+            found = measure(name, shape, arguments.steps)
+            show(found, arguments.kernels)
+        except Exception as error:  # one shape that does not run is no reason to lose the others
+            traceback.print_exc()
+            found = {"shape": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            print(f"\n{name}: FAILED: {found['error']}")
+        if arguments.results:
+            with arguments.results.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+        print(end="", flush=True)
+        torch._dynamo.reset()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

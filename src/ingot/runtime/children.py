@@ -1,0 +1,49 @@
+"""Python processes that we start: they find the packages that this one finds, and nothing in the folder the user is in.
+
+A `random.py` or `json.py` there is the user's text, and `python -c` and `python -m` would import it instead of Python's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """The command of a fresh Python that runs `code`, which finds `sys` imported and the arguments in sys.argv[1:]."""
+    return [sys.executable, "-P", "-c", _BOOT + code, json.dumps(import_path()), *arguments]
+
+
+def import_path() -> list[str]:
+    """Where children look for modules: our own sys.path without the current folder and the folder of the script."""
+    kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
+    # Ingot itself may have been found there. It goes last, so that nothing beside it hides a module of Python's.
+    return kept if any(Path(entry).resolve() == package for entry in kept) else [*kept, str(package)]
+
+
+def _without_users_folders() -> list[str]:
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    users = [Path.cwd(), *([Path(script).resolve().parent] if script else [])]
+    return [entry for entry in sys.path if Path(entry).resolve() not in users]
+
+
+@contextmanager
+def away_from_the_users_folder() -> Iterator[None]:
+    """Be in Python's own folder for a moment, with the path of a child: Ray hands on both the folder and the script's."""
+    before, sys.path[:] = list(sys.path), import_path()
+    with chdir(sys.prefix):
+        try:
+            yield
+        finally:
+            sys.path[:] = before
+
+
+def shield_compile_workers() -> None:
+    """Let the processes that torch.compile starts look for modules where our own do; torch gives them all of sys.path."""
+    os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(_without_users_folders()))

@@ -1,0 +1,156 @@
+"""One process at a time in a folder, by flock, which the kernel frees on any death.
+
+The folder itself is locked, so that deleting a lock file lets nobody in. A file in it may be locked as well: network disks lock
+only what is open for writing, and a file can say who holds it. What a refusal means is the caller's: wait, pass by, or tell.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+# Answers of disks without locks; EBADF: NFS, which locks only what is open for writing.
+_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a link is an error, a pipe no reason to hang
+_RETRY_SECONDS = 0.05
+
+
+class FolderLock:
+    """The only right to write into a folder, until released or until the process ends in whatever way.
+
+    `held` is True with a lock, False without one, and None where the disk has no locks. `folder_held`: whether it is the folder
+    itself that is locked, which proves that nobody else of this machine has it.
+    """
+
+    def __init__(self, folder: Path, file: str | None = None) -> None:
+        self.folder, self.file = folder, folder / file if file is not None else None
+        self.held: bool | None = False
+        self.folder_held = False
+        self._descriptors: list[int] = []
+        _LOCKS.add(self)
+
+    def acquire(self, wait_seconds: float | None = 0.0, notify: Callable[[], None] = lambda: None) -> bool:
+        """Take the folder, and say whether that succeeded; None waits for as long as it takes, and `notify` is called before."""
+        assert not self._descriptors, "a lock is taken once"
+        deadline = time.monotonic() + wait_seconds if wait_seconds is not None else None
+        told = False
+        while not self._try():
+            self.release()
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            if not told:
+                told = True
+                notify()
+            time.sleep(_RETRY_SECONDS)
+        return True
+
+    def release(self) -> None:
+        """Let the folder go; the lock file stays, because removing it would race with the next process."""
+        descriptors, self._descriptors = self._descriptors, []
+        self.held = self.folder_held = False
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def is_taken(self) -> bool | None:
+        """Whether another process has the folder, without taking it for more than an instant; None where nobody can know."""
+        answers = []
+        for path in (self.folder, *([self.file] if self.file is not None else [])):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:
+                continue
+            try:
+                answers.append(_try_flock(descriptor, fcntl.LOCK_SH))
+            finally:
+                os.close(descriptor)
+        return True if False in answers else False if True in answers else None
+
+    def read(self) -> bytes:
+        """The first 4,096 bytes of the lock file, which say who has it or had it; nothing where there is none."""
+        assert self.file is not None
+        try:
+            descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return b""
+        try:
+            return os.pread(descriptor, 4096, 0)
+        except OSError:
+            return b""
+        finally:
+            os.close(descriptor)
+
+    def write(self, content: bytes) -> None:
+        """Replace what the lock file says; only while it is held."""
+        os.ftruncate(self._descriptors[-1], 0)
+        os.pwrite(self._descriptors[-1], content, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def _try(self) -> bool:
+        """One attempt; what was opened stays open, also after a refusal."""
+        try:
+            folder = self._open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            of_folder = _try_flock(folder, fcntl.LOCK_EX)
+            of_file: bool | None = None
+            if of_folder is not False and self.file is not None:
+                file = self._open(self.file, _OPEN_FILE)
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise OSError(errno.EINVAL, "it is not a plain file")
+                of_file = _try_flock(file, fcntl.LOCK_EX)
+        except BaseException:
+            self.release()
+            raise
+        if False in (of_folder, of_file) or not self._still_there():
+            return False
+        self.folder_held = of_folder is True
+        self.held = True if of_folder or of_file else None
+        return True
+
+    def _open(self, path: Path, flags: int) -> int:
+        self._descriptors.append(os.open(path, flags, 0o666))
+        return self._descriptors[-1]
+
+    def _still_there(self) -> bool:
+        """Whether the names still mean what was locked: another process may have renamed or removed it in between."""
+        paths = (self.folder, self.file) if self.file is not None else (self.folder,)
+        try:
+            return all(os.path.samestat(p.stat(), os.fstat(d)) for p, d in zip(paths, self._descriptors, strict=True))
+        except FileNotFoundError:
+            return False
+
+
+def _try_flock(descriptor: int, kind: int) -> bool | None:
+    """True: locked until closed. False: another has it. None: this disk cannot lock it."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_FLOCK and not stat.S_ISDIR(os.fstat(descriptor).st_mode):  # disks refuse folders in many ways
+            raise
+        return None
+    return True
+
+
+_LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _release_in_forked_child() -> None:
+    # A forked child shares the lock and would keep it after our death; closing its copy leaves ours locked.
+    for lock in list(_LOCKS):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_forked_child)
