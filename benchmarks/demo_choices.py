@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import ingot
-from ingot.runtime.device import describe, pick_device
+from ingot.backends.open import find_device
 
 # name: (milliseconds of a step on two Neoverse-N1 cores, changed settings)
 CHOICES: dict[str, tuple[float, dict[str, Any]]] = {
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=list(CHOICES), choices=list(CHOICES), metavar="NAME")
     arguments = parser.parse_args()
-    print(f"{date.today()}, {describe(pick_device('auto'))}, torch {torch.__version__}, n = {arguments.seeds}")
+    print(f"{date.today()}, {find_device('auto').name}, torch {torch.__version__}, n = {arguments.seeds}")
     print("| choice | steps | val_bpb | std |\n|---|---|---|---|")
     for name in arguments.only:
         milliseconds, changes = CHOICES[name]

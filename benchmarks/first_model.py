@@ -17,12 +17,13 @@ import platform
 import tempfile
 import time
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
@@ -31,9 +32,8 @@ from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import Judge
-from ingot.optim.schedules import Position, rates_at
-from ingot.runtime.device import describe
 from ingot.runtime.ranks import Ranks
+from ingot.train.plan import Position, following, plan_step, shapes
 
 TINY_SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"  # where the tests look too
 SLICES = 20
@@ -52,30 +52,30 @@ class Lane:
 
     def __init__(self, name: str, config: Config, dataset: Dataset):
         self.name, self.config, self.dataset = name, config, dataset
-        self.backend = TorchBackend(config, dataset.tokenizer.vocab_size, Ranks())
+        self.backend = open_backend(config, dataset.tokenizer.vocab_size, Ranks())
         rows = make_rows(config.data, config.rows_per_step, dataset)
-        self.reader = RowReader(rows, config.rows_per_step, Ranks(), 0, self.backend.lend)
+        (first,) = shapes(config)
+        self.plan = plan_step(config, Position())
+        self.reader = RowReader(rows, Ranks(), self.plan, partial(following, config), [first], self.backend.host_buffer)
         self.max_steps = config.training.max_steps or 0
-        self.step, self.seconds = 0, 0.0
+        self.seconds = 0.0
         self.curve: list[tuple[float, float]] = []  # (training seconds, validation loss)
-        first = self.reader.next()
-        self.backend.prepare(first.batch, {})
+        self.backend.tune([(first, self.reader.next(self.plan).batch)], {})
 
     def run(self, until: int) -> None:
         """Train up to a step, timed; then judge, untimed."""
         began = time.perf_counter()
-        while self.step < until:
-            position = Position(self.step, self.seconds, self.max_steps, None)
-            portion = self.reader.next()
-            self.backend.step(portion.batch, portion.targets, self.step, rates_at(self.config, position)).result()
-            self.step += 1
+        while self.plan.step < until:
+            portion = self.reader.next(self.plan)
+            self.backend.step(portion.batch, portion.targets, self.plan).result()
+            self.plan = following(self.config, self.plan)
         self.seconds += time.perf_counter() - began
         self.curve.append((self.seconds, self._validation_loss()))
 
     def _validation_loss(self) -> float:
         length = self.config.data.seq_len
         judge = Judge(self.dataset.split("val"), self.dataset.tokenizer, length, length, 64)
-        return judge.score(judge.rows(), self.backend.evaluate).loss
+        return judge.score(judge.rows(), self.backend.score).loss
 
     @property
     def loss(self) -> float:
@@ -113,14 +113,13 @@ def report(dataset: Dataset) -> None:
         lane.reader.close()
     reference, ours = lanes
     reached = ours.seconds_to(reference.loss)
-    print(f"{date.today()}, {platform.machine()}, {describe(torch.device('cpu'))}, torch {torch.__version__}")
+    print(f"{date.today()}, {platform.machine()}, {find_device('cpu').name}, torch {torch.__version__}")
     print("| training | parameters | steps | tokens | seconds | val loss |")
     print("|---|---|---|---|---|---|")
     for lane in lanes:
-        tokens = lane.step * lane.config.training.tokens_per_step
-        print(
-            f"| {lane.name} | {lane.backend.parameters:,} | {lane.step:,} | {tokens:,} | {lane.seconds:.1f} | {lane.loss:.4f} |"
-        )
+        steps = lane.plan.step
+        tokens = steps * lane.config.training.tokens_per_step
+        print(f"| {lane.name} | {lane.backend.parameters:,} | {steps:,} | {tokens:,} | {lane.seconds:.1f} | {lane.loss:.4f} |")
     if reached is None:
         print(f"The demo recipe did not reach {reference.loss:.4f}.")
     else:

@@ -21,8 +21,8 @@ from datetime import date
 import torch
 from torch import Tensor
 
+from ingot.backends.open import find_device
 from ingot.model.loss import head_loss
-from ingot.runtime.device import describe
 
 CHUNKS = {"cuda": (None, 16384, 4096, 1024), "cpu": (None, 1024, 256)}
 MEGABYTE = 2**20
@@ -88,7 +88,7 @@ def main() -> None:
         print(*measure(arguments, int(arguments.row[0]) or None, arguments.row[1] == "1"))
         return
     a = arguments
-    print(f"{date.today()}, {platform.machine()}, {describe(torch.device('cuda' if gpu else 'cpu'))}, torch {torch.__version__}")
+    print(f"{date.today()}, {platform.machine()}, {find_device('cuda' if gpu else 'cpu').name}, torch {torch.__version__}")
     print(f"{a.tokens:,} tokens, {a.vocab:,} words, width {a.width}, softcap {a.softcap or 'none'}, {'bf16' if gpu else 'fp32'}")
     print("| logits held at once | compiled | peak memory | time |")
     print("|---|---|---|---|")

@@ -18,11 +18,11 @@ from datetime import date
 import torch
 from torch import Tensor
 
+from ingot.backends.open import find_device
+from ingot.config.schema import OptimizerSection
 from ingot.model.golf import Golf
-from ingot.optim.groups import block_matrices
-from ingot.optim.muon import Muon
+from ingot.optim.groups import block_matrices, muon
 from ingot.optim.orthogonal import orthogonalise, polynomials
-from ingot.runtime.device import describe
 
 SETTINGS = [("newton-schulz", 5), ("polar-express", 5), ("polar-express", 4)]
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -70,7 +70,8 @@ def main() -> None:
         for precision, dtype in PRECISIONS.items():
             for normalise_rows in (False, True) if (coefficients, iterations) == SETTINGS[0] else (False,):
                 name = f"{coefficients} {iterations}, {precision}" + (", equal rows" if normalise_rows else "")
-                optimizer = Muon(params, iterations=iterations, coefficients=coefficients, precision=precision)
+                settings = OptimizerSection(muon_iterations=iterations, muon_coefficients=coefficients, muon_precision=precision)
+                optimizer = muon(params, settings)
                 optimizer.param_groups[0]["normalise_rows"] = normalise_rows
                 lanes[name] = optimizer.step
                 found = torch.linalg.svdvals(orthogonalise(x, polynomials(coefficients, iterations), dtype)[0].cpu().double())
@@ -81,7 +82,7 @@ def main() -> None:
         for name, step in lanes.items():
             turns[name].append(seconds(step, device))
     shapes = f"{len(params)} matrices, {sum(p.numel() for p in params):,} weights"
-    print(f"{date.today()}, {describe(device)}, torch {torch.__version__}: {shapes}\n")
+    print(f"{date.today()}, {find_device(str(device)).name}, torch {torch.__version__}: {shapes}\n")
     print("| step | milliseconds | singular values |\n|---|---|---|")
     for name, taken in turns.items():
         print(f"| {name} | {1000 * statistics.median(taken[2:]):.2f} | {values.get(name, '')} |")

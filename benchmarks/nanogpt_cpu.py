@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ingot.backends.open import find_device
 from ingot.doors.nanogpt.command_line import read_arguments
 from ingot.doors.nanogpt.prepare import shakespeare_char
 from ingot.doors.nanogpt.train import main as train
 from ingot.doors.nanogpt.translate import learning_rate, settle, vocabulary
 from ingot.model.gpt2 import GPT2
 from ingot.runs.metrics import Metrics
-from ingot.runtime.device import describe
 
 README = {
     "dataset": "words", "device": "cpu", "compile": False, "block_size": 64, "batch_size": 12, "n_layer": 4, "n_head": 4,
@@ -41,7 +41,7 @@ def bare_loop(folder: Path, vocab_size: int) -> Callable[[int], float]:
     """A function that trains for some iterations and says how many seconds they took."""
     v = settle(read_arguments("train.py", [f"--{name}={value}" for name, value in README.items()], lambda line: None))
     torch.manual_seed(1337)
-    model = GPT2(vocab_size, v["block_size"], v["n_layer"], v["n_head"], v["n_embd"], bias=False, gelu="erf")
+    model = GPT2(vocab_size, v["block_size"], layers=v["n_layer"], heads=v["n_head"], width=v["n_embd"], bias=False, gelu="erf")
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decay, "weight_decay": v["weight_decay"]}, {"params": rest, "weight_decay": 0.0}]
@@ -110,7 +110,7 @@ def main() -> None:
     times = [[1000 * seconds / given.iterations for seconds in lane] for lane in zip(*turns, strict=True)]
     medians = [statistics.median(lane) for lane in times]
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
-    machine = f"{describe(torch.device('cpu'))}, torch {torch.__version__}"
+    machine = f"{find_device('cpu').name}, torch {torch.__version__}"
     print(f"{date.today()}, {machine}: {given.blocks} x {given.iterations} iterations")
     print("\n| loop | ms per iteration, median | blocks |\n|---|---|---|")
     for name, median, lane in zip(("bare", "train.py"), medians, times, strict=True):

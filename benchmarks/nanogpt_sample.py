@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ingot.backends.open import find_device
 from ingot.doors.nanogpt.model import GPT, GPTConfig
 from ingot.generate.sampling import Sampling
 from ingot.generate.torch.batch import write_texts
-from ingot.runtime.device import describe
 
 TEMPERATURE, TOP_K, START = 0.8, 200, 198  # sample.py's defaults; a newline in GPT-2's ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -97,7 +97,8 @@ def main() -> None:
     if a.device.type == "cuda":
         ways["sample.py: side by side, steps recorded"] = lambda n, t: ours(cast, n, t, n, True)
     millions = f"{model.get_num_params() / 1e6:.0f}M parameters, {str(dtype).removeprefix('torch.')}"
-    print(f"{date.today()}, {describe(a.device)}, torch {torch.__version__}: {a.samples} x {a.tokens} tokens, {millions}\n")
+    device = find_device(str(a.device)).name
+    print(f"{date.today()}, {device}, torch {torch.__version__}: {a.samples} x {a.tokens} tokens, {millions}\n")
     print("| way | seconds | tokens/s | times as fast |\n|---|---|---|---|", flush=True)
     slowest = 0.0
     for name, write in ways.items():

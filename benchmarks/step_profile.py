@@ -86,9 +86,9 @@ TOY = Shape(
 
 def open_engine(config: Config, vocab_size: int) -> Any:
     """The backend that training uses; all that this file knows of the engine's inside is here and `.model`."""
-    from ingot.backends.torch.backend import TorchBackend
+    from ingot.backends.open import open_backend
 
-    return TorchBackend(config, vocab_size, Ranks())
+    return open_backend(config, vocab_size, Ranks())
 
 
 LOSS = r"log_softmax|_softmax|nll_loss|cross_entropy|logsumexp"
@@ -181,9 +181,9 @@ class Stepper:
 
     def __init__(self, config: Config, engine: Any, vocab_size: int):
         self._engine, self._step = engine, 0
-        self._batch = engine.lend((config.rows_per_step, 2, config.data.seq_len))
+        self._batch = engine.host_buffer((config.rows_per_step, 2, config.data.seq_len))
         self._batch[:] = np.random.default_rng(0).integers(0, vocab_size, self._batch.shape, np.int32)
-        engine.prepare(self._batch, {})
+        engine.tune(self._batch, {})
 
     def run(self, steps: int) -> list[float]:
         """Milliseconds from the end of one step to the end of the next; the host is one step ahead, as in training."""
@@ -233,7 +233,7 @@ def measure(name: str, shape: Shape, steps: int) -> dict[str, Any]:
             "classes": {**by_class, "idle": max(0.0, ms - sum(by_class.values()))},
             "floors": floors(config, engine, vocab_size),
             "kernels": dict(sorted(by_name.items(), key=lambda item: -item[1])),
-            "choices": engine.choices(),
+            "choices": engine.tuned(),
             "peak_gib": engine.peak_memory()[0] / 2**30,
             "ready_seconds": ready,
         }

@@ -185,7 +185,8 @@ class Order:
 
 def split_rows(rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets (rows, length), from rows that are a multiple of that and one longer."""
-    return rows[:, :-1].reshape(-1, length), rows[:, 1:].reshape(-1, length)
+    # Contiguous whatever the length: a view with another stride would be another graph, compiled within the clock.
+    return rows[:, :-1].reshape(-1, length).contiguous(), rows[:, 1:].reshape(-1, length).contiguous()
 
 
 def windows(tokens: Tokens, length: int, rows: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -33,7 +33,7 @@ from ingot.model.gpt2 import GPT2
 
 class Model(GPT2):
     def __init__(self, vocab_size, context, layers, heads, width):
-        super().__init__(vocab_size, context, layers, heads, width)
+        super().__init__(vocab_size, context, layers=layers, heads=heads, width=width)
         self.steps = 0
 
     def forward(self, tokens, targets=None):

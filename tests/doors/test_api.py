@@ -53,7 +53,7 @@ def models(reference: Path) -> list[package.LoadedModel]:
 
 
 def test_run_folder_checkpoint_and_artifact_are_the_same_model(models):
-    weights = [dict(model.model.named_parameters()) for model in models]
+    weights = [dict(model.backend.model.named_parameters()) for model in models]
     for other in weights[1:]:
         assert weights[0].keys() == other.keys()
         assert all(torch.equal(weights[0][name], other[name]) for name in other)
@@ -95,7 +95,7 @@ def test_a_mistake_is_an_error_of_ours(data, tmp_path):
 def test_a_model_whose_weights_went_astray_says_so_when_it_shall_write(reference):
     model = package.load(reference)
     with torch.no_grad():
-        for parameter in model.model.parameters():
+        for parameter in model.backend.model.parameters():
             parameter.mul_(1e30)
     with pytest.raises(package.IngotError, match="finite"):
         model.generate("abc", tokens=3)

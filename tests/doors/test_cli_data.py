@@ -338,3 +338,20 @@ def test_the_commands_load_nothing_heavy_before_they_run():
     script = f"import sys, ingot.doors.cli.data; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     assert result.stdout == "[]\n"
+
+
+def test_the_command_that_is_printed_fits_the_tokenizer(tmp_path, capsys):
+    """A vocabulary that makes a step of the demo take seconds on a CPU is not passed on without a word."""
+    from types import SimpleNamespace
+
+    from ingot.doors.cli.data import next_command
+
+    def lines(vocab_size: int, tokens: int) -> list[str]:
+        splits = {"train": SimpleNamespace(tokens=tokens), "val": SimpleNamespace(tokens=100)}
+        return next_command(SimpleNamespace(folder=tmp_path, vocab_size=vocab_size, splits=splits))
+
+    assert lines(260, 10**9) == [f"train on it with: ingot train --recipe demo --data.path {tmp_path}"]
+    small, large = lines(50_257, 10**6), lines(50_257, 10**9)
+    assert small[0] == f"train on it with: ingot train --recipe demo --data.path {tmp_path}"
+    assert large[0] == f"train on it with: ingot train --recipe gpt2 --data.path {tmp_path}"
+    assert all("50,257 ids" in found[1] and "--tokenizer byte" in found[1] for found in (small, large))

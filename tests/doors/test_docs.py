@@ -25,8 +25,8 @@ from ingot.doors.cli import main
 from ingot.doors.cli.options import given_settings
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, RunError
 from ingot.model.registry import build
-from ingot.runs.folder import RunFolder
-from ingot.train.start import FIXED, MODEL_COPY
+from ingot.runs.folder import MODEL_COPY, RunFolder
+from ingot.train.start import FIXED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])

@@ -62,6 +62,21 @@ def test_two_and_three_ranks_give_the_losses_of_one_in_every_family(ingot: Ingot
         assert progress(tmp_path / str(count))["tokens"] == progress(tmp_path / "1")["tokens"]
 
 
+def test_ranks_go_through_stages_with_the_losses_of_one_and_go_on_bitwise_at_a_border(ingot: Ingot, data, tmp_path, until):
+    stages = "[{steps: 4, seq_len: 16}, {steps: 4, tokens_per_step: 512}, {steps: 4, tokens_per_step: 1024}]"
+    settings = {"training__stages": stages, "training__max_steps": 12}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ingot"]
+    ingot(*train_words(data, tmp_path / "one", **settings))
+    ingot(*train_words(data, tmp_path / "two", **settings), command=torchrun)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), **CLOSE)
+    assert [progress(tmp_path / name)["starts"] for name in ("one", "two")] == [[0, 4, 8]] * 2
+    assert progress(tmp_path / "two")["sample"] == progress(tmp_path / "one")["sample"] == 4 * (8 + 16 + 32)
+    run = until(tmp_path / "two", 4)
+    ingot(*train_words(data, run, **settings), command=torchrun)
+    assert losses(run) == losses(tmp_path / "two")
+    assert outcome(run) == outcome(tmp_path / "two")
+
+
 def test_two_ranks_under_torchrun_are_the_same_run(ingot: Ingot, data, two_ranks, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ingot"]
     program = ingot(*train_words(data, tmp_path / "run"), "--json", command=torchrun)
@@ -126,7 +141,7 @@ from ingot.model.gpt2 import GPT2
 
 class Model(GPT2):
     def __init__(self, vocab_size, context, layers, heads, width):
-        super().__init__(vocab_size, context, layers, heads, width)
+        super().__init__(vocab_size, context, layers=layers, heads=heads, width=width)
         self.steps = 0
         atexit.register(self.tell)
 

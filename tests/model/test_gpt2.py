@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.open import open_backend
 from ingot.backends.torch.state import record
 from ingot.config.schema import Config
 from ingot.data.tokenizers import CharTokenizer
 from ingot.model.gpt2 import GPT2
-from ingot.optim.schedules import Position, Rates, rates_at
 from ingot.runtime.ranks import Ranks
+from ingot.train.plan import Position, plan_step
 
 torch.set_num_threads(1)
 
@@ -26,7 +26,7 @@ TINY_SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespe
 def engine(model, seq_len, rows, **optimizer):
     training = {"max_steps": 10, "tokens_per_step": rows * seq_len, "device": "cpu", "precision": "fp32", "compile": False}
     config = Config(model=model, data={"seq_len": seq_len}, optimizer=optimizer, training=training)
-    backend = TorchBackend(config, model["vocab_size"], Ranks())
+    backend = open_backend(config, model["vocab_size"], Ranks())
     return config, backend
 
 
@@ -50,14 +50,15 @@ def run(request):
     }
     x, y = tensors["x"], tensors["y"]  # (3, B, T)
     adamw = {"learning_rate": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "clip_norm": 1.0, "schedule": "constant"}
-    _, backend = engine(model, x.size(2), x.size(1), **adamw)
+    config, backend = engine(model, x.size(2), x.size(1), **adamw)
     put(backend, {name[7:]: value for name, value in tensors.items() if name.startswith("before.")})
     with torch.no_grad():
         logits = backend.model(x[0])
     batches = torch.stack([x, y], dim=2).to(torch.int32).numpy()  # (3, B, 2, T)
-    backend.prepare(batches[0], {})
+    plans = [plan_step(config, Position(i)) for i in range(3)]
+    backend.tune([(plans[0], batches[0])], {})
     targets = (y != -1).sum(dim=(1, 2)).tolist()
-    results = [backend.step(batches[i], targets[i], i, Rates(1.0, 0.0)).result() for i in range(3)]
+    results = [backend.step(batches[i], targets[i], plans[i]).result() for i in range(3)]
     return case, tensors, logits, results, backend.model.state_dict()
 
 
@@ -102,9 +103,9 @@ def test_the_first_ten_losses_of_nanogpts_readme_run_come_out():
         np.stack([[ids[start : start + 64], ids[start + 1 : start + 65]] for start in starts]).astype(np.int32)
         for starts in offsets
     ]  # (12, 2, 64) each: tokens and targets
-    backend.prepare(batches[0], {})
-    rates = [rates_at(config, Position(i, 0.0, 2000, None)) for i in range(10)]
-    losses = [backend.step(batch, 12 * 64, i, rates[i]).result().loss for i, batch in enumerate(batches)]
+    plans = [plan_step(config, Position(i)) for i in range(10)]
+    backend.tune([(plans[0], batches[0])], {})
+    losses = [backend.step(batch, 12 * 64, plans[i]).result().loss for i, batch in enumerate(batches)]
     assert losses == pytest.approx(NUMBERS["nanogpt_readme_cpu_run"]["first_ten_losses"], abs=1e-3)
 
 
@@ -189,7 +190,7 @@ def test_dropout_happens_in_training_alone(model):
 def test_gelu_is_openais_or_nanogpts():
     torch.manual_seed(0)
     x = 20 * torch.randn(1000, 48)
-    openai, nanogpt = (GPT2(80, 32, 1, 4, 48, gelu=form).blocks[0].mlp for form in ("tanh", "erf"))
+    openai, nanogpt = (GPT2(80, 32, layers=1, heads=4, width=48, gelu=form).blocks[0].mlp for form in ("tanh", "erf"))
     nanogpt.load_state_dict(openai.state_dict())
     h = openai.c_fc(x)
     tanh = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))

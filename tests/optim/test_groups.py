@@ -3,9 +3,11 @@ import torch
 from torch import nn
 
 from ingot.config.schema import OptimizerSection
+from ingot.errors import ConfigError
 from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
 from ingot.model.llama import Llama
+from ingot.optim import assign
 from ingot.optim.groups import kinds, make_optimizers
 from ingot.optim.muon import Muon
 
@@ -145,10 +147,10 @@ def test_settings_reach_the_optimizers():
         muon_normalise_rows=True,
         muon_precision="bf16",
     )
-    wanted = {"lr": 0.05, "peak_lr": 0.05, "weight_decay": 0.2, "momentum": 0.9, "nesterov": False, "iterations": 6}
+    wanted = {"lr": 0.05, "weight_decay": 0.2, "momentum": 0.9, "nesterov": False, "iterations": 6}
     wanted |= {"coefficients": "polar-express", "normalise_rows": True, "precision": "bf16"}
     assert {key: muon.param_groups[0][key] for key in wanted} == wanted
-    wanted = {"lr": 3e-3, "peak_lr": 3e-3, "betas": (0.8, 0.97), "eps": 1e-9}
+    wanted = {"lr": 3e-3, "betas": (0.8, 0.97), "eps": 1e-9}
     assert all({key: group[key] for key in wanted} == wanted for group in adamw.param_groups)
 
 
@@ -159,7 +161,7 @@ def rates_of(model, **settings):
     """The learning rate and weight decay of every parameter, by name."""
     names = {id(p): name for name, p in model.named_parameters()}
     groups = [group for optimizer in optimizers_of(model, **settings) for group in optimizer.param_groups]
-    return {names[id(p)]: (group["peak_lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
 
 
 def test_golfs_groups_are_54_matrices_37_scalars_and_the_embedding():
@@ -275,3 +277,87 @@ def test_the_order_of_the_groups_is_always_the_same(name):
         return [[names[id(p)] for p in group["params"]] for o in optimizers_of(model, name=name) for group in o.param_groups]
 
     assert orders() == orders()
+
+
+# -- groups by name --------------------------------------------------------------------------------------------------------------
+
+
+def groups_of(model, *groups, **settings):
+    """The optimizer, the name and the parameters of every group that has some."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        group["name"]: (type(optimizer).__name__, {names[id(p)] for p in group["params"]})
+        for optimizer in optimizers_of(model, groups=list(groups), **settings)
+        for group in optimizer.param_groups
+    }
+
+
+def test_the_first_pattern_that_fits_takes_a_parameter_and_the_rest_go_by_kind():
+    found = groups_of(
+        Plain(),
+        {"name": "norms", "match": "norm.*"},
+        {"name": "biases", "match": "*.bias"},
+        {"name": "up", "match": "up.*", "optimizer": "muon"},
+        name="adamw",
+    )
+    assert found["norms"] == ("AdamW", {"norm.weight", "norm.bias"})
+    assert found["biases"] == ("AdamW", {"up.bias", "down.bias", "head.bias"})
+    assert found["up"] == ("Muon", {"up.weight"})
+    assert found["matrix"] == ("AdamW", {"down.weight"})
+    assert "scalar" not in found and set(found) == {"norms", "biases", "up", "matrix", "embedding", "head"}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("make", [*FAMILIES, Plain])
+def test_groups_by_name_leave_every_parameter_in_exactly_one(name, make):
+    model = make()
+    held = parameters_of(optimizers_of(model, name=name, groups=[{"name": "weights", "match": "*.weight"}]))
+    assert sorted(held) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+
+
+def test_a_group_has_its_own_settings_and_those_of_the_section_where_it_has_none():
+    (muon, adamw) = optimizers_of(
+        Plain(),
+        name="muon",
+        learning_rate=0.1,
+        weight_decay=0.2,
+        beta1=0.3,
+        muon_momentum=0.7,
+        muon_weight_decay=0.05,
+        groups=[
+            {"name": "a", "match": "up.*", "learning_rate": 0.5, "weight_decay": 0.0, "beta2": 0.6, "epsilon": 1e-3},
+            {"name": "b", "match": "head.weight", "optimizer": "muon", "momentum": 0.4},
+            {"name": "c", "match": "tokens.*"},
+        ],
+    )
+    found = {group["name"]: group for group in [*muon.param_groups, *adamw.param_groups]}
+    assert [found["a"][key] for key in ("lr", "weight_decay", "betas", "eps")] == [0.5, 0.0, (0.3, 0.6), 1e-3]
+    assert [found["b"][key] for key in ("lr", "weight_decay", "momentum")] == [0.02, 0.05, 0.4]
+    assert [found["c"][key] for key in ("lr", "weight_decay", "betas")] == [0.1, 0.2, (0.3, 0.95)]
+    assert found["matrix"]["momentum"] == 0.7
+
+
+def test_beside_muon_stacked_matrices_are_the_rest():
+    model = gpt2()
+    model.blocks[0].experts = nn.Parameter(torch.zeros(4, 32, 32))
+    assert groups_of(model, name="muon")["rest"] == ("AdamW", {"transformer.h.0.experts"})
+    assert "transformer.h.0.experts" in groups_of(model, name="adamw")["matrix"][1]
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([{"name": "a", "match": "gates.*"}], r"optimizer\.groups\.0\.match=gates\.\* matches no parameter .*tokens\.weight, "),
+        ([{"name": "a", "match": "up*"}, {"name": "b", "match": "up.w*"}], r"groups\.1\.match=up\.w\* .* belong to a,"),
+        ([{"name": "a", "match": "up*", "optimizer": "muon"}], r"group a gives up\.bias of shape \[128\] to Muon"),
+    ],
+)
+def test_a_group_that_fits_nothing_or_not_its_optimizer_is_one_line(groups, said):
+    with pytest.raises(ConfigError, match=said):
+        optimizers_of(Plain(), groups=groups)
+
+
+def test_the_groups_of_a_model_are_groups_of_its_plan():
+    settings = OptimizerSection(name="muon", groups=[{"name": "a", "match": "up.*"}])
+    held = {group["name"] for optimizer in make_optimizers(Plain(), settings, CPU) for group in optimizer.param_groups}
+    assert held <= {group.name for group in assign.groups_of(settings)} == {"a", *settings.kinds}

@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from ingot.config.schema import OptimizerSection
+from ingot.optim.groups import muon
 from ingot.optim.muon import Muon, equal_rows
 
 torch.set_num_threads(1)
@@ -19,6 +21,12 @@ OPTIONS = [
     {"precision": "bf16", "coefficients": "polar-express", "normalise_rows": True, "weight_decay": 0.1},
 ]
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 products says so
+
+
+def make(params, **options) -> Muon:
+    """Muon as a run makes it, with these settings changed."""
+    named = {"lr": "learning_rate"}
+    return muon(params, OptimizerSection(**{f"muon_{named.get(name, name)}": value for name, value in options.items()}))
 
 
 def matrices(*shapes, seed=0):
@@ -42,7 +50,7 @@ def equal(a, b):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_updates_agree_with_torchs_muon(shape):
     (ours,), (theirs,) = matrices(shape), matrices(shape)
-    mine = Muon([ours], lr=0.02, momentum=0.95, nesterov=True, iterations=5)
+    mine = make([ours], lr=0.02, momentum=0.95, nesterov=True, iterations=5)
     reference = torch.optim.Muon(
         [theirs], lr=0.02, momentum=0.95, nesterov=True, ns_steps=5, weight_decay=0.0, adjust_lr_fn="original"
     )
@@ -61,7 +69,7 @@ def test_updates_agree_with_torchs_muon(shape):
 def test_matrices_updated_together_are_updated_as_one_by_one(options):
     shapes = [(48, 32), (32, 48), (48, 32), (32, 32), (32, 48), (48, 32), (16, 48)]
     together, alone = matrices(*shapes), matrices(*shapes)
-    optimizers = [Muon(together, **options), *(Muon([p], **options) for p in alone)]
+    optimizers = [make(together, **options), *(make([p], **options) for p in alone)]
     for step in range(3):
         give_gradients(together, seed=step + 1)
         give_gradients(alone, seed=step + 1)
@@ -80,7 +88,7 @@ def test_a_transposed_gradient_gives_the_transposed_direction(options):
     tall.grad = wide.grad.T.contiguous()
     before = wide.detach().clone()
     for p, lr in ((wide, math.sqrt(3)), (tall, 1.0)):  # a tall one is scaled up by the root of rows / columns
-        Muon([p], lr=lr, **{**options, "weight_decay": 0.0}).step()
+        make([p], lr=lr, **{**options, "weight_decay": 0.0}).step()
     torch.testing.assert_close(tall - before.T, (wide - before).T, atol=2e-5, rtol=0)
 
 
@@ -88,11 +96,11 @@ def test_a_transposed_gradient_gives_the_transposed_direction(options):
 def test_a_state_put_back_continues_bit_for_bit(options):
     straight, resumed = matrices((16, 48), (48, 16)), matrices((16, 48), (48, 16))
     for params in (straight, resumed):
-        optimizer = Muon(params, **options)
+        optimizer = make(params, **options)
         for step in range(4):
             if params is resumed and step == 2:
                 saved = copy.deepcopy(optimizer.state_dict())
-                optimizer = Muon(params, **options)
+                optimizer = make(params, **options)
                 optimizer.load_state_dict(saved)
             give_gradients(params, seed=step + 1)
             optimizer.step()
@@ -101,7 +109,7 @@ def test_a_state_put_back_continues_bit_for_bit(options):
 
 def test_momentum_may_change_between_steps():
     changed, fixed = matrices((16, 32)), matrices((16, 32))
-    moving, still = Muon(changed, momentum=0.5, nesterov=False), Muon(fixed, momentum=0.9, nesterov=False)
+    moving, still = make(changed, momentum=0.5, nesterov=False), make(fixed, momentum=0.9, nesterov=False)
     for params, optimizer in ((changed, moving), (fixed, still)):
         for step in range(2):
             optimizer.param_groups[0]["momentum"] = 0.9
@@ -136,7 +144,7 @@ def test_with_equal_rows_every_neuron_of_a_tall_matrix_learns_equally_fast(preci
         before = params[0].detach().clone()
         give_gradients(params, seed=1)
         params[0].grad[:128] *= 0.05
-        Muon(params, lr=1.0, precision=precision, **options).step()
+        make(params, lr=1.0, precision=precision, **options).step()
         return (params[0].detach() - before).norm(dim=1)
 
     plain, equalled = lengths(), lengths(normalise_rows=True)
@@ -151,7 +159,7 @@ def test_precision_decides_the_arithmetic():
         params = matrices((32, 48))
         before = params[0].detach().clone()
         give_gradients(params, seed=1)
-        Muon(params, lr=1.0, precision=precision).step()
+        make(params, lr=1.0, precision=precision).step()
         updates[precision] = params[0].detach() - before
     assert torch.equal(updates["auto"], updates["fp32"])  # on a CPU
     off = (updates["bf16"] - updates["fp32"]).norm() / updates["fp32"].norm()
@@ -165,7 +173,7 @@ def test_the_update_of_a_matrix_twice_as_tall_has_root_two_times_the_singular_va
         before = params[0].detach().clone()
         # All singular values equal, so that both shapes are lifted alike.
         params[0].grad = torch.linalg.qr(torch.randn(shape, generator=torch.Generator().manual_seed(1)))[0]
-        Muon(params, lr=1.0).step()
+        make(params, lr=1.0).step()
         largest[shape] = torch.linalg.matrix_norm(params[0].detach() - before, ord=2).item()
     assert largest[1024, 512] / largest[512, 512] == pytest.approx(math.sqrt(2), rel=1e-3)
 
@@ -174,7 +182,7 @@ def test_a_gradient_of_zeros_moves_nothing():
     params = matrices((16, 32))
     before = params[0].detach().clone()
     params[0].grad = torch.zeros(16, 32)
-    Muon(params).step()
+    make(params).step()
     assert torch.equal(params[0], before)
 
 
@@ -184,7 +192,7 @@ def test_every_row_of_a_tall_matrix_moves_as_far_as_in_a_square_one():
         params = matrices(shape)
         before = params[0].detach().clone()
         give_gradients(params, seed=1)
-        Muon(params, lr=1.0).step()
+        make(params, lr=1.0).step()
         moved[shape] = (params[0].detach() - before).square().sum(1).mean().sqrt().item()  # root mean square over rows
     assert moved[256, 64] == pytest.approx(moved[64, 64], rel=0.15)
     assert moved[64, 256] == pytest.approx(moved[64, 64], rel=0.15)
@@ -192,7 +200,7 @@ def test_every_row_of_a_tall_matrix_moves_as_far_as_in_a_square_one():
 
 def test_without_momentum_history_does_not_matter():
     params, fresh = matrices((16, 32)), matrices((16, 32))
-    optimizer = Muon(params, momentum=0.0)
+    optimizer = make(params, momentum=0.0)
     give_gradients(params, seed=1)
     optimizer.step()
     with torch.no_grad():
@@ -200,7 +208,7 @@ def test_without_momentum_history_does_not_matter():
     give_gradients(params, seed=2)
     give_gradients(fresh, seed=2)
     optimizer.step()
-    Muon(fresh, momentum=0.0).step()
+    make(fresh, momentum=0.0).step()
     assert torch.equal(params[0], fresh[0])
 
 
@@ -208,7 +216,7 @@ def test_without_momentum_history_does_not_matter():
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_found_inf_leaves_weights_and_momentum_bit_for_bit(options, poison):
     params = matrices((16, 32), (16, 32), (32, 16))
-    optimizer = Muon(params, **options)
+    optimizer = make(params, **options)
     give_gradients(params, seed=1)
     optimizer.step()
     before = bits(params, optimizer)
@@ -224,7 +232,7 @@ def test_found_inf_leaves_weights_and_momentum_bit_for_bit(options, poison):
 def test_found_inf_in_the_first_step_leaves_everything_at_the_start():
     params = matrices((16, 32))
     before = params[0].detach().clone()
-    optimizer = Muon(params)
+    optimizer = make(params)
     params[0].grad = torch.full((16, 32), math.nan)
     optimizer.found_inf = torch.tensor(1.0)
     optimizer.step()
@@ -235,7 +243,7 @@ def test_found_inf_in_the_first_step_leaves_everything_at_the_start():
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, *OPTIONS])
 def test_a_found_inf_of_zero_changes_nothing(options):
     told, untold = matrices((16, 32), (32, 16)), matrices((16, 32), (32, 16))
-    one, other = Muon(told, **options), Muon(untold, **options)
+    one, other = make(told, **options), make(untold, **options)
     one.found_inf = torch.tensor(0.0)
     for step in range(3):
         for params, optimizer in ((told, one), (untold, other)):
@@ -251,7 +259,7 @@ def test_decay_shrinks_weights_by_the_learning_rate_times_it():
     start = plain[0].detach().clone()
     for params, weight_decay in ((plain, 0.0), (decayed, 0.5)):
         give_gradients(params, seed=1)
-        Muon(params, lr=0.1, weight_decay=weight_decay).step()
+        make(params, lr=0.1, weight_decay=weight_decay).step()
     torch.testing.assert_close(plain[0] - decayed[0], 0.1 * 0.5 * start, atol=1e-6, rtol=0)
 
 
@@ -259,7 +267,7 @@ def test_a_parameter_without_gradient_is_left_alone():
     params = matrices((16, 32), (16, 32))
     before = params[1].detach().clone()
     give_gradients(params[:1], seed=1)
-    optimizer = Muon(params, weight_decay=0.1)
+    optimizer = make(params, weight_decay=0.1)
     optimizer.step()
     assert torch.equal(params[1], before)
     assert params[1] not in optimizer.state
@@ -268,4 +276,4 @@ def test_a_parameter_without_gradient_is_left_alone():
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 4), ()])
 def test_what_is_no_matrix_is_refused(shape):
     with pytest.raises(ValueError, match=r"belongs to AdamW"):
-        Muon([nn.Parameter(torch.zeros(shape))])
+        make([nn.Parameter(torch.zeros(shape))])

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.schema import Config
-from ingot.optim.schedules import Position, learning_rate_scale, muon_momentum
+from ingot.optim.schedules import learning_rate_scale, muon_momentum, spent
 
 
 def config_of(max_steps=None, seconds=None, **optimizer):
@@ -13,7 +13,7 @@ def config_of(max_steps=None, seconds=None, **optimizer):
 
 
 def scale(config, step, elapsed=0.0):
-    return learning_rate_scale(config, Position(step, elapsed, config.training.max_steps, config.budget.seconds))
+    return learning_rate_scale(config, step, elapsed)
 
 
 @st.composite
@@ -212,8 +212,8 @@ def test_the_warm_up_rises_in_a_line_to_the_decay(config, step, elapsed):
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "seconds", "spent"),
-    [(40, None, 0.25), (None, 30.0, 0.1), (40, 4.0, 0.75), (5, None, 1.0), (None, None, 0.0)],
+    ("max_steps", "seconds", "part"),
+    [(40, None, 0.25), (None, 30.0, 0.1), (40, 4.0, 0.75), (5, None, 1.0)],
 )
-def test_what_is_spent_is_the_further_of_steps_and_seconds(max_steps, seconds, spent):
-    assert Position(10, 3.0, max_steps, seconds).spent == pytest.approx(spent)
+def test_what_is_spent_is_the_further_of_steps_and_seconds(max_steps, seconds, part):
+    assert spent(config_of(max_steps, seconds, schedule="constant"), 10, 3.0) == pytest.approx(part)

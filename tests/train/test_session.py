@@ -112,18 +112,18 @@ def test_a_gpu_in_deterministic_mode_too(train: Train, tmp_path, unbroken, setti
 @pytest.fixture
 def stop_in_evaluation(monkeypatch):
     """SIGTERM at a batch of an evaluation, counted from the start of the run; gives the batches that were evaluated."""
-    plain = TorchBackend.evaluate
+    plain = TorchBackend.score
 
     def at(batch_number: int) -> list[Any]:
         batches: list[Any] = []
 
-        def evaluate(backend: TorchBackend, batch: Any) -> float:
+        def score(backend: TorchBackend, batch: Any) -> float:
             batches.append(batch)
             if len(batches) == batch_number:
                 os.kill(os.getpid(), signal.SIGTERM)
             return plain(backend, batch)
 
-        monkeypatch.setattr(TorchBackend, "evaluate", evaluate)
+        monkeypatch.setattr(TorchBackend, "score", score)
         return batches
 
     return at

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.backends.base import StepResult
+from ingot.backends.base import StepPlan, StepResult
 from ingot.config.loading import load_config
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import RunError
-from ingot.optim.schedules import Position, Rates, learning_rate_scale
+from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.report import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.clock import Clock
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Progress, Trainer
+
+PEAK = 0.5  # of the learning rate
 
 
 @dataclass
@@ -65,15 +68,15 @@ class Device:
     ranks: Ranks = field(default_factory=Ranks)
     meeting: Meeting | None = None
     scales: list[float] = field(default_factory=list)
-    rescales: bool = False
+    uses_loss_scaling: bool = False
 
-    def lend(self, shape: tuple[int, int, int]) -> Any:
+    def host_buffer(self, shape: tuple[int, int, int]) -> Any:
         return np.empty(shape, np.int32)
 
-    def step(self, batch: Any, targets: int, step: int, rates: Rates) -> Any:
+    def step(self, batch: Any, targets: int, plan: StepPlan) -> Any:
         self.time.now += self.seconds[len(self.scales) % len(self.seconds)]
         loss = self.losses[len(self.scales) % len(self.losses)]
-        self.scales.append(rates.scale)
+        self.scales.append(plan.groups["matrix"].lr / PEAK)
         result = StepResult(loss, 0.5, skipped=not math.isfinite(loss))
         return type("Done", (), {"result": lambda self: result})()
 
@@ -83,7 +86,7 @@ class Device:
     def state(self) -> dict[str, list[TensorRecord]]:
         return {"model": [], "optimizer": []}
 
-    def choices(self) -> dict[str, Any]:
+    def tuned(self) -> dict[str, Any]:
         return {}
 
     def flops_per_token(self, seq_len: int) -> float:
@@ -103,9 +106,9 @@ class Queue(Device):
     handing_over: float = 0.05
     busy_until: float = 0.0
 
-    def step(self, batch: Any, targets: int, step: int, rates: Rates) -> Any:
+    def step(self, batch: Any, targets: int, plan: StepPlan) -> Any:
         seconds = self.seconds[len(self.scales) % len(self.seconds)]
-        self.scales.append(rates.scale)
+        self.scales.append(plan.groups["matrix"].lr / PEAK)
         self.time.now += self.handing_over
         self.busy_until = end = max(self.busy_until, self.time.now) + seconds
 
@@ -132,7 +135,7 @@ class Notes(Reporter):
 
 def make(data, device: Device, progress: Progress | None = None, reporter: Reporter | None = None, **given: Any) -> Trainer:
     values = {"data.path": str(data), "data.seq_len": 16, "training.tokens_per_step": 64, "optimizer.schedule": "budget"}
-    values |= {"optimizer.floor": 0.0, "training.save_seconds": 1e9, "training.save_every": 0}
+    values |= {"optimizer.learning_rate": PEAK, "optimizer.floor": 0.0, "training.save_seconds": 1e9, "training.save_every": 0}
     values |= {name.replace("__", "."): value for name, value in given.items()}
     config = load_config(python=values, environment={}).config
     dataset = open_dataset(config.data.path)
@@ -245,8 +248,56 @@ def test_the_learning_rate_follows_the_first_ranks_clock_alone(data):
         thread.join()
     assert devices[0].scales == devices[1].scales
     assert len(devices[0].scales) == 10
-    expected = [learning_rate_scale(trainers[0].config, Position(i, float(i), None, 10.5)) for i in range(10)]
+    expected = [learning_rate_scale(trainers[0].config, i, float(i)) for i in range(10)]
     assert devices[0].scales == pytest.approx(expected)
+
+
+@dataclass
+class Stages(Device):
+    """Notes the stage and the batch of every step."""
+
+    read: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def step(self, batch: Any, targets: int, plan: StepPlan) -> Any:
+        self.read.append((plan.stage, batch.shape))
+        return super().step(batch, targets, plan)
+
+
+BY_SHARE = {
+    "training__stages": [{"share": 0.5, "seq_len": 8}, {"share": 0.5, "tokens_per_step": 128}],
+    "optimizer__schedule": "constant",
+}
+
+
+def test_stages_by_share_follow_the_clock_and_save_their_starts(data):
+    device = Stages(Time(), [1.0])
+    trainer = make(data, device, budget__seconds=10.0, **BY_SHARE)
+    trainer.run(Shutdown())
+    assert device.read == [(0, (8, 2, 8))] * 5 + [(1, (8, 2, 16))] * 5
+    assert (trainer.progress.starts, trainer.progress.sample) == ([0, 5], 5 * 4 + 5 * 8)
+
+
+def test_a_stage_that_has_begun_goes_on_with_a_larger_budget(data):
+    first = make(data, Stages(Time(), [1.0]), budget__seconds=10.0, **BY_SHARE)
+    first.run(Shutdown())
+    device = Stages(Time(), [1.0])
+    saved = json.loads(json.dumps(asdict(first.progress)))
+    again = make(data, device, Progress(**saved), budget__seconds=30.0, training__max_steps=13, **BY_SHARE)
+    again.run(Shutdown())
+    assert device.read == [(1, (8, 2, 16))] * 3
+    assert again.progress.starts == [0, 5]
+
+
+def test_ranks_change_stages_together_by_the_first_ranks_clock(data):
+    meeting = Meeting(2)
+    devices = [Stages(Time(), [seconds], ranks=Ranks(rank, 2), meeting=meeting) for rank, seconds in enumerate([1.0, 5.0])]
+    trainers = [make(data, device, budget__seconds=10.0, **BY_SHARE) for device in devices]
+    threads = [threading.Thread(target=trainer.run, args=(Shutdown(),)) for trainer in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert devices[0].read == devices[1].read == [(0, (4, 2, 8))] * 5 + [(1, (4, 2, 16))] * 5
 
 
 def test_a_signal_to_any_rank_stops_all_at_the_same_step(data):
@@ -277,7 +328,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(data, bad):
 
 
 def test_steps_skipped_to_find_a_loss_scale_are_no_failure(data):
-    device = Device(Time(), rescales=True)
+    device = Device(Time(), uses_loss_scaling=True)
     device.losses = [3.0]
     trainer = make(data, device, training__max_steps=5)
     skipped = StepResult(3.0, math.inf, skipped=True)

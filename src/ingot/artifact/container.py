@@ -18,8 +18,8 @@ from typing import Any
 
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
 from ingot.artifact.quantise import dequantise, quantise
-from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError, ConfigError
+from ingot.model.golf_settings import CONTROL
 from ingot.runtime.files import replace_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
@@ -32,8 +32,8 @@ FOREIGN = {b"PK": "a zip file, as torch.save writes it", b"\x80": "a pickle", b"
 
 
 @dataclass(frozen=True)
-class Weights:
-    """A model at rest: its tensors, and the facts that rebuild it."""
+class Artifact:
+    """What a file holds: the tensors of a model, and the facts that rebuild it."""
 
     tensors: dict[str, TensorRecord]
     facts: dict[str, Any]
@@ -92,7 +92,7 @@ def artifact_sizes(
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
 
 
-def read_artifact(path: Path) -> Weights:
+def read_artifact(path: Path) -> Artifact:
     """The model in a file; whatever is wrong with the file is a CheckpointError, and no code in it is ever run."""
     try:
         data = memoryview(path.read_bytes())
@@ -164,7 +164,7 @@ def _unwrapped(file: memoryview) -> memoryview:
     return memoryview(decompress(codec, data, size))
 
 
-def _opened(payload: memoryview) -> Weights:
+def _opened(payload: memoryview) -> Artifact:
     """The model in a payload that is what was written."""
     try:
         stored, metadata = unpack_tensors(payload)
@@ -187,7 +187,7 @@ def _opened(payload: memoryview) -> Weights:
     if not isinstance(facts, dict) or not isinstance(facts.get("dtypes"), dict) or not isinstance(facts.get("version"), int):
         raise ValueError("it does not say how to build the model")
     _check_version(facts["version"])
-    return Weights(dequantise(stored, facts["dtypes"]), facts)
+    return Artifact(dequantise(stored, facts["dtypes"]), facts)
 
 
 def _check_version(version: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,37 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP
 RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
 
 RUN_INGOT = "from ingot.doors.cli.main import run; run()"
+SCORING = "scoring the artifact"  # what is waited for meanwhile
+ROWS = re.compile(r"rows (\d+) of (\d+)")  # how far the process is, on its stderr
 
 
-def score_in_fresh_process(path: Path, data: str | None = None, device: str = "auto") -> dict[str, Any]:
+def score_in_fresh_process(
+    path: Path,
+    data: str | None = None,
+    device: str = "auto",
+    rows: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
     """What `ingot eval --artifact` says of a file, run as a process of its own; RunError with its last line if it fails."""
-    command = python_command(RUN_INGOT, "eval", "--artifact", str(path), "--json", "--device", device)
+    command = python_command(RUN_INGOT, "eval", "--artifact", str(path), "--json", "--tell-rows", "--device", device)
     command += ["--data", data] if data is not None else []
-    done = subprocess.run(command, env=alone(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        why = said[-1].removeprefix("ingot: error: ") if said else f"the process that read it ended with code {done.returncode}"
+    command += ["--rows", str(rows)] if rows is not None else []
+    progress(0, 0)
+    said: list[str] = []
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=alone(os.environ), text=True, **pipes) as child:
+        assert child.stdout is not None and child.stderr is not None
+        for line in child.stderr:
+            if told := ROWS.fullmatch(line.strip()):
+                progress(int(told[1]), int(told[2]))
+            elif line.strip():
+                said.append(line.strip())
+        printed = child.stdout.read()  # a few lines, which the pipe holds
+    if child.returncode:
+        why = said[-1].removeprefix("ingot: error: ") if said else f"the process that read it ended with code {child.returncode}"
         raise RunError(f"{path} was written, and its score is not known: {why}")
     try:
-        return dict(json.loads(done.stdout))
+        return dict(json.loads(printed))
     except (ValueError, TypeError):
         raise RunError(f"{path} was written, and its score is not known: `ingot eval` printed no JSON") from None
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError, ConfigError
+from ingot.model.golf_settings import CONTROL
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, to_array, to_record
 
 QUANTISERS = ("none", "int8", "int8-golf")

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ingot.optim.schedules import Rates
+from ingot.generate.sampling import Sampling
 from ingot.runtime.batch import Batch
+from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
 State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where it is kept, the average of the weights (ema)
+
+
+@dataclass(frozen=True)
+class GroupRates:
+    """What one step asks of the optimizer of a group of parameters."""
+
+    lr: float
+    momentum: float | None  # of Muon
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step reads and at which rates it updates: the same on every rank."""
+
+    step: int  # steps done before it
+    stage: int
+    sample: int  # its first row, counted in rows of data.seq_len
+    samples: int  # and how many of them it reads,
+    rows: int  # cut into this many rows
+    seq_len: int  # of this many tokens
+    groups: Mapping[str, GroupRates]
+    model: Mapping[str, float]  # numbers that the model is given by its method `set`
+    ema_decay: float | None  # how much of the average of the weights is kept
 
 
 @dataclass(frozen=True)
@@ -30,56 +55,10 @@ class Pending(Protocol):
     def result(self) -> StepResult: ...
 
 
-class Backend(Protocol):
-    """A model with its optimizer on a device; one per rank."""
+class Group(Protocol):
+    """The ranks of a run, and what they say to each other."""
 
     ranks: Ranks
-    parameters: int
-    device_name: str
-    rescales: bool  # whether a step may be skipped to find a better loss scale
-
-    def lend(self, shape: tuple[int, int, int]) -> Batch:
-        """A host buffer from which copies to the device are fast."""
-
-    def prepare(self, batch: Batch, choices: Mapping[str, Any]) -> None:
-        """Settle what depends on the machine (micro-batch, attention), as `choices` of an earlier session say where they can."""
-
-    def choices(self) -> dict[str, Any]:
-        """What `prepare` settled, as JSON, to be kept with the run."""
-
-    def step(self, batch: Batch, targets: int, step: int, rates: Rates) -> Pending:
-        """Compute this rank's rows of a step that has `targets` in all, and update with everybody's gradients."""
-
-    def evaluate(self, batch: Batch) -> float:
-        """The summed loss, in nats, of the targets that are not -1."""
-
-    def generate(self, prompt: Sequence[int], tokens: int, temperature: float, top_k: int, seed: int) -> list[int]:
-        """Continue a prompt; leaves no trace in the training state."""
-
-    def state(self) -> State:
-        """A copy of everything that decides the future and is not in the cursor."""
-
-    def weights(self) -> list[TensorRecord]:
-        """What the model is judged by and others get: the average of the weights where one is kept, else the weights."""
-
-    def put(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Take other weights, to begin with or to be judged; `where` they come from is said if they do not fit."""
-
-    def peak_memory(self) -> tuple[int, int]:
-        """The most bytes that were used and that were held, on this rank's device."""
-
-    def release(self) -> None:
-        """Give memory that is only kept for later back to the device."""
-
-    def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Put back what `state` returned."""
-
-    def flops_per_token(self, seq_len: int) -> float: ...
-
-    def peak_flops(self) -> float | None: ...
-
-    def wait(self) -> None:
-        """Return when the device has done all it was given."""
 
     def maximum(self, values: Sequence[float]) -> list[float]:
         """Each value's maximum over the ranks."""
@@ -87,7 +66,67 @@ class Backend(Protocol):
     def total(self, values: Sequence[float]) -> list[float]:
         """Each value's sum over the ranks."""
 
-    def tell(self, text: str) -> str:
+    def broadcast(self, text: str) -> str:
         """The first rank's text, on every rank."""
 
     def close(self) -> None: ...
+
+
+class Inference(Group, Protocol):
+    """A model on a device that writes and is judged; one per rank."""
+
+    parameters: int
+    device: Device
+
+    def score(self, batch: Batch) -> float:
+        """The summed loss, in nats, of the targets that are not -1."""
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
+        """The next token of every prompt, for ever; prompts have one length. Leaves no trace in the training state."""
+
+    def weights(self) -> list[TensorRecord]:
+        """What the model is judged by and others get: the average of the weights where one is kept, else the weights."""
+
+    def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
+        """Take other weights, to begin with or to be judged; `where` they come from is said if they do not fit."""
+
+
+class Backend(Inference, Protocol):
+    """A model with its optimizer on a device; one per rank."""
+
+    uses_loss_scaling: bool  # whether a step may be skipped to find a better loss scale
+
+    def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
+        """A host buffer from which copies to the device are fast."""
+
+    def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
+        """Settle what depends on the machine (micro-batch, attention), as an earlier session `kept` it where that can be.
+
+        For every stage there is a plan and what this rank reads by it.
+        """
+
+    def tuned(self) -> dict[str, Any]:
+        """What `tune` settled, as JSON, to be kept with the run."""
+
+    def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
+        """Compute this rank's rows of a step that has `targets` in all, and update with everybody's gradients."""
+
+    def state(self) -> State:
+        """A copy of everything that decides the future and is not in the cursor."""
+
+    def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
+        """Put back what `state` returned."""
+
+    def flops_per_token(self, seq_len: int) -> float: ...
+
+    def peak_flops(self) -> float | None:
+        """Of all ranks together."""
+
+    def peak_memory(self) -> tuple[int, int]:
+        """The most bytes that were used and that were held, on this rank's device."""
+
+    def wait(self) -> None:
+        """Return when the device has done all it was given."""
+
+    def release(self) -> None:
+        """Give memory that is only kept for later back to the device."""

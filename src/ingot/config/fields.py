@@ -6,10 +6,10 @@ Made from the schema and nothing else, so what loading accepts, `ingot init` wri
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel
 
@@ -28,6 +28,7 @@ class Setting:
     default: Any
     required: bool
     description: str
+    items: Mapping[str, Setting] = field(default_factory=dict)  # of a list of mappings: what each of them may set
 
     @property
     def types(self) -> set[str]:
@@ -66,7 +67,9 @@ def _words(part: Mapping[str, Any]) -> list[str]:
 def _kind(part: Mapping[str, Any]) -> list[str]:
     if part["type"] == "boolean":
         return ["true", "false"]
-    name = {"string": "text", "object": "mapping"}.get(part["type"], part["type"])
+    name = {"string": "text", "object": "mapping", "array": "list of mappings"}.get(part["type"], part["type"])
+    if isinstance(part.get("additionalProperties"), dict):
+        name = "mapping of names to numbers"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part]
     return [f"{name} {' and '.join(bounds)}".strip()]
@@ -86,14 +89,20 @@ def sections(family: str = DEFAULT_FAMILY) -> dict[str, type[BaseModel]]:
 @cache
 def settings(family: str = DEFAULT_FAMILY) -> dict[str, Setting]:
     """Every setting of a run with this model family, by dotted path and in order."""
+    return {path: setting for section, model in sections(family).items() for path, setting in _described(section, model).items()}
+
+
+def _described(prefix: str, model: type[BaseModel]) -> dict[str, Setting]:
+    """The fields of a model, each under its path."""
     found: dict[str, Setting] = {}
-    for section, model in sections(family).items():
-        schemas = model.model_json_schema()["properties"]
-        names = sorted(model.model_fields, key="family".__ne__)  # the family first: the rest of the section depends on it
-        for name in names:
-            field, path = model.model_fields[name], f"{section}.{name}"
-            schema = {"enum": list(FAMILIES), "type": "string"} if path == "model.family" else schemas[name]
-            found[path] = Setting(path, schema, field.default, field.is_required(), field.description or "")
+    schemas = model.model_json_schema()["properties"]
+    names = sorted(model.model_fields, key="family".__ne__)  # the family first: the rest of the section depends on it
+    for name in names:
+        info, path = model.model_fields[name], f"{prefix}.{name}"
+        schema = {"enum": list(FAMILIES), "type": "string"} if path == "model.family" else schemas[name]
+        items = _described(path, get_args(info.annotation)[0]) if schema.get("type") == "array" else {}
+        by_name = {item.path.removeprefix(f"{path}."): item for item in items.values()}
+        found[path] = Setting(path, schema, info.default, info.is_required(), info.description or "", by_name)
     return found
 
 
@@ -112,6 +121,13 @@ def setting_at(path: tuple[str, ...], family: str) -> Setting | None:
     """The setting a path belongs to: itself, or the free-form one it is an entry of."""
     found = settings(family).get(".".join(path[:2]))
     return found if found and (len(path) == 2 or found.free_form) else None
+
+
+def item_at(path: tuple[str, ...], family: str) -> Setting | None:
+    """The setting that an entry of a list of mappings has, such as training.stages.0.share."""
+    listed = setting_at(path[:2], family)
+    item = listed.items.get(path[3]) if listed and len(path) > 3 else None
+    return replace(item, path=".".join(path[:4])) if item else None
 
 
 def suggest(path: str) -> list[str]:
@@ -136,6 +152,13 @@ def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
         else:
             yield path, value
 
-    for path in settings(config.model.family):
-        section, _, name = path.partition(".")
-        yield from walk((section, name), getattr(getattr(config, section), name))
+    for setting in settings(config.model.family).values():
+        section, _, name = setting.path.partition(".")
+        yield from walk((section, name), value_of(config, setting))
+
+
+def value_of(config: Config, setting: Setting) -> Any:
+    """What a config has for a setting; entries of a list as mappings of what differs from the defaults."""
+    section, _, name = setting.path.partition(".")
+    value = getattr(getattr(config, section), name)
+    return [item.model_dump(exclude_defaults=True) for item in value] if setting.items else value

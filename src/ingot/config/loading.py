@@ -127,8 +127,9 @@ def _flatten(tree: Mapping[str, Any], origin: str, problems: list[str]) -> dict[
     entries: dict[tuple[str, ...], Any] = {}
 
     def put(path: tuple[str, ...], value: Any) -> None:
-        free_form = any((setting := setting_at(path, family)) and setting.free_form for family in FAMILIES)
-        if free_form and isinstance(value, Plain) and value[:1] in ("[", "{", "'", '"'):
+        found = [setting for family in FAMILIES if (setting := setting_at(path, family))]
+        free_form, listed = any(setting.free_form for setting in found), any(setting.items for setting in found)
+        if (free_form or listed) and isinstance(value, Plain) and value[:1] in ("[", "{", "'", '"'):
             value = parse_yaml(value, f"{'.'.join(path)} ({origin})")
         if free_form and isinstance(value, Mapping) and value:
             for key, item in value.items():

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
 from ingot.config.families import FAMILIES
-from ingot.config.fields import DEFAULT_FAMILY, Setting, either, sections, setting_at, settings, suggest
+from ingot.config.fields import DEFAULT_FAMILY, Setting, either, item_at, sections, setting_at, settings, suggest
 from ingot.config.schema import Config
 from ingot.config.text import NULLS, Plain, format_value, plain_data, scalar
 from ingot.errors import ConfigError
@@ -98,6 +99,9 @@ def merge(given: list[Given], family: str, problems: list[str]) -> tuple[dict[st
         assert setting is not None, item.path
         try:
             value = _understand(setting, item.value)
+        except ConfigError as error:
+            problems.append(f"{error} ({place(item.origin)})")
+            continue
         except TypeError:
             problems.append(_mistake(setting, item.value, item.origin, item.name))
             continue
@@ -113,6 +117,8 @@ def merge(given: list[Given], family: str, problems: list[str]) -> tuple[dict[st
 
 
 def _understand(setting: Setting, value: Any) -> Any:
+    if setting.items:
+        return _understand_items(setting, value)
     if setting.free_form or isinstance(value, list | Mapping):
         return plain_data(value)
     if isinstance(value, os.PathLike):
@@ -126,6 +132,26 @@ def _understand(setting: Setting, value: Any) -> Any:
     return value
 
 
+def _understand_items(setting: Setting, value: Any) -> list[dict[str, Any]]:
+    """A list of mappings, each of whose values means what its own setting makes of it."""
+    if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
+        raise TypeError("no list of mappings")
+    found: list[dict[str, Any]] = []
+    for number, entry in enumerate(value):
+        name = f"{setting.path}.{number}"
+        found.append({})
+        for key, item in entry.items():
+            if key not in setting.items:
+                close = get_close_matches(str(key), setting.items, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(setting.items)}"
+                raise ConfigError(f"unknown setting {name}.{key}; {hint}")
+            try:
+                found[-1][key] = _understand(setting.items[key], item)
+            except TypeError:
+                raise ConfigError(f"{name}.{key}={_shown(item)}: must be {_allowed(setting.items[key])}") from None
+    return found
+
+
 def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, problems: list[str]) -> Config:
     """The Config of a merged tree, or a ConfigError with all problems."""
     details: dict[Path, list[Mapping[str, Any]]] = {}
@@ -136,24 +162,27 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             section, *rest = map(str, detail["loc"] or ("",))
-            path = (section, *rest[1:2]) if section == "model" else (section, *rest[:1])  # a model's errors carry its family
+            path = (section, *rest[1:2]) if section == "model" else (section, *rest)  # a model's errors carry its family
+            path = path[:4] if item_at(path, family) else path[:2]
             details.setdefault(path if detail["type"] != "value_error" else (), []).append(detail)
     together = details.pop((), [])
     for path, found in details.items():
-        setting = setting_at(path, family)
+        setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, found
-        problems.append(_explain(setting, tree, origins.get(path, "default"), found))
+        problems.append(_explain(setting, tree, origins.get(path[:2], "default"), found))
     if not problems:  # what does not fit together is only worth saying when each value is sound
         problems = [str(detail["ctx"]["error"]) for detail in together]
     raise ConfigError("; ".join(problems))
 
 
 def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[Mapping[str, Any]]) -> str:
-    section, _, name = setting.path.partition(".")
+    section, name, *place_in_list = setting.path.split(".")
     kind, message = details[0]["type"], details[0]["msg"]
     if kind == "missing":
         return f"{setting.path} is not set ({setting.description.rstrip('.')})"
     value = tree[section][name]
+    if place_in_list:
+        value = value[int(place_in_list[0])][place_in_list[1]]
     if len(details) == 1 and kind.startswith(("greater_", "less_", "finite_")):
         words = (
             message.replace("Input should be ", "")
@@ -165,9 +194,13 @@ def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[
 
 
 def _mistake(setting: Setting, value: Any, origin: str, name: str = "") -> str:
-    allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else setting.allowed
-    article = {"integer": "an ", "number": "a ", "mapping": "a "}.get(allowed.split()[0], "")
-    return f"{name or setting.path}={_shown(value)} ({origin}): must be {article}{allowed}"
+    allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else _allowed(setting)
+    return f"{name or setting.path}={_shown(value)} ({origin}): must be {allowed}"
+
+
+def _allowed(setting: Setting) -> str:
+    article = {"integer": "an ", "number": "a ", "mapping": "a ", "list": "a "}.get(setting.allowed.split()[0], "")
+    return article + setting.allowed
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from textwrap import fill
 from typing import Any
 
-from ingot.config.fields import Setting, sections, settings_of
+from ingot.config.fields import Setting, sections, settings_of, value_of
 from ingot.config.schema import Config
 from ingot.config.text import format_value
 
@@ -29,9 +29,11 @@ def commented_yaml(config: Config, heading: str) -> str:
     for section, model in sections(config.model.family).items():
         lines += ["", _comment(describe(model)), f"{section}:"]
         for setting in settings_of(section, config.model.family):
-            default = "required" if setting.required else f"default {format_value(setting.default)}"
-            lines += [_comment(setting.description, "  "), _comment(f"({setting.allowed}; {default})", "  ")]
-            lines += [*_entry(config, setting, {}), ""]
+            lines += [_comment(setting.description, "  "), _comment(f"({_limits(setting)})", "  ")]
+            lines += _entry(config, setting, {})
+            for key, item in setting.items.items():  # below, where an entry would stand
+                lines.append(_comment(f"{key}: {item.description} ({_limits(item)})", "    ", "  "))
+            lines.append("")
         lines.pop()
     return "\n".join(lines) + "\n"
 
@@ -43,16 +45,23 @@ def _entry(config: Config, setting: Setting, origins: Mapping[str, str]) -> list
         start = "  " * (len(path) - 1) + format_value(path[-1]) + ":"
         if isinstance(value, dict) and value:
             return [start, *[line for key, item in value.items() for line in lines((*path, key), item)]]
+        entries = value if setting.items else []
         origin = "".join(char if char.isprintable() else "?" for char in origins.get(".".join(path), ""))
-        return [f"{start} {format_value(value)}" + (f"  # {origin}" if origin else "")]
+        first = start if entries else f"{start} {format_value(value)}"
+        return [first + (f"  # {origin}" if origin else ""), *(f"    - {format_value(entry)}" for entry in entries)]
 
     section, _, name = setting.path.partition(".")
-    return lines((section, name), getattr(getattr(config, section), name))
+    return lines((section, name), value_of(config, setting))
 
 
-def _comment(text: str, indent: str = "") -> str:
+def _limits(setting: Setting) -> str:
+    return f"{setting.allowed}; " + ("required" if setting.required else f"default {format_value(setting.default)}")
+
+
+def _comment(text: str, indent: str = "", hanging: str = "") -> str:
     start = f"{indent}# "
-    return fill(text, _WIDTH, initial_indent=start, subsequent_indent=start, break_long_words=False, break_on_hyphens=False)
+    rest = f"{start}{hanging}"
+    return fill(text, _WIDTH, initial_indent=start, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
 
 
 def describe(model: type) -> str:

@@ -10,7 +10,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ingot.config.families import AnyModel, Count, Fraction, GPT2Section, Positive, Rate, Section, Seed
+from ingot.config.checks import check
+from ingot.config.families import AnyModel
+from ingot.model.gpt2_settings import GPT2Settings
+from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DataSection(Section):
@@ -46,6 +51,29 @@ class DataSection(Section):
     seed: Seed = Field(1337, description="Decides the order of the rows and nothing else.")
 
 
+class GroupSection(Section):
+    """Parameters with an optimizer and rates of their own."""
+
+    name: Annotated[str, Field(min_length=1)] = Field(description="What the group is called, in training.stages too.")
+    match: Annotated[str, Field(min_length=1)] = Field(
+        description="Pattern of the names of its parameters: * is any text, ? a letter, [qk] one of these. The first group whose "
+        "pattern fits takes a parameter."
+    )
+    optimizer: Literal["adamw", "muon"] = Field("adamw", description="Muon takes matrices only.")
+    learning_rate: Rate | None = Field(
+        None, description="Peak learning rate. null: optimizer.learning_rate, or muon_learning_rate with muon."
+    )
+    momentum: Momentum | None = Field(None, description="muon: momentum after its warm-up. null: optimizer.muon_momentum.")
+    weight_decay: Rate | None = Field(
+        None,
+        description="Decoupled weight decay of all of them, gains and biases too. null: optimizer.weight_decay, or "
+        "muon_weight_decay with muon.",
+    )
+    beta1: Momentum | None = Field(None, description="adamw: null: optimizer.beta1.")
+    beta2: Momentum | None = Field(None, description="adamw: null: optimizer.beta2.")
+    epsilon: Rate | None = Field(None, description="adamw: null: optimizer.epsilon.")
+
+
 class OptimizerSection(Section):
     """How gradients become updates, and how the learning rate moves."""
 
@@ -63,14 +91,14 @@ class OptimizerSection(Section):
         None, description="Peak learning rate of what is no matrix of a layer: gains, biases, mixes. null: learning_rate."
     )
     weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors of two or more dimensions.")
-    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW: decay of the mean of gradients.")
-    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="AdamW: decay of the mean of squared gradients.")
+    beta1: Momentum = Field(0.9, description="AdamW: decay of the mean of gradients.")
+    beta2: Momentum = Field(0.95, description="AdamW: decay of the mean of squared gradients.")
     epsilon: Rate = Field(1e-8, description="AdamW: added to the root of the second moment.")
     clip_norm: Rate = Field(1.0, description="Gradients are scaled down to this global norm. 0: never.")
     muon_learning_rate: Rate = Field(0.02, description="Peak learning rate of Muon.")
     muon_weight_decay: Rate = Field(0.0, description="Decoupled weight decay of Muon.")
-    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Muon: momentum.")
-    muon_momentum_start: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+    muon_momentum: Momentum = Field(0.95, description="Muon: momentum.")
+    muon_momentum_start: Momentum | None = Field(
         None, description="Muon: momentum of the first step, from which it moves to muon_momentum. null: no warm-up."
     )
     muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps over which the momentum moves, in a line.")
@@ -104,6 +132,40 @@ class OptimizerSection(Section):
     )
     decay_fraction: Fraction = Field(0.5, description="budget: part of the budget that is spent decaying.")
     floor: Fraction = Field(0.1, description="The learning rate ends at this fraction of its peak and stays there.")
+    groups: list[GroupSection] = Field(
+        [], description="Parameters, by name, with an optimizer and rates of their own; the others are sorted by their kind."
+    )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The groups of the parameters that no entry of `groups` takes."""
+        return ("embedding", "head", "matrix", *(["rest"] if self.name == "muon" else []), "scalar")
+
+
+class StageSection(Section):
+    """A stretch of the run with a batch, a row length and rates of its own."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="Part of the budget (seconds or steps, whichever is further along) that the stage lasts. The shares of all "
+        "stages add up to 1.",
+    )
+    steps: Positive | None = Field(
+        None, description="Steps that the stage lasts, instead of a share. The last stage goes on to the end of the run."
+    )
+    tokens_per_step: Positive | None = Field(
+        None, description="Tokens in one step, a multiple of data.seq_len. null: training.tokens_per_step."
+    )
+    seq_len: Positive | None = Field(
+        None, description="Tokens in a row: data.seq_len, which is the longest, or a divisor of it. null: data.seq_len."
+    )
+    rate: Rate = Field(1.0, description="Factor on every learning rate, besides the schedule's.")
+    rates: dict[str, Rate] = Field({}, description="Factors on the learning rates of single groups: {matrix: 0.5}.")
+    model: dict[str, int | float] = Field(
+        {},
+        description="Numbers that the model is given by its method `set`: {window: 128}. Evaluation, samples and the exported "
+        "model have those of the last stage.",
+    )
 
 
 class TrainingSection(Section):
@@ -113,6 +175,9 @@ class TrainingSection(Section):
     tokens_per_step: Positive = Field(
         16384,
         description="Tokens in one optimizer step over all ranks; accumulation follows from it, the micro-batch and the ranks.",
+    )
+    stages: list[StageSection] = Field(
+        [], description="Stages with a batch, a row length and rates of their own, one after the other. Empty: one for all."
     )
     micro_batch: Positive | Literal["auto"] = Field(
         "auto", description="Rows in one forward pass of one rank. auto: as many as the step has and the device holds."
@@ -181,8 +246,15 @@ class EvaluationSection(Section):
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
     rows: Positive | None = Field(
         None,
-        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation always "
-        "reads all.",
+        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation reads "
+        "final_rows.",
+    )
+    final_rows: Positive | Literal["auto"] | None = Field(
+        "auto",
+        description="Rows that the last evaluation and the artifact's scoring read, spread evenly over the validation split. "
+        "null: all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and all would take longer than 10 "
+        "seconds and half the budget: then as many as that time allows, in evaluations during training too, which also "
+        "take no longer in all than the training. A score of a part says so.",
     )
     train_rows: Positive | None = Field(
         None, description="Rows of the training split that are scored beside the validation split. null: none."
@@ -240,7 +312,7 @@ class TrackingSection(Section):
 class Config(Section):
     """One run, completely."""
 
-    model: AnyModel = Field(default_factory=GPT2Section)
+    model: AnyModel = Field(default_factory=GPT2Settings)
     data: DataSection = Field(default_factory=DataSection)
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
@@ -251,50 +323,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Config:
-        t, o, seq_len = self.training, self.optimizer, self.data.seq_len
-        if t.tokens_per_step % seq_len:
-            below = t.tokens_per_step // seq_len * seq_len
-            nearest = f"{below:,} and {below + seq_len:,}" if below else f"{seq_len:,}"
-            raise ValueError(
-                f"training.tokens_per_step={t.tokens_per_step:,} is not a multiple of data.seq_len={seq_len:,}; "
-                f"the nearest that is: {nearest}"
-            )
-        if self.model.context is not None and self.model.context < seq_len:
-            raise ValueError(
-                f"model.context={self.model.context} is shorter than data.seq_len={seq_len}; raise it or set it to null"
-            )
-        if self.stride > seq_len:
-            raise ValueError(f"evaluation.stride={self.stride} is longer than data.seq_len={seq_len} and would leave out text")
-        if t.max_steps is None and self.budget.seconds is None:
-            raise ValueError(
-                "nothing ends this run: set training.max_steps or budget.seconds, or start from one of `ingot recipes`"
-            )
-        if o.schedule == "warmdown" and o.decay_steps is None:
-            raise ValueError("optimizer.schedule=warmdown needs optimizer.decay_steps, the length of the decay in steps")
-        if self.data.sampling == "stream" and self.rows_per_step % self.data.spans:
-            raise ValueError(
-                f"data.spans={self.data.spans} does not divide the {self.rows_per_step} rows of a step "
-                f"(training.tokens_per_step={t.tokens_per_step:,} / data.seq_len={seq_len:,})"
-            )
-        if o.schedule in ("cosine", "wsd") and t.max_steps is None and o.decay_steps is None:
-            raise ValueError(
-                f"optimizer.schedule={o.schedule} counts steps and training.max_steps is null; set it or optimizer.decay_steps, "
-                "or use optimizer.schedule=budget, which follows the clock"
-            )
-        if o.schedule == "wsd" and t.max_steps is None:
-            raise ValueError(
-                "optimizer.schedule=wsd decays towards training.max_steps, which is null; set it or use optimizer.schedule=budget"
-            )
-        if o.schedule in ("cosine", "wsd") and o.warmup_steps >= (
-            o.decay_steps if o.schedule == "cosine" and o.decay_steps else t.max_steps or 1
-        ):
-            raise ValueError(
-                f"optimizer.warmup_steps={o.warmup_steps} leaves no step to decay in; lower it or raise training.max_steps"
-            )
-        if not t.save_every and not t.save_seconds:
-            raise ValueError(
-                "training.save_every and training.save_seconds are both 0: nothing would be saved before the end; set one"
-            )
+        check(self)
         return self
 
     @property

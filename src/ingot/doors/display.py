@@ -1,4 +1,4 @@
-"""How a run looks while it goes on: a live line on a terminal, plain lines anywhere else. All of it goes to stderr."""
+"""How work looks while it goes on: a live line on a terminal, plain lines or nothing anywhere else. All of it goes to stderr."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ingot.doors.status_line import Part, StatusLine, Work, bar, duration, fit, is_terminal, percent
 from ingot.runs.report import BeginReport, EvaluationReport, LineReporter, Reporter, StepReport, begin_line, evaluation_line
+from ingot.runtime.ranks import ranks_from_environment
 
 
 @contextmanager
 def make_reporter() -> Iterator[Reporter]:
-    """The reporter that fits stderr."""
-    if not sys.stderr.isatty():
+    """The reporter that fits stderr; only the first rank has anything to say."""
+    if not ranks_from_environment().first:
+        yield Reporter()
+    elif not is_terminal(sys.stderr):
         yield LineReporter(_to_stderr)
-        return
-    live = LiveReporter()
-    try:
-        yield live
-    finally:
-        live.close()
+    else:
+        live = LiveReporter()
+        with live.line:
+            yield live
 
 
 def _to_stderr(line: str) -> None:
@@ -32,38 +34,37 @@ class LiveReporter(Reporter):
     """A progress bar with the numbers that matter, and lines above it for what is worth keeping."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = Console(stderr=True, highlight=False)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("training", total=1.0, numbers="")
+        self.line = StatusLine(self._render)
+        self._work: Work | None = Work("starting")  # None while steps are taken
+        self._step: StepReport | None = None
+        self._left = ""  # of the budget
         self._bpb = ""
 
     def begin(self, report: BeginReport) -> None:
+        self._left = _left(report.max_steps, report.resumed_at, report.budget_seconds, report.elapsed_seconds)
         self._say(begin_line(report))
 
     def primed(self, step: int, steps: int) -> None:
         if step == steps:
             self._say(f"primed with {steps} steps")
-        self._progress.start()
 
     def step(self, report: StepReport, log: bool) -> None:
-        mfu = f"  mfu {100 * report.mfu:.1f}%" if report.mfu is not None else ""
-        left = f"  {_minutes(report.elapsed_seconds * (1 / report.spent - 1))} left" if report.spent > 0 else ""
-        numbers = f"step {report.step}  loss {report.loss:.4f}{self._bpb}  {report.tokens_per_second:,.0f} tok/s{mfu}{left}"
-        self._progress.update(self._task, completed=report.spent, numbers=numbers)
+        self._left = _left(report.max_steps, report.step, report.budget_seconds, report.elapsed_seconds)
+        waited, self._work, self._step = self._work is not None, None, report
+        self.line.draw(often=not waited)
+
+    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+        work = self._work
+        new = work is None or work.what != what or done < work.done
+        if new:
+            self._work = work = Work(what)
+        assert work is not None
+        work.update(done, total)
+        self.line.draw(often=not new and done < total)
 
     def evaluation(self, report: EvaluationReport) -> None:
-        self._bpb = f"  bpb {report.val_bpb:.4f}"
+        self._bpb = f"bpb {report.val_bpb:.4f}"
+        self._work = None if self._step is not None else Work("training")
         self._say(evaluation_line(report))
 
     def saved(self, path: Path) -> None:
@@ -72,28 +73,52 @@ class LiveReporter(Reporter):
     def message(self, text: str) -> None:
         self._say(text)
 
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        self._progress.stop()
-
     def _say(self, text: str) -> None:
-        with suppress(OSError, ValueError):
-            self._console.print(text, markup=False, soft_wrap=True)
+        self.line.above(f"{text}\n")
+
+    def _render(self, width: int) -> str:
+        work, step = self._work, self._step
+        if work is not None or step is None:
+            parts = work.parts(width) if work is not None else []
+            return fit([*parts, Part(self._left, 70)], width)
+        return fit(
+            [
+                Part("training", 100),
+                bar(step.spent, width),
+                percent(step.spent),
+                Part(self._left, 70),
+                Part(f"step {step.step:,}", 30),
+                Part(f"loss {step.loss:.4f}", 60),
+                Part(self._bpb, 20),
+                Part(f"{step.tokens_per_second:,.0f} tok/s", 10),
+                Part(f"mfu {100 * step.mfu:.1f}%" if step.mfu is not None else "", 5),
+            ],
+            width,
+        )
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+def _left(max_steps: int | None, step: int, budget_seconds: float | None, seconds: float) -> str:
+    """What is left of the budget: of steps or seconds, whichever will be spent first."""
+    by_steps = step / max_steps if max_steps else -1.0
+    by_seconds = seconds / budget_seconds if budget_seconds else -1.0
+    if max_steps and by_steps >= by_seconds:
+        pace = f", {duration(seconds / step * (max_steps - step))}" if step and seconds else ""
+        return f"{max(0, max_steps - step):,} steps left{pace}"
+    return f"{duration(max(0.0, budget_seconds - seconds))} left" if budget_seconds else ""
 
 
 @contextmanager
-def progress_bar(what: str, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal; the function it gives takes what is done and how much there is."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    if not is_terminal(sys.stderr):
+        yield lambda done, total: None
+        return
+    work = Work(what, "bytes" if in_bytes else unit)
+    with StatusLine(lambda width: fit(work.parts(width), width)) as line:
 
-    console = Console(stderr=True)
-    amount = DownloadColumn() if in_bytes else TaskProgressColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        def show(done: int, total: int) -> None:
+            first = not work.total
+            work.update(done, total)
+            line.draw(often=not first and done < total)
+
+        yield show

@@ -39,6 +39,8 @@ class Score:
     piece_bytes: int
     text_bytes: float
     rule: Rule = "text"
+    rows: int = 0  # that were scored
+    rows_of: int = 0  # that the split has
 
     @property
     def loss(self) -> float:
@@ -85,14 +87,18 @@ class Judge:
 
     def rows(self, limit: int | None = None) -> NDArray[np.int64]:
         """The numbers of all rows, or of `limit` rows spread evenly over the split."""
+        count, rows = self.count(limit), self.count(None)
+        return np.arange(count, dtype=np.int64) * rows // count
+
+    def count(self, limit: int | None) -> int:
+        """How many rows `limit` is: at most all that the split has."""
         targets = self.split.tokens - 1
         rows = targets // self.stride if self.whole_rows else -(-targets // self.stride)
         if rows <= 0:
             if targets > 0:
                 raise DataError(f"the validation split of {targets + 1:,} tokens does not fill a row of {self.seq_len:,}")
             raise DataError("the validation split is empty; prepare the data with a larger --val-fraction or a --val-input")
-        count = rows if limit is None else min(limit, rows)
-        return np.arange(count, dtype=np.int64) * rows // count
+        return rows if limit is None else min(limit, rows)
 
     def batches(self, rows: NDArray[np.int64]) -> Iterator[Batch]:
         """Rows to evaluate, some at a time; a target that belongs to another row, or lies behind the end, is -1."""
@@ -111,21 +117,28 @@ class Judge:
             yield batch
 
     def score(
-        self, rows: NDArray[np.int64], evaluate: Callable[[Batch], float], stop: Callable[[], bool] = lambda: False
+        self,
+        rows: NDArray[np.int64],
+        evaluate: Callable[[Batch], float],
+        stop: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Score:
         """Sum the loss and the bytes of `rows`, or of those before `stop`; `evaluate` gives the summed nats of a batch."""
-        nats, tokens, size = 0.0, 0, 0
+        nats, tokens, size, done = 0.0, 0, 0, 0
+        progress(0, len(rows))
         for batch in self.batches(rows):
             if stop():
                 break
             nats += evaluate(batch)
+            done += len(batch)
+            progress(done, len(rows))
             counted = batch[:, 1] != IGNORED
             tokens += int(np.count_nonzero(counted))
             size += int(self.tokenizer.target_bytes(batch[:, 0][counted], batch[:, 1][counted]).sum())
-        return self.total(nats, tokens, size)
+        return self.total(nats, tokens, size, done)
 
-    def total(self, nats: float, tokens: int, piece_bytes: int) -> Score:
+    def total(self, nats: float, tokens: int, piece_bytes: int, rows: int) -> Score:
         """A score from sums, which ranks may have shared."""
         known = self.split.piece_bytes
         text_bytes = piece_bytes * self.split.bytes / known if known else float(piece_bytes)
-        return Score(nats, tokens, piece_bytes, text_bytes, self.rule)
+        return Score(nats, tokens, piece_bytes, text_bytes, self.rule, rows, self.count(None))

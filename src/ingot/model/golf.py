@@ -8,16 +8,15 @@ no matrices to Muon, even where they have two dimensions.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.model.golf_settings import GolfSettings
 from ingot.model.layers import LayerCache, Mask, Rotation, Turn, causal_attention, places, rotate, visible
 from ingot.model.loss import head_logits, head_loss
-
-CONTROL = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
 
 
 def norm(x: Tensor) -> Tensor:
@@ -88,36 +87,23 @@ class Golf(nn.Module):
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
 
-    def __init__(
-        self,
-        vocab_size: int,
-        context: int,
-        layers: int = 9,
-        heads: int = 8,
-        width: int = 512,
-        kv_heads: int | None = 4,
-        mlp_multiple: int = 2,
-        rope_base: float = 10000.0,
-        tied: bool = True,
-        softcap: float = 30.0,
-        qk_gain: float = 1.5,
-        embedding_std: float = 0.005,
-        embedding_dtype: Literal["fp32", "bf16"] = "fp32",
-        control: str = CONTROL,
-    ):
+    Settings = GolfSettings
+
+    def __init__(self, vocab_size: int, context: int, **settings: Any):
         super().__init__()
+        s = GolfSettings(**settings)
         self.context = context
-        self.control = tuple(part for part in control.split(",") if part)
-        self.head_size, self.kv_heads = width // heads, kv_heads or heads
-        self.softcap = softcap
-        self.skips = layers // 2
-        self.tok_emb = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(Block(width, heads, self.kv_heads, mlp_multiple, qk_gain) for _ in range(layers))
-        self.skip_weights = nn.Parameter(torch.ones(self.skips, width), requires_grad=self.skips > 0)  # one layer has none
-        self.lm_head = None if tied else Linear(width, vocab_size)
-        self.rotation = Rotation(context, self.head_size, rope_base)
-        self._initialise(embedding_std)
-        if embedding_dtype == "bf16":
+        self.control = tuple(part for part in s.control.split(",") if part)
+        self.head_size, self.kv_heads = s.width // s.heads, s.kv_heads or s.heads
+        self.softcap = s.softcap
+        self.skips = s.layers // 2
+        self.tok_emb = nn.Embedding(vocab_size, s.width)
+        self.blocks = nn.ModuleList(Block(s.width, s.heads, self.kv_heads, s.mlp_multiple, s.qk_gain) for _ in range(s.layers))
+        self.skip_weights = nn.Parameter(torch.ones(self.skips, s.width), requires_grad=self.skips > 0)  # one layer has none
+        self.lm_head = None if s.tied else Linear(s.width, vocab_size)
+        self.rotation = Rotation(context, self.head_size, s.rope_base)
+        self._initialise(s.embedding_std)
+        if s.embedding_dtype == "bf16":
             self.tok_emb.to(torch.bfloat16)  # behind the draw, which is then the same for both
 
     @torch.no_grad()

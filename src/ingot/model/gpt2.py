@@ -7,12 +7,13 @@ stored as torch's Linear has them, so that those files can be read without a tra
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.layers import LayerCache, LayerNorm, Mask, causal_attention, places, visible
 from ingot.model.loss import head_logits, head_loss
 
@@ -86,23 +87,16 @@ class GPT2(nn.Module):
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
 
-    def __init__(
-        self,
-        vocab_size: int,
-        context: int,
-        layers: int = 12,
-        heads: int = 12,
-        width: int = 768,
-        dropout: float = 0.0,
-        bias: bool = True,
-        gelu: Literal["tanh", "erf"] = "tanh",
-    ):
+    Settings = GPT2Settings
+
+    def __init__(self, vocab_size: int, context: int, **settings: Any):
         super().__init__()
+        s = GPT2Settings(**settings)
         self.context = context
-        self.heads = heads
-        blocks = [Block(width, heads, bias, dropout, gelu) for _ in range(layers)]
-        self.transformer = Trunk(vocab_size, context, width, bias, dropout, blocks)
-        self._initialise(layers)
+        self.heads = s.heads
+        blocks = [Block(s.width, s.heads, s.bias, s.dropout, s.gelu) for _ in range(s.layers)]
+        self.transformer = Trunk(vocab_size, context, s.width, s.bias, s.dropout, blocks)
+        self._initialise(s.layers)
 
     @property
     def blocks(self) -> nn.ModuleList:

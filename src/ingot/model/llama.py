@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.layers import LayerCache, LayerNorm, Mask, RMSNorm, Rotation, Turn, causal_attention, places, rotate, visible
+from ingot.model.llama_settings import LlamaSettings
 from ingot.model.loss import head_logits, head_loss
 
 Make = Callable[[], nn.Module]
@@ -89,44 +90,26 @@ class Llama(nn.Module):
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
 
-    def __init__(
-        self,
-        vocab_size: int,
-        context: int,
-        layers: int = 12,
-        heads: int = 12,
-        width: int = 768,
-        kv_heads: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = False,
-        qkv_bias: bool | None = None,
-        attention_out_bias: bool | None = None,
-        mlp_bias: bool | None = None,
-        mlp: Literal["gated", "plain"] = "gated",
-        activation: Literal["silu", "gelu", "relu"] = "silu",
-        inner_width: int | None = None,
-        norm: Literal["rmsnorm", "layernorm"] = "rmsnorm",
-        norm_epsilon: float = 1e-5,
-        tied: bool = True,
-        rope_base: float = 10000.0,
-        rope_scaling: Literal["linear", "ntk"] | None = None,
-        rope_factor: float = 1.0,
-    ):
+    Settings = LlamaSettings
+
+    def __init__(self, vocab_size: int, context: int, **settings: Any):
         super().__init__()
-        self.context, self.dropout = context, dropout
-        self.head_size, self.kv_heads = width // heads, kv_heads or heads
-        base = rope_base * (rope_factor if rope_scaling == "ntk" else 1.0)
-        self.rotation = Rotation(context, self.head_size, base, stretch=rope_factor if rope_scaling == "linear" else 1.0)
-        qkv_bias, out_bias, mlp_bias = (bias if b is None else b for b in (qkv_bias, attention_out_bias, mlp_bias))
-        inner = inner_width or (math.ceil(8 * width // 3 / 256) * 256 if mlp == "gated" else 4 * width)
-        make_norm = partial(RMSNorm, width, norm_epsilon) if norm == "rmsnorm" else partial(LayerNorm, width, True, norm_epsilon)
-        make_attention = partial(Attention, width, heads, self.kv_heads, qkv_bias, out_bias, dropout)
-        make_mlp = partial(GatedMLP if mlp == "gated" else PlainMLP, width, inner, activation, mlp_bias, dropout)
-        self.wte = nn.Embedding(vocab_size, width)
-        self.h = nn.ModuleList(Block(make_norm, make_attention, make_mlp) for _ in range(layers))
+        s = LlamaSettings(**settings)
+        self.context, self.dropout = context, s.dropout
+        self.head_size, self.kv_heads = s.width // s.heads, s.kv_heads or s.heads
+        base = s.rope_base * (s.rope_factor if s.rope_scaling == "ntk" else 1.0)
+        self.rotation = Rotation(context, self.head_size, base, stretch=s.rope_factor if s.rope_scaling == "linear" else 1.0)
+        qkv_bias, out_bias, mlp_bias = (s.bias if b is None else b for b in (s.qkv_bias, s.attention_out_bias, s.mlp_bias))
+        gated, rms = s.mlp == "gated", s.norm == "rmsnorm"
+        inner = s.inner_width or (math.ceil(8 * s.width // 3 / 256) * 256 if gated else 4 * s.width)
+        make_norm = partial(RMSNorm, s.width, s.norm_epsilon) if rms else partial(LayerNorm, s.width, True, s.norm_epsilon)
+        make_attention = partial(Attention, s.width, s.heads, self.kv_heads, qkv_bias, out_bias, s.dropout)
+        make_mlp = partial(GatedMLP if gated else PlainMLP, s.width, inner, s.activation, mlp_bias, s.dropout)
+        self.wte = nn.Embedding(vocab_size, s.width)
+        self.h = nn.ModuleList(Block(make_norm, make_attention, make_mlp) for _ in range(s.layers))
         self.ln_f = make_norm()
-        self.lm_head = None if tied else nn.Linear(width, vocab_size, bias=False)
-        self._initialise(layers)
+        self.lm_head = None if s.tied else nn.Linear(s.width, vocab_size, bias=False)
+        self._initialise(s.layers)
 
     @property
     def blocks(self) -> nn.ModuleList:

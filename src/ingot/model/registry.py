@@ -21,7 +21,7 @@ from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
 from ingot.model.llama import Llama
 
-FAMILIES: dict[str, Callable[..., nn.Module]] = {"gpt2": GPT2, "llama": Llama, "golf": Golf}
+FAMILIES: dict[str, Any] = {"gpt2": GPT2, "llama": Llama, "golf": Golf}
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
@@ -68,6 +68,8 @@ def fitting_arguments(
     parameters = inspect.signature(model_class).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if family := next((f for f in FAMILIES.values() if getattr(model_class, "__init__", None) is f.__init__), None):
+        names, takes_all = names | set(family.Settings.model_fields), False  # what is built on one of ours takes its settings
     if unknown := [name for name in extra if name not in names and not takes_all]:
         raise ValueError(f"model.file={file}: Model takes no {unknown[0]!r}; it takes {', '.join(sorted(names))}")
     given = {name: value for name, value in settings.items() if takes_all or name in names} | dict(extra)

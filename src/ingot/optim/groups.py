@@ -1,6 +1,7 @@
-"""Which parameter gets which optimizer, learning rate and weight decay.
+"""The optimizers of a torch model, and the kind of each of its parameters.
 
-A parameter is of one of four kinds, found by what holds it, so that a model of one's own needs no registration:
+A parameter that no entry of `optimizer.groups` names is grouped by its kind (see assign.py). The kind is found by what holds it,
+so that a model of one's own needs no registration:
 
 - embedding: the weight of an nn.Embedding, be it of tokens or positions, and with it a head that is tied to it;
 - head: the weight of an nn.Linear outside `blocks` with as many outputs as the first embedding has rows, the vocabulary;
@@ -14,53 +15,54 @@ Scalars never decay; all else does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from ingot.config.schema import OptimizerSection
+from ingot.errors import ConfigError
+from ingot.optim.assign import Kind, assign, groups_of
 from ingot.optim.muon import Muon
 
-Kind = Literal["embedding", "head", "matrix", "scalar"]
 Parameters = list[tuple[str, nn.Parameter]]
 
 
 def make_optimizers(model: nn.Module, settings: OptimizerSection, device: torch.device) -> list[torch.optim.Optimizer]:
-    """The optimizers of a model; every trainable parameter is in exactly one of their groups."""
-    optimizers: list[torch.optim.Optimizer] = []
-    matrices = [p for _, p in block_matrices(model)] if settings.name == "muon" else []
-    if matrices:
-        optimizers.append(muon(matrices, settings))
-    rates: dict[Kind, float | None] = {
-        "embedding": settings.embedding_learning_rate,
-        "head": settings.head_learning_rate,
-        "matrix": None,
-        "scalar": settings.scalar_learning_rate,
-    }
-    taken, held = {id(p) for p in matrices}, kinds(model)
-    groups = [
-        {
-            "params": [p for name, p in trainable(model) if held[name] == kind and id(p) not in taken],
-            "name": kind,
-            "lr": settings.learning_rate if rate is None else rate,
-            "weight_decay": 0.0 if kind == "scalar" else settings.weight_decay,
+    """The optimizers of a model; every trainable parameter is in exactly one of their groups, which carry the plan's names."""
+    parameters = dict(trainable(model))
+    group_of = assign(settings, kinds(model), {name for name, _ in block_matrices(model)})
+    filled: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": []}
+    for group in groups_of(settings):
+        members = [name for name, found in group_of.items() if found == group.name]
+        if not members:
+            continue
+        entry = {
+            "params": [parameters[name] for name in members],
+            "name": group.name,
+            "lr": group.learning_rate,
+            "weight_decay": group.weight_decay,
         }
-        for kind, rate in rates.items()
-    ]
-    if filled := [group for group in groups if group["params"]]:
-        betas, fused = (settings.beta1, settings.beta2), device.type in ("cpu", "cuda")
-        optimizers.append(torch.optim.AdamW(filled, lr=settings.learning_rate, betas=betas, eps=settings.epsilon, fused=fused))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
+        if group.optimizer == "muon":
+            for name in members:
+                if parameters[name].dim() != 2:
+                    shape = list(parameters[name].shape)
+                    raise ConfigError(f"the group {group.name} gives {name} of shape {shape} to Muon, which takes matrices only")
+            filled["muon"].append({**entry, "momentum": group.momentum})
+        else:
+            filled["adamw"].append({**entry, "betas": group.betas, "eps": group.epsilon})
+    optimizers: list[torch.optim.Optimizer] = []
+    if filled["muon"]:
+        optimizers.append(muon(filled["muon"], settings))
+    if filled["adamw"]:
+        optimizers.append(torch.optim.AdamW(filled["adamw"], fused=device.type in ("cpu", "cuda")))
     return optimizers
 
 
-def muon(matrices: list[nn.Parameter], settings: OptimizerSection) -> Muon:
-    """Muon with its settings, for these matrices."""
+def muon(groups: list[dict[str, Any]], settings: OptimizerSection) -> Muon:
+    """Muon for these groups, with the settings that they do not have themselves."""
     return Muon(
-        [{"params": matrices, "name": "matrix"}],
+        groups,
         lr=settings.muon_learning_rate,
         momentum=settings.muon_momentum,
         nesterov=settings.muon_nesterov,

@@ -38,14 +38,15 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.02,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        iterations: int = 5,
-        weight_decay: float = 0.0,
-        coefficients: Literal["newton-schulz", "polar-express"] = "newton-schulz",
-        normalise_rows: bool = False,
-        precision: Literal["auto", "bf16", "fp32"] = "auto",
+        *,
+        lr: float,
+        momentum: float,
+        nesterov: bool,
+        iterations: int,
+        weight_decay: float,
+        coefficients: Literal["newton-schulz", "polar-express"],
+        normalise_rows: bool,
+        precision: Literal["auto", "bf16", "fp32"],
     ):
         defaults = {
             "lr": lr,

@@ -25,6 +25,8 @@ from ingot.runs.state import NAME as STATE
 from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
 from ingot.runtime.files import open_to_append, sweep_temporaries, to_json, write_atomically, writing
 
+MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
+
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:
     """Make a folder of its own for a new run: runs/<recipe>-<local time>, with -2, -3... where that is taken."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+QUIET_SECONDS = 30.0  # where lines are written, what takes long is heard of this often
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,9 @@ class BeginReport:
     micro_batch: int
     attention: str  # the kernel that was chosen; default: whatever torch takes
     resumed_at: int  # the step it goes on from; 0 at the start of a run
+    max_steps: int | None = None
+    budget_seconds: float | None = None
+    elapsed_seconds: float = 0.0  # trained by earlier sessions
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class EvaluationReport:
     best: bool
     train_loss: float | None = None  # of rows of the training split, where evaluation.train_rows asks for it
     other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
+    rows: int = 0  # of the validation split that were scored
+    rows_of: int = 0  # that it has
 
 
 class Reporter:
@@ -66,6 +74,9 @@ class Reporter:
 
     def primed(self, step: int, steps: int) -> None:
         """A priming step, which leaves no trace, is done."""
+
+    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Something other than a step goes on, until the next event; a total of 0 is not known."""
 
     def step(self, report: StepReport, log: bool) -> None:
         """A step is done; `log` where tracking.log_every asks for a line."""
@@ -87,10 +98,11 @@ class Reporter:
 
 
 class LineReporter(Reporter):
-    """One plain line per event, for files and for terminals that are none."""
+    """One plain line per event, for files and for terminals that are none; one now and then for what takes long."""
 
-    def __init__(self, write: Callable[[str], None]):
-        self._write = write
+    def __init__(self, write: Callable[[str], None], now: Callable[[], float] = time.monotonic):
+        self._write, self._now = write, now
+        self._quiet_since = now()
 
     def begin(self, report: BeginReport) -> None:
         self._write(begin_line(report))
@@ -98,6 +110,14 @@ class LineReporter(Reporter):
     def primed(self, step: int, steps: int) -> None:
         if step == steps:
             self._write(f"primed with {steps} steps")
+
+    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+        now = self._now()
+        if done == 0:
+            self._quiet_since = now  # it begins
+        elif now - self._quiet_since >= QUIET_SECONDS:
+            self._quiet_since = now
+            self._write(f"{what}: {done:,} of {total:,}")
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
@@ -120,7 +140,7 @@ class Chorus(Reporter):
     """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter):
-        for name in ("begin", "primed", "step", "evaluation", "sample", "saved", "message", "end"):
+        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "saved", "message", "end"):
             setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
 
 
@@ -135,6 +155,7 @@ def _to_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
 def begin_line(report: BeginReport) -> str:
     """What is about to run as one line."""
     facts: dict[str, Any] = {**asdict(report), "resumed_at": f"step {report.resumed_at}" if report.resumed_at else None}
+    facts["elapsed_seconds"] = round(report.elapsed_seconds, 1) or None
     told = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
     return "  ".join(f"{name} {value}" for name, value in told.items())
 
@@ -156,4 +177,9 @@ def evaluation_line(report: EvaluationReport) -> str:
     other = "".join(f"  {name} {value:.4f}" for name, value in report.other.items())
     train = f"  train_loss {report.train_loss:.4f}" if report.train_loss is not None else ""
     score = f"val_loss {report.val_loss:.4f}  val_bpb {report.val_bpb:.4f}{other}"
-    return f"eval {report.step}{train}  {score}  ({report.seconds:.1f} s){best}"
+    return f"eval {report.step}{train}  {score}{by_rows(report.rows, report.rows_of)}  ({report.seconds:.1f} s){best}"
+
+
+def by_rows(rows: int | None, rows_of: int | None) -> str:
+    """What is added to a score of a part of the split."""
+    return f"  by {rows:,} of {rows_of:,} rows" if rows and rows_of and rows < rows_of else ""

@@ -40,6 +40,8 @@ class State:
     max_steps: int | None = None
     loss: float | None = None
     val_bpb: float | None = None
+    val_rows: int | None = None  # by which it was found
+    val_rows_of: int | None = None  # all rows of the validation split
     tokens: int = 0
     tokens_per_second: float | None = None
     elapsed_seconds: float = 0.0

@@ -11,18 +11,18 @@ class Clock:
     """Counts training time only: it stands still while the run evaluates, samples or copies its state."""
 
     def __init__(self, spent: float = 0.0, now: Callable[[], float] = time.perf_counter):
-        self._spent, self._now = spent, now
+        self._spent, self.now = spent, now
         self._since: float | None = None
 
     @property
     def elapsed(self) -> float:
         """Training seconds so far, those of earlier sessions included."""
-        return self._spent + (self._now() - self._since if self._since is not None else 0.0)
+        return self._spent + (self.now() - self._since if self._since is not None else 0.0)
 
     def start(self) -> None:
         """Let the time count."""
         if self._since is None:
-            self._since = self._now()
+            self._since = self.now()
 
     def stop(self) -> None:
         """Let the time pass without counting."""

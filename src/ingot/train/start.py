@@ -7,16 +7,16 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ingot.artifact.codecs import check_codec
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
-from ingot.artifact.fresh_process import score_in_fresh_process
-from ingot.artifact.sources import open_source
+from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 from ingot.backends.base import Backend
-from ingot.config.families import FileSection
+from ingot.backends.open import open_backend
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
@@ -25,23 +25,25 @@ from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, RunError
 from ingot.generate.sampling import prompt_ids
+from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
-from ingot.runs.folder import RunFolder, new_run_dir
+from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
 from ingot.runtime.files import write_atomically, writing
-from ingot.runtime.ranks import Ranks, ranks_from_environment
+from ingot.runtime.ranks import ranks_from_environment
+from ingot.train.plan import shapes
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Desk, Interrupted, Progress, Status, Trainer
+from ingot.trained.weights import open_weights
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
     "model": (),  # everything
     "data": ("seq_len", "sampling", "spans", "document_mask", "seed"),
-    "optimizer": ("name",),
-    "training": ("tokens_per_step", "seed"),
+    "optimizer": ("name", "groups"),
+    "training": ("tokens_per_step", "stages", "seed"),
 }
-MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class TrainingResult:
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
     val_other: dict[str, float]  # the same by the other count of bytes, where there are two
+    val_rows: int  # by which these were found
+    val_rows_of: int  # of the rows of the validation split
     total_tokens: int
     total_steps: int
     training_seconds: float
@@ -61,6 +65,7 @@ class TrainingResult:
     artifact_path: Path | None
     artifact_bytes: int | None
     artifact_bpb: float | None  # of the artifact, read again by another process
+    artifact_rows: int | None  # by which that was found; None: by all
     sample: str | None
     run_dir: Path
 
@@ -72,6 +77,7 @@ class Exported:
     path: Path
     bytes: int
     bpb: float | None
+    rows: int | None = None  # by which it was found; None: by all
 
 
 Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every rank of a run that is complete
@@ -84,10 +90,12 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
     """
     config, ranks = resolved.config, ranks_from_environment()
     reporter = reporter if reporter is not None and ranks.first else Reporter()
+    reporter.waiting("opening the data")
     dataset, rows = open_data(config, ranks.world_size)
     facts = facts_of(config, dataset)
+    reporter.waiting("building the model")
     with ExitStack() as stack:
-        backend = _backend(config, dataset.tokenizer.vocab_size, ranks)
+        backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         desk, checkpoint = None, None
         if ranks.first:
@@ -99,19 +107,20 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
                     check_fits(checkpoint, facts)
                 desk = _open_desk(resolved, folder, checkpoint, reporter, stack)
             except IngotError as error:
-                backend.tell(json.dumps({"exit_code": error.exit_code}))
+                backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
-        told = json.loads(backend.tell(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
+        told = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
         if "exit_code" in told:
             raise PeerLost(told["exit_code"])
         if told["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
         progress = _resume(backend, checkpoint)
         if checkpoint is None and config.training.weights is not None:
-            source = open_source(Path(config.training.weights).expanduser())
-            backend.put(source.tensors, str(source.path))
+            weights = open_weights(Path(config.training.weights).expanduser())
+            backend.load_weights(weights.tensors, str(weights.path))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
         trainer.facts = facts
+        reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
         reporter.begin(_begin_report(config, dataset, backend, desk, progress))
         trainer.prime()
@@ -126,10 +135,9 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
 
 def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
-    if world_size > config.rows_per_step:
+    if world_size > (fewest := min(plan.samples for plan in shapes(config))):
         raise ConfigError(
-            f"{world_size} ranks cannot share the {config.rows_per_step} rows of a step; "
-            "use fewer ranks or raise training.tokens_per_step"
+            f"{world_size} ranks cannot share the {fewest} rows of a step; use fewer ranks or raise training.tokens_per_step"
         )
     dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
     if config.artifact.write:
@@ -141,14 +149,6 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
 
 
-def _backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
-    from ingot.backends.torch.backend import (
-        TorchBackend,  # here, so that a mistake in config or data is told before torch has loaded
-    )
-
-    return TorchBackend(config, vocab_size, ranks)
-
-
 def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> RunFolder:
     """The run folder, taken for this process."""
     training = resolved.config.training
@@ -157,7 +157,7 @@ def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> Ru
         raise CheckpointError(
             f"{folder.path} holds a run and training.resume=never; choose another training.output_dir or set training.resume=auto"
         )
-    stack.enter_context(folder.claim(reporter.message, [MODEL_COPY] if isinstance(resolved.config.model, FileSection) else []))
+    stack.enter_context(folder.claim(reporter.message, [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []))
     sweep(folder.checkpoints)
     return folder
 
@@ -170,7 +170,7 @@ def _open_desk(
     # First, because by it a run folder is known: whoever is killed in here can start again.
     folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
     _write_config(resolved, folder, reporter)
-    if checkpoint is None and isinstance(config.model, FileSection):
+    if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             write_atomically(folder.path / MODEL_COPY, Path(config.model.file).expanduser().read_bytes())
     if checkpoint is None:
@@ -218,7 +218,7 @@ def _resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
-    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSection) else None
+    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSettings) else None
     return {
         "config": config.model_dump(mode="json"),
         "tokenizer": dataset.tokenizer.spec(),
@@ -250,10 +250,10 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 
 
 def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk | None, progress: Progress) -> BeginReport:
-    choices = backend.choices()
+    choices = backend.tuned()
     return BeginReport(
         run=str(desk.folder.path) if desk is not None else "",
-        device=backend.device_name,
+        device=backend.device.name,
         precision=choices["precision"],
         ranks=backend.ranks.world_size,
         parameters=backend.parameters,
@@ -262,6 +262,9 @@ def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk
         micro_batch=choices["micro_batch"],
         attention=choices["attention"],
         resumed_at=progress.step,
+        max_steps=config.training.max_steps,
+        budget_seconds=config.budget.seconds,
+        elapsed_seconds=progress.elapsed_seconds,
     )
 
 
@@ -270,10 +273,9 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
     config, progress, desk = trainer.config, trainer.progress, trainer.desk
     exported = None
     if status == "completed":
-        judged = (progress.val_step, progress.val_whole) == (progress.step, True)
         try:
-            if config.evaluation.at_end and not judged and trainer.dataset.split("val").tokens > 1:
-                trainer.evaluate(None)
+            if config.evaluation.at_end and not trainer.is_judged() and trainer.dataset.split("val").tokens > 1:
+                trainer.evaluate(trainer.bounds.final_limit, final=True)
                 trainer.note()
             if config.artifact.write:
                 exported = exporter(trainer, shutdown)
@@ -288,6 +290,8 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         val_loss=progress.val_loss,
         val_bpb=progress.val_bpb,
         val_other=progress.val_other,
+        val_rows=progress.val_rows,
+        val_rows_of=progress.val_rows_of,
         total_tokens=progress.tokens,
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,
@@ -296,6 +300,7 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
         artifact_path=exported.path if exported is not None else None,
         artifact_bytes=exported.bytes if exported is not None else None,
         artifact_bpb=exported.bpb if exported is not None else None,
+        artifact_rows=exported.rows if exported is not None else None,
         sample=trainer.last_sample,
         run_dir=desk.folder.path if desk is not None else Path(config.training.output_dir or "."),
     )
@@ -303,21 +308,23 @@ def _finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expo
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
     """Write the artifact into the run folder and let another process score it."""
+    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
+    rows = trainer.artifact_rows() if scored else None
     if trainer.desk is None:
         return None
     report = _export(trainer, trainer.desk.folder)
-    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
-    return Exported(report.path, report.bytes, _score(trainer, report.path, shutdown) if scored else None)
+    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
 
 
 def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     """Write the artifact and hold it against the budget."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
-    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb}
+    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if progress.val_whole else None}
     if not a.tokenizer:
         facts["tokenizer"] = None
     path = folder.artifact / artifact_name(a.codec)
+    trainer.reporter.waiting("exporting")
     with writing(path):
         report = write_artifact(path, trainer.backend.weights(), facts, a.quantiser, a.codec, a.dtype)
     if limit is not None and report.bytes > limit:
@@ -326,12 +333,13 @@ def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     return report
 
 
-def _score(trainer: Trainer, path: Path, shutdown: Shutdown) -> float | None:
+def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -> float | None:
     """The bits per byte of the file that was written, by a process that knows nothing but the file."""
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
-        return float(score_in_fresh_process(path, None, trainer.config.training.device)["val_bpb"])
+        progress = partial(trainer.reporter.waiting, SCORING)
+        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress)["val_bpb"])
     except RunError:
         if not shutdown.requested:
             raise

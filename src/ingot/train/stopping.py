@@ -40,6 +40,10 @@ class Shutdown:
             self.requested, self._first_at = True, time.monotonic()
             if self._announce:  # past Python's streams: the signal may have come in the middle of a print
                 with suppress(OSError):  # whoever read the messages may have left
-                    os.write(2, f"{signal.Signals(number).name}: saving and stopping; once more to end at once\n".encode())
+                    here = "\r\x1b[K" if os.isatty(2) else ""  # over the ^C and whatever line is being drawn
+                    os.write(2, f"{here}{signal.Signals(number).name}: saving and stopping; once more to end at once\n".encode())
         elif time.monotonic() - self._first_at >= self._echo_seconds:
+            if self._announce and os.isatty(2):
+                with suppress(OSError):
+                    os.write(2, b"\r\x1b[K")
             os._exit(INTERRUPTED)

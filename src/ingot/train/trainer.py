@@ -7,25 +7,28 @@ follow from the step number, so no rank ever decides alone.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
-from ingot.backends.base import Backend, Pending, StepResult
+from ingot.backends.base import Backend, Pending, StepPlan, StepResult
 from ingot.config.schema import Config
 from ingot.data.loading.reader import Portion, RowReader, read_portion
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import PeerLost, RunError
 from ingot.eval.evaluator import Judge, Score
-from ingot.generate.sampling import prompt_ids
-from ingot.optim.schedules import Position, Rates, rates_at
+from ingot.generate.sampling import Sampling, prompt_ids
+from ingot.optim.schedules import spent
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Heartbeat
+from ingot.train.bounds import Bounds
 from ingot.train.clock import Clock, fits
+from ingot.train.plan import Position, following, plan_step, shapes, starts_with
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 
@@ -46,7 +49,7 @@ class Progress:
     """Where a run stands; with the weights, the optimizer's memory and the config it decides everything that follows."""
 
     step: int = 0
-    sample: int = 0  # the next window of the data order
+    sample: int = 0  # the next row of the data order, counted in rows of data.seq_len
     tokens: int = 0
     elapsed_seconds: float = 0.0
     step_seconds: float = 0.0  # the longest of the last steps
@@ -55,9 +58,18 @@ class Progress:
     val_bpb: float | None = None
     val_step: int | None = None  # the step at which they were found
     val_whole: bool = False  # and whether by the whole validation split
+    val_rows: int = 0  # or by how many
+    val_rows_of: int = 0  # of its rows
+    val_final: bool = False  # and whether at the end of the run
     val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     best_step: int | None = None
     best_bpb: float | None = None
+    evaluation_seconds: float = 0.0  # of evaluations during training, where they are bounded
+    starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
+
+    def position(self, seconds: float) -> Position:
+        """Where the next step begins, at a time that was agreed upon."""
+        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts))
 
 
 @dataclass(frozen=True)
@@ -87,41 +99,51 @@ class Trainer:
         self.clock = Clock(progress.elapsed_seconds)
         self.facts: dict[str, Any] = {}  # goes into every checkpoint beside the progress
         self.last_sample: str | None = None
+        self.bounds = Bounds(config, backend, reporter, dataset.tokenizer.vocab_size)
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._saved_at = progress.elapsed_seconds
         self._saved_step = progress.step or None  # what it resumed from is on the disk already
         self._shutdown: Shutdown | None = None
-        self._pending: tuple[Pending, Rates, int] | None = None  # with the epoch in which its rows lie
+        self._pending: tuple[Pending, StepPlan, int] | None = None  # with the epoch in which its rows lie
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
-        """Settle what depends on the machine, by what the first step will read."""
-        self.backend.prepare(self._first().batch, choices)
+        """Settle what depends on the machine, by what the first step would read in every stage."""
+        self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self) -> None:
-        """Take the priming steps, which leave no trace."""
+        """Take the priming steps of every stage, which leave no trace."""
         asked = self.config.training.priming_steps
-        steps = (PRIMING_STEPS if self.backend.choices().get("compile") else 0) if asked == "auto" else asked
+        steps = (PRIMING_STEPS if self.backend.tuned().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
-        first = self._first()
+        self.reporter.waiting("compiling" if self.backend.tuned().get("compile") else "priming")
         before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
-        for step in range(steps):
-            self.backend.step(first.batch, first.targets, step, Rates(1.0, self.config.optimizer.muon_momentum)).result()
-            self.reporter.primed(step + 1, steps)
+        plans = [replace(plan, step=step) for plan in shapes(self.config) for step in range(steps)]
+        for done, plan in enumerate(plans, 1):
+            first = self._first(plan)
+            self.backend.step(first.batch, first.targets, plan).result()
+            self.reporter.primed(done, len(plans))
         self.backend.load(before)
 
-    def _first(self) -> Portion:
-        """What the next step will read, which is not taken from the reader."""
-        share = self.backend.ranks.share(self.config.rows_per_step)
-        buffer = self.backend.lend((len(share), self.rows.planes, self.rows.seq_len))
-        return read_portion(self.rows, self.progress.sample, self.config.rows_per_step, share, buffer)
+    def _first(self, plan: StepPlan) -> Portion:
+        """What the next step would read by a plan, which is not taken from the reader."""
+        share = self.backend.ranks.share(plan.samples)
+        buffer = self.backend.host_buffer((len(share), self.rows.planes, self.rows.seq_len))
+        return read_portion(self.rows, replace(plan, sample=self.progress.sample), self.backend.ranks, buffer)
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
         c, p = self.config, self.progress
         self._shutdown = shutdown
-        reader = RowReader(self.rows, c.rows_per_step, self.backend.ranks, p.sample, self.backend.lend)
+        reader = RowReader(
+            self.rows,
+            self.backend.ranks,
+            plan_step(c, p.position(p.elapsed_seconds)),
+            partial(following, c),
+            shapes(c),
+            self.backend.host_buffer,
+        )
         try:
             status = self._loop(reader, shutdown)
             self._settle()
@@ -134,7 +156,7 @@ class Trainer:
         self.save(wait=True)
         return status
 
-    def _loop(self, reader: RowReader, shutdown: Shutdown) -> Status:
+    def _loop(self, reader: RowReader[StepPlan], shutdown: Shutdown) -> Status:
         c, p = self.config, self.progress
         durations: deque[float] = deque([p.step_seconds], maxlen=LAST_STEPS)
         try:
@@ -142,6 +164,7 @@ class Trainer:
                 self.evaluate(c.evaluation.rows)
                 if p.step:
                     self.note()
+            self.reporter.waiting("training")
             self.clock.start()
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
@@ -154,6 +177,7 @@ class Trainer:
                 self._step(reader, elapsed)
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = max(durations)
+                self.bounds.took_step(durations[-1])
                 self._do_what_is_due(elapsed)
         except Interrupted:
             return "stopped"
@@ -181,28 +205,29 @@ class Trainer:
         elapsed, stop, spent = self.backend.maximum([elapsed, shutdown.requested, spent])
         return elapsed, stop > 0, spent > 0
 
-    def _step(self, reader: RowReader, elapsed: float) -> None:
-        c, p = self.config, self.progress
-        rates = rates_at(c, Position(p.step, elapsed, c.training.max_steps, c.budget.seconds))
-        portion = reader.next()
-        pending = self.backend.step(portion.batch, portion.targets, p.step, rates)
+    def _step(self, reader: RowReader[StepPlan], elapsed: float) -> None:
+        p, at = self.progress, self.progress.position(elapsed)
+        plan = plan_step(self.config, at)
+        portion = reader.next(plan)
+        pending = self.backend.step(portion.batch, portion.targets, plan)
         self._settle()  # the step before: its numbers are there while the device works on this one
         p.step += 1
-        p.sample += c.rows_per_step
+        p.sample += plan.samples
         p.tokens += portion.targets
-        self._pending = (pending, rates, portion.epoch)
+        p.starts = list(starts_with(at, plan))
+        self._pending = (pending, plan, portion.epoch)
 
     def _settle(self) -> None:
         """Take the numbers of the pending step, refuse those that are not finite, and report the rest."""
         if self._pending is None:
             return
-        pending, rates, epoch = self._pending
+        pending, plan, epoch = self._pending
         self._pending = None
         result = pending.result()
         self._overflows = self._overflows + 1 if result.skipped else 0
         if (
             not math.isfinite(result.loss)
-            or (result.skipped and not self.backend.rescales)
+            or (result.skipped and not self.backend.uses_loss_scaling)
             or self._overflows > OVERFLOWS_IN_A_ROW
         ):
             if not self.backend.ranks.first:
@@ -214,7 +239,7 @@ class Trainer:
                 "lower the learning rate, lengthen optimizer.warmup_steps or look at the data, and start again"
             )
         self.progress.loss = result.loss
-        report = self._report(result, rates, epoch)
+        report = self._report(result, plan, epoch)
         log = report.step % self.config.tracking.log_every == 0 or report.step <= ALWAYS_LOGGED or report.step == report.max_steps
         if self.desk is not None:
             self.desk.heartbeat.update(
@@ -228,33 +253,32 @@ class Trainer:
                 self.desk.folder.metrics.append({"kind": "train", **asdict(report)})
             self.reporter.step(report, log)
 
-    def _report(self, result: StepResult, rates: Rates, epoch: int) -> StepReport:
+    def _report(self, result: StepResult, plan: StepPlan, epoch: int) -> StepReport:
         c, p = self.config, self.progress
         now = self.clock.elapsed - result.age
         self._marks.append((now, p.tokens))
         then, before = self._marks[0]
         rate = (p.tokens - before) / (now - then) if now > then else 0.0
         peak = self.backend.peak_flops()
-        peak_lr = c.optimizer.muon_learning_rate if c.optimizer.name == "muon" else c.optimizer.learning_rate
         return StepReport(
             step=p.step,
             max_steps=c.training.max_steps,
             loss=result.loss,
             grad_norm=result.grad_norm,
-            learning_rate=peak_lr * rates.scale,
+            learning_rate=plan.groups["matrix"].lr,
             tokens=p.tokens,
             tokens_per_second=rate,
             elapsed_seconds=now,
             budget_seconds=c.budget.seconds,
             epoch=epoch,
-            mfu=rate * self.backend.flops_per_token(c.data.seq_len) / peak if peak else None,
-            spent=Position(p.step, now, c.training.max_steps, c.budget.seconds).spent,
+            mfu=rate * self.backend.flops_per_token(plan.seq_len) / peak if peak else None,
+            spent=spent(c, p.step, now),
         )
 
     def _do_what_is_due(self, elapsed: float) -> None:
         """Evaluate and save where the step, or the clock that was agreed upon, says so."""
         c, step = self.config, self.progress.step
-        if self._evaluation_is_due():
+        if self._evaluation_is_due() and self.bounds.has_time(self.progress.evaluation_seconds, elapsed):
             self._settle()
             if self.evaluate(c.evaluation.rows):
                 self.save()
@@ -265,21 +289,23 @@ class Trainer:
             self._settle()
             self.save()
 
-    def evaluate(self, limit: int | None) -> bool:
+    def evaluate(self, limit: int | None, final: bool = False) -> bool:
         """Score the validation split, or `limit` rows of it, and write a sample; True: the best score so far."""
         c, p = self.config, self.progress
         with self.clock.paused():
-            began = time.perf_counter()
+            began = self.clock.now()
+            during, limit = self.bounds.during_and(limit, self.judge("val"), self.clock.now)
             found = self.score("val", limit)
             # The best is chosen by the rows that evaluations during training read: like is compared with like.
-            judged = found if limit == c.evaluation.rows else self.score("val", c.evaluation.rows)
+            judged = found if limit == during else self.score("val", during)
             train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
-            p.val_step, p.val_whole, p.val_other = p.step, limit is None, found.other
+            p.val_step, p.val_whole, p.val_other = p.step, found.rows == found.rows_of, found.other
+            p.val_rows, p.val_rows_of, p.val_final = found.rows, found.rows_of, final
             best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
             if best:
                 p.best_step, p.best_bpb = p.step, judged.bits_per_byte
-            seconds = time.perf_counter() - began
+            seconds = self.clock.now() - began
             report = EvaluationReport(
                 step=p.step,
                 val_loss=found.loss,
@@ -291,25 +317,48 @@ class Trainer:
                 best=best,
                 train_loss=train,
                 other=found.other,
+                rows=found.rows,
+                rows_of=found.rows_of,
             )
             if self.desk is not None:
-                self.desk.heartbeat.update(val_bpb=report.val_bpb)
+                self.desk.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
                 self.desk.folder.metrics.append({"kind": "evaluation", **asdict(report)})
                 self.reporter.evaluation(report)
                 if c.evaluation.sample_tokens:
                     self.sample()
+            if not final:
+                p.evaluation_seconds += self.bounds.spent(self.clock.now() - began)
         return best
+
+    def is_judged(self) -> bool:
+        """Whether the validation score of this step is the one the end of the run asks for."""
+        p, limit = self.progress, self.bounds.final_limit
+        enough = p.val_final and self.bounds.seconds is not None if limit is None else p.val_rows >= limit
+        return p.val_step == p.step and (p.val_whole or enough)
+
+    def artifact_rows(self) -> int | None:
+        """How many rows the artifact is scored by; None: all. Every rank calls it."""
+        if self.is_judged():
+            return None if self.progress.val_whole else self.progress.val_rows
+        return self.bounds.rows(self.judge("val"), self.bounds.final_limit, self.clock.now)
+
+    def judge(self, split: str) -> Judge:
+        """What scores a split as the config says."""
+        return Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
 
     def score(self, split: str, limit: int | None) -> Score:
         """The score of a split, or of `limit` rows of it, over all ranks."""
-        judge = Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
+        judge = self.judge(split)
         rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
-        part = judge.score(rows[share.start : share.stop], self.backend.evaluate, self._asked_to_stop)
-        nats, tokens, size, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, float(self._asked_to_stop())])
+        mine, began = rows[share.start : share.stop], self.clock.now()
+        part = judge.score(mine, self.backend.score, self._asked_to_stop, partial(self.reporter.waiting, "evaluating"))
+        stop = float(self._asked_to_stop())
+        nats, tokens, size, done, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, part.rows, stop])
         if stopped:
             raise Interrupted
-        return judge.total(nats, int(tokens), int(size))
+        self.bounds.learn(len(mine), self.clock.now() - began)
+        return judge.total(nats, int(tokens), int(size), int(done))
 
     def _asked_to_stop(self) -> bool:
         return self._shutdown is not None and self._shutdown.requested
@@ -317,10 +366,10 @@ class Trainer:
     def sample(self) -> None:
         """Let the model write, and keep the text."""
         c, tokenizer = self.config, self.dataset.tokenizer
+        self.reporter.waiting("sampling")
         prompt = prompt_ids(tokenizer, c.evaluation.sample_prompt)
-        ids = self.backend.generate(
-            prompt, c.evaluation.sample_tokens, c.evaluation.temperature, c.evaluation.top_k, c.training.seed
-        )
+        sampling = Sampling(c.evaluation.temperature, c.evaluation.top_k, seed=c.training.seed)
+        ids = [row[0] for row in islice(self.backend.generate([prompt], sampling), c.evaluation.sample_tokens)]
         written = tokenizer.decode_bytes(ids, at_start=not c.evaluation.sample_prompt)
         self.last_sample = c.evaluation.sample_prompt + written.decode("utf-8", "replace")
         if self.desk is not None:
@@ -337,6 +386,7 @@ class Trainer:
                 self.desk.saver.save(self.progress.step, self.backend.state(), self._record(), self.progress.best_step)
                 self._saved_step = self.progress.step
             if wait:
+                self.reporter.waiting("saving")
                 self.desk.saver.wait()
                 if self.desk.saver.error is not None:
                     raise self.desk.saver.error
@@ -347,4 +397,4 @@ class Trainer:
             self.desk.saver.note(self.progress.step, self._record())
 
     def _record(self) -> dict[str, Any]:
-        return {**asdict(self.progress), "choices": self.backend.choices(), **self.facts}
+        return {**asdict(self.progress), "choices": self.backend.tuned(), **self.facts}

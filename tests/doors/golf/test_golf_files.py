@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ingot.backends.torch.state import model_records, record, tensor
-from ingot.config.families import CONTROL
 from ingot.doors.golf.files import FORMAT, pack, read_golf, write_packed, write_state
 from ingot.errors import CheckpointError
 from ingot.model.golf import Golf as Model
+from ingot.model.golf_settings import CONTROL
 from ingot.runtime.tensors import TensorRecord
 
 WIDE = {"MODEL_DIM": "256", "NUM_LAYERS": "1", "ITERATIONS": "2", "TRAIN_BATCH_TOKENS": "256"}  # has tensors of codes

@@ -19,7 +19,7 @@ from ingot.doors.golf.log import Journal
 from ingot.doors.golf.main import main
 from ingot.doors.golf.translate import translate
 from ingot.doors.golf.variables import read_variables
-from ingot.optim.schedules import Position, learning_rate_scale
+from ingot.optim.schedules import learning_rate_scale
 
 LONG = {"ITERATIONS": "14", "WARMDOWN_ITERS": "8", "VAL_LOSS_EVERY": "6", "WARMUP_STEPS": "1", "TRAIN_LOG_EVERY": "1"}
 
@@ -105,7 +105,7 @@ def test_with_a_cap_the_seconds_spent_are_remembered_and_the_rate_goes_on_where_
     config = translate(read_variables(capped)).config
     for before, line in pairwise(steps):  # the rate of a step follows from the clock at its beginning
         low, high = (
-            0.04 * learning_rate_scale(config, Position(before["step"], elapsed, 100_000, 1.5))
+            0.04 * learning_rate_scale(config, before["step"], elapsed)
             for elapsed in (line["elapsed_seconds"], before["elapsed_seconds"])
         )
         assert low - 1e-9 <= line["learning_rate"] <= high + 1e-9
@@ -164,10 +164,10 @@ def test_what_a_kill_left_is_no_obstacle(golf: Golf, unbroken: tuple[Path, Ran],
 
 
 def test_a_run_folder_can_be_scored_and_exported_like_any_other(golf: Golf, finished: Ran, tmp_path: Path) -> None:
-    from ingot.artifact.sources import open_source
     from ingot.runs.state import read_state
+    from ingot.trained.weights import open_weights
 
-    source = open_source(tmp_path / "logs/toy")
+    source = open_weights(tmp_path / "logs/toy")
     state = read_state(tmp_path / "logs/toy")
     assert sum(1 for name in source.tensors if name.endswith("weight")) == 13 and state is not None
     assert (state.status, state.step) == ("completed", 4)

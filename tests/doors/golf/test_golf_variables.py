@@ -10,7 +10,7 @@ from golf_toys import ROOT, Golf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.backends.torch.backend import build_model
+from ingot.backends.torch.build import build_model
 from ingot.config.loading import load_config
 from ingot.doors.golf.translate import SETTINGS, accumulation, reworded, translate
 from ingot.doors.golf.variables import NAMES, TABLE, as_lines, differing, look_alikes, markdown, read_variables

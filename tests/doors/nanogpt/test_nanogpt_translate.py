@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import words
 
+from ingot.backends.open import find_device
 from ingot.doors.nanogpt.command_line import Given, read_arguments
 from ingot.doors.nanogpt.keys import TRAIN, defaults
 from ingot.doors.nanogpt.mfu import RunningMfu, find_peak, utilisation
 from ingot.doors.nanogpt.reporter import iteration_line
 from ingot.doors.nanogpt.translate import ModelArgs, fresh_args, learning_rate, record, settle, translate
 from ingot.errors import ConfigError
-from ingot.optim.schedules import Position, rates_at
+from ingot.optim.schedules import learning_rate_scale
 from ingot.runtime.ranks import Ranks
 
 SMALL = ModelArgs(n_layer=12, n_head=12, n_embd=768, block_size=1024, bias=False, vocab_size=50304, dropout=0.0)
@@ -33,8 +34,7 @@ def config_of(*arguments: str, world_size: int = 1):
 )
 def test_the_learning_rate_is_nanogpt_s(iteration, rate):
     assert learning_rate(values(), iteration) == pytest.approx(rate, rel=1e-4)
-    position = Position(iteration, 0.0, None, None)
-    assert 6e-4 * rates_at(config_of(), position).scale == pytest.approx(rate, rel=1e-4)
+    assert 6e-4 * learning_rate_scale(config_of(), iteration, 0.0) == pytest.approx(rate, rel=1e-4)
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(0, 100), st.booleans())
@@ -44,7 +44,7 @@ def test_the_loop_follows_the_documented_learning_rate_whatever_the_keys(warmup,
         f"--decay_lr={decay}", "--max_iters=100",
     )  # fmt: skip
     config = translate(found, fresh_args(found, None)).config
-    scale = rates_at(config, Position(iteration, 0.0, None, None)).scale
+    scale = learning_rate_scale(config, iteration, 0.0)
     assert peak * scale == pytest.approx(learning_rate(found, iteration), rel=1e-9, abs=1e-15)
 
 
@@ -96,9 +96,8 @@ def test_mfu_is_minus_100_percent_until_the_run_has_settled_and_then_a_running_m
 
 
 def test_the_peak_says_where_it_is_from():
-    import torch
 
-    asked, measured = find_peak(312e12, torch.device("cpu")), find_peak(None, torch.device("cpu"))
+    asked, measured = find_peak(312e12, find_device("cpu")), find_peak(None, find_device("cpu"))
     assert str(asked) == "mfu is a part of 312 TFLOP/s, as mfu_peak says"
     assert measured.flops > 1e8 and "measured" in str(measured)
 

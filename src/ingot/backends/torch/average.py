@@ -12,21 +12,16 @@ from ingot.runtime.tensors import TensorRecord
 
 
 class WeightAverage:
-    """An exponential moving average in float32, which can take the place of the weights for a while.
+    """An exponential moving average in float32, which can take the place of the weights for a while."""
 
-    It forgets faster at first: after few steps the weights of the start are worth nothing and the rate alone would keep them.
-    """
-
-    def __init__(self, model: nn.Module, decay: float):
+    def __init__(self, model: nn.Module):
         self._names, self._weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         self._average = [p.detach().float().clone() for p in self._weights]
-        self._decay = decay
         self._kept: list[Tensor] = []  # the weights themselves, while the average is in their place
 
     @torch.no_grad()
-    def update(self, step: int, skip: Tensor) -> None:
-        """Move towards the weights as they are after this step, counted from 0, unless it was skipped."""
-        decay = min(self._decay, (1 + step) / (10 + step))
+    def update(self, decay: float, skip: Tensor) -> None:
+        """Keep `decay` of itself and move towards the weights as they are after a step, unless it was skipped."""
         way = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
         torch._foreach_mul_(way, (1 - decay) * (1 - skip.float()))
         torch._foreach_add_(self._average, way)

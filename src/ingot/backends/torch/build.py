@@ -1,8 +1,9 @@
-"""The model of a config, and what can be asked of any model: chunks of the loss, document masks, recomputed blocks."""
+"""The model of a config, and what can be asked of any model: chunks of the loss, document masks, recomputed blocks, its FLOPs."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ingot.backends.torch.state import NAMES
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.model.registry import build
+from ingot.optim.groups import facing_vocabulary
 
 FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
 
@@ -41,7 +43,21 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
         model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
     if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
         raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document of each token")
+    for number, stage in enumerate(config.training.stages):  # the last is what the model is judged and used with
+        set_numbers(model, stage.model, f"training.stages.{number}.model")
     return model
+
+
+def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:
+    """Give the model the numbers of a stage."""
+    if not numbers:
+        return
+    if not callable(change := getattr(model, "set", None)):
+        raise ConfigError(f"{where} needs a model with a method `set` that takes {', '.join(numbers)}; this one has none")
+    try:
+        change(**numbers)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: the model's `set` does not take {dict(numbers)}: {error}") from error
 
 
 def check_fused_mask(config: Config) -> None:
@@ -54,19 +70,6 @@ def check_fused_mask(config: Config) -> None:
             f"data.document_mask needs heads of at least {FUSED_HEAD_SIZE} numbers on a GPU, and model.width={m.width} over "
             f"model.heads={m.heads} leaves {size}; take fewer heads or a larger model.width"
         )
-
-
-def compiles(config: Config, on_cuda: bool) -> bool:
-    """Whether the model is compiled: as asked, else on CUDA; in deterministic mode there only where that was seen to work."""
-    t, family = config.training, config.model.family
-    if not (on_cuda and t.deterministic) or family == "gpt2":
-        return on_cuda if t.compile == "auto" else t.compile
-    if t.compile is True and family != "file":
-        # torch 2.11 then expects other strides of flash attention's gradients than it gets.
-        raise ConfigError(
-            f"training.deterministic does not go together with a compiled {family} model; leave training.compile out"
-        )
-    return t.compile is True
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
@@ -83,3 +86,15 @@ def checkpoint_blocks(model: nn.Module) -> None:
             return checkpoint(plain, *args, use_reentrant=False, **kwargs)
 
         block.forward = forward
+
+
+def flops_per_token(model: nn.Module, seq_len: int) -> float:
+    """Training FLOPs: six per weight that multiplies, twelve per layer, width and position, unless the model knows better."""
+    if callable(known := getattr(model, "flops", None)):
+        return float(known(seq_len))
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tied = not facing_vocabulary(model)
+    idle = sum(m.weight.numel() for m in embeddings[tied:])  # looked up, not multiplied; the first is the head where tied
+    width = embeddings[0].embedding_dim if embeddings else 0
+    layers = len(getattr(model, "blocks", ()))
+    return 6.0 * (sum(p.numel() for p in model.parameters()) - idle) + 12.0 * layers * width * seq_len

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ingot.errors import ConfigError, PeerLost
+from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 
 
@@ -33,18 +34,19 @@ def peers_present() -> Iterator[None]:
 class Collectives:
     """The group of ranks; with one rank every method answers at once."""
 
-    def __init__(self, ranks: Ranks, device: torch.device):
+    def __init__(self, ranks: Ranks, device: Device):
+        self.ranks = ranks
         self._alone = ranks.world_size == 1
         self._host: dist.ProcessGroup | None = None
         if self._alone:
             return
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        if device.kind == "cuda":
+            torch.cuda.set_device(device.index)
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
                 raise ConfigError(f"{name} is not set; start ranks with torchrun or ingot train --nproc-per-node N")
         if not dist.is_initialized():
-            backend = "nccl" if device.type == "cuda" else "gloo"
+            backend = "nccl" if device.kind == "cuda" else "gloo"
             dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size, timeout=timedelta(minutes=30))
         self._host = dist.new_group(backend="gloo")
 
@@ -71,7 +73,7 @@ class Collectives:
                 dist.all_reduce(value)
         return value
 
-    def tell(self, text: str) -> str:
+    def broadcast(self, text: str) -> str:
         """The first rank's text, on every rank."""
         if self._alone:
             return text

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ingot.data.loading.rows import Rows
+from ingot.data.loading.rows import Rows, read_pieces
 from ingot.runtime.batch import Batch
 from ingot.runtime.ranks import Ranks
 
 Lender = Callable[[tuple[int, int, int]], Batch]
+
+
+class Reading(Protocol):
+    """What a step reads."""
+
+    @property
+    def sample(self) -> int: ...  # its first row, of the source's length
+
+    @property
+    def samples(self) -> int: ...  # and how many of them,
+
+    @property
+    def seq_len(self) -> int: ...  # cut into rows of this length
+
+
+Plan = TypeVar("Plan", bound=Reading)
 
 
 @dataclass(frozen=True)
@@ -26,36 +43,68 @@ class Portion:
     epoch: int
 
 
-class RowReader:
+@dataclass(frozen=True)
+class _Ahead:
+    """A portion that was read ahead, for which plan, and since which change of plans."""
+
+    portion: Portion
+    plan: Reading
+    turn: int
+    buffer: Batch
+
+
+class RowReader(Generic[Plan]):
     """One rank's rows of step after step, read ahead by a thread into buffers that `lend` makes.
+
+    `following` guesses the plan of the step after another. Where the loop asks for other rows than were guessed, what was read
+    ahead is dropped and the guesses begin anew with what it asks for.
 
     A buffer is written again only after `next` was called twice more, so a copy to a device may still be under way meanwhile.
     """
 
     ahead = 2
 
-    def __init__(self, source: Rows, rows: int, ranks: Ranks, sample: int, lend: Lender):
-        self._source, self._rows, self._share = source, rows, ranks.share(rows)
-        self._sample = sample
+    def __init__(
+        self,
+        source: Rows,
+        ranks: Ranks,
+        first: Plan,
+        following: Callable[[Plan], Plan],
+        shapes: Sequence[Reading],  # of all the steps that may come
+        lend: Lender,
+    ):
+        self._source, self._ranks, self._following = source, ranks, following
+        self._plan, self._turn, self._changing = first, 0, threading.Lock()
+        most = max(len(ranks.share(shape.samples)) for shape in shapes)
         self._free: queue.Queue[Batch] = queue.Queue()
         for _ in range(self.ahead + 2):
-            self._free.put(lend((len(self._share), source.planes, source.seq_len)))
-        self._ready: queue.Queue[Portion | Exception] = queue.Queue(maxsize=self.ahead)
+            self._free.put(lend((most, source.planes, source.seq_len)))
+        self._ready: queue.Queue[_Ahead | Exception] = queue.Queue(maxsize=self.ahead)
         self._lent: list[Batch] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
         self._thread.start()
 
-    def next(self) -> Portion:
-        """The rows of the next step."""
-        portion = self._ready.get()
-        if isinstance(portion, Exception):
-            self._ready.put(portion)  # for whoever asks again: nobody will ever put another
-            raise portion
-        self._lent.append(portion.batch)
+    def next(self, plan: Plan) -> Portion:
+        """The rows of the next step, which has this plan."""
+        found = self._take()
+        if _rows_of(found.plan) != _rows_of(plan):
+            with self._changing:
+                self._plan, self._turn = plan, self._turn + 1
+            while found.turn != self._turn:
+                self._free.put(found.buffer)
+                found = self._take()
+        self._lent.append(found.buffer)
         if len(self._lent) > 2:
             self._free.put(self._lent.pop(0))
-        return portion
+        return found.portion
+
+    def _take(self) -> _Ahead:
+        found = self._ready.get()
+        if isinstance(found, Exception):
+            self._ready.put(found)  # for whoever asks again: nobody will ever put another
+            raise found
+        return found
 
     def close(self) -> None:
         """End the thread; what it read ahead is dropped."""
@@ -72,13 +121,26 @@ class RowReader:
                 buffer = self._free.get()
                 if self._closing.is_set():
                     return
-                self._ready.put(read_portion(self._source, self._sample, self._rows, self._share, buffer))
-                self._sample += self._rows
+                with self._changing:
+                    plan, turn = self._plan, self._turn
+                self._ready.put(_Ahead(read_portion(self._source, plan, self._ranks, buffer), plan, turn, buffer))
+                with self._changing:
+                    if turn == self._turn:
+                        self._plan = self._following(plan)
         except Exception as error:  # handed to the loop, which raises it at its next step
             self._ready.put(error)
 
 
-def read_portion(source: Rows, sample: int, rows: int, share: range, buffer: Batch) -> Portion:
-    """Read a rank's share of the step that begins at `sample`."""
-    targets = source.read(range(sample, sample + rows), share, buffer)
-    return Portion(buffer, targets, source.epoch(sample + rows))
+def _rows_of(plan: Reading) -> tuple[int, int, int]:
+    return plan.sample, plan.samples, plan.seq_len
+
+
+def read_portion(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> Portion:
+    """Read a rank's share of a step into the front of a buffer that is large enough for it."""
+    share = ranks.share(plan.samples)
+    rows = len(share) * (source.seq_len // plan.seq_len)
+    size = (rows, source.planes, plan.seq_len)
+    batch = buffer.reshape(-1)[: rows * source.planes * plan.seq_len].reshape(size)
+    samples = range(plan.sample, plan.sample + plan.samples)
+    targets = read_pieces(source, samples, share, batch)
+    return Portion(batch, targets, source.epoch(samples.stop))

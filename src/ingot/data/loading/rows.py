@@ -32,6 +32,24 @@ class Rows(Protocol):
         """How many times the data had been read completely before this sample."""
 
 
+def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int:
+    """Read rows as the batch is long: those of the source, or each cut into pieces that follow each other in the batch.
+
+    A token keeps its target, be it in the next piece, and the number of its document; the targets of all samples are counted.
+    """
+    length = batch.shape[-1]
+    if length == source.seq_len:
+        return source.read(samples, share, batch)
+    pieces = source.seq_len // length
+    whole = np.empty((len(share), source.planes, source.seq_len), np.int32)
+    targets = source.read(samples, share, whole)
+    # (rows, pieces, planes, length), as the pieces lie in the batch
+    batch.reshape(len(share), pieces, source.planes, length)[:] = whole.reshape(
+        len(share), source.planes, pieces, length
+    ).swapaxes(1, 2)
+    return targets
+
+
 @dataclass(frozen=True)
 class Windows:
     """Rows that are stretches of the stream, wherever documents begin."""

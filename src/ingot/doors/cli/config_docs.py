@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from ingot.config.families import FAMILIES
-from ingot.config.fields import DEFAULT_FAMILY, sections, settings_of
+from ingot.config.fields import DEFAULT_FAMILY, Setting, sections, settings_of
 from ingot.config.render import describe
 from ingot.config.text import format_value
 
@@ -38,8 +39,9 @@ training:
 ```
 
 On the command line a truth value may stand alone (`--model.bias` is `--model.bias true`), `null` and `none` empty a setting that
-may be empty, and the entries of a mapping have paths of their own: `--model.settings.depth 3`. A place that chooses another model
-family drops what the places before it set for the old family alone."""
+may be empty, and the entries of a mapping have paths of their own: `--model.settings.depth 3`. A list is given whole, as YAML or
+JSON: `--training.stages '[{steps: 100, seq_len: 128}, {steps: 100}]'`. A place that chooses another model family drops what the
+places before it set for the old family alone."""
 
 
 def markdown() -> str:
@@ -48,15 +50,18 @@ def markdown() -> str:
     for section, model in sections().items():
         if section == "model":
             for family, family_model in FAMILIES.items():
-                parts += [f"## model, family {family}", describe(family_model), _table(section, family)]
+                parts += [f"## model, family {family}", describe(family_model), _table(settings_of(section, family))]
         else:
-            parts += [f"## {section}", describe(model), _table(section, DEFAULT_FAMILY)]
+            found = settings_of(section, DEFAULT_FAMILY)
+            parts += [f"## {section}", describe(model), _table(found)]
+            for listed in (setting for setting in found if setting.items):
+                parts += [f"### An entry of {listed.path}", _table(listed.items.values())]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(section: str, family: str) -> str:
+def _table(settings: Iterable[Setting]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for setting in settings_of(section, family):
+    for setting in settings:
         default = "required" if setting.required else f"`{format_value(setting.default)}`"
         cells = [f"`{setting.path}`", setting.allowed, default, setting.description]
         rows.append("| " + " | ".join(re.sub(r"\||<(?=[a-z])", r"\\\g<0>", cell) for cell in cells) + " |")

@@ -39,6 +39,8 @@ Inputs = Annotated[
 ]
 MoreInputs = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="--input PATH")]
 TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
+LARGE_VOCABULARY = 8192  # ids from which a step of the demo takes seconds on a CPU: with 50,257, 3 s on two cores
+GPT2_TOKENS = 100_000_000  # enough text for the 124M parameters of the recipe gpt2 to learn more than to recite it
 
 
 class EngineName(StrEnum):
@@ -133,8 +135,21 @@ def _print_summary(summary: Summary) -> None:
         print(f"{summary.continued_documents:,} documents were there already, from a run that had been stopped")
     if summary.empty_documents:
         print(f"{summary.empty_documents:,} empty documents were left out")
+    print("\n".join(next_command(summary)))
+
+
+def next_command(summary: Summary) -> list[str]:
+    """How to train on a prepared folder, by a recipe that fits its tokenizer, and what to know before."""
+    large = summary.vocab_size >= LARGE_VOCABULARY
+    recipe = "gpt2" if large and summary.splits["train"].tokens >= GPT2_TOKENS else "demo"
     blind = "" if summary.splits["val"].tokens else " --evaluation.every 0 --evaluation.at_start false"
-    print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(str(summary.folder))}{blind}")
+    lines = [f"train on it with: ingot train --recipe {recipe} --data.path {shlex.quote(str(summary.folder))}{blind}"]
+    if large:
+        lines.append(
+            f"on a GPU, that is: with {summary.vocab_size:,} ids a step takes seconds on a CPU; there use --recipe demo on text "
+            "prepared with --tokenizer byte, or with a small one of your own (ingot data train-tokenizer)"
+        )
+    return lines
 
 
 def train_tokenizer_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ def evaluate(
     which: Which = "latest",
     device: DeviceName = "auto",
     as_json: AsJson = False,
+    tell_rows: Annotated[bool, typer.Option("--tell-rows", hidden=True, help="For programs: a line per batch.")] = False,
 ) -> None:
     """Score a trained model on a validation split: loss and bits per byte."""
     from ingot.api import load
@@ -42,22 +44,39 @@ def evaluate(
         raise CheckpointError(f"there is no file {artifact}")
     chosen = artifact or path
     assert chosen is not None
-    model = load(chosen, which=which, device=device, data=data)
-    with progress_bar("evaluating") as progress:
-        score = model.evaluate(data, rows, progress)
+    with progress_bar("loading"):
+        model = load(chosen, which=which, device=device, data=data)
+    with progress_bar("evaluating", unit="rows") as progress:
+        score = model.evaluate(data, rows, _tell if tell_rows else progress)
     size = {"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}
     if as_json:
         found = {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
-        print_json({"model": str(model.source), **found, "tokens": score.tokens, "bytes": score.bytes, **size})
+        print_json(
+            {
+                "model": str(model.weights.path),
+                **found,
+                "tokens": score.tokens,
+                "bytes": score.bytes,
+                "rows": score.rows,
+                "rows_of": score.rows_of,
+                **size,
+            }
+        )
         return
     print_columns(
         [
-            ("model", str(model.source)),
+            ("model", str(model.weights.path)),
             ("val loss", f"{score.loss:.4f}"),
             ("val_bpb", f"{score.bits_per_byte:.4f}"),
             *((name, f"{value:.4f}") for name, value in score.other.items()),
             ("tokens", f"{score.tokens:,}"),
             ("bytes", f"{score.bytes:,}"),
+            ("rows", f"{score.rows:,} of {score.rows_of:,}"),
             *(("artifact", f"{count:,} bytes") for count in size.values()),
         ]
     )
+
+
+def _tell(done: int, total: int) -> None:
+    """How far it is, for the program that waits for the score."""
+    print(f"rows {done} of {total}", file=sys.stderr, flush=True)

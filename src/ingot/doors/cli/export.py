@@ -17,7 +17,7 @@ from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
 from ingot.runtime.files import write_atomically
 
 if TYPE_CHECKING:
-    from ingot.artifact.sources import Source
+    from ingot.trained.weights import Weights
 
 BY_RUN = "Default: as the run's config says."
 
@@ -90,9 +90,9 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model as one file, check its size, and score that file."""
-    from ingot.artifact.sources import open_source
+    from ingot.trained.weights import open_weights
 
-    source = open_source(path, which)
+    source = open_weights(path, which)
     a = source.config.artifact
     facts = dict(source.facts)
     if not (a.tokenizer if tokenizer is None else tokenizer):
@@ -123,7 +123,7 @@ def export(
     _report(found, as_json)
 
 
-def _export_file(source: Source, facts: dict[str, Any], wish: Wish, output: Path | None, force: bool) -> dict[str, Any]:
+def _export_file(source: Weights, facts: dict[str, Any], wish: Wish, output: Path | None, force: bool) -> dict[str, Any]:
     from ingot.artifact.codecs import check_codec
     from ingot.artifact.container import artifact_name, write_artifact
 
@@ -149,13 +149,13 @@ def _export_file(source: Source, facts: dict[str, Any], wish: Wish, output: Path
     return found if wish.limit is None or report.bytes <= wish.limit else found | _alternatives(source, facts, wish.limit)
 
 
-def _bring_code(source: Source, target: Path) -> None:
+def _bring_code(source: Weights, target: Path) -> None:
     """The Python file of a model of one's own goes where its artifact goes."""
     if source.config.model.family != "file":
         return
-    from ingot.api import model_file
+    from ingot.trained.weights import model_file
 
-    file = model_file(source.path, source.facts)
+    file = model_file(source)
     beside = target.parent / file.name
     if target.parent.name == "artifact" and file.parent == target.resolve().parent.parent:
         return  # it lies in its run folder
@@ -164,7 +164,7 @@ def _bring_code(source: Source, target: Path) -> None:
     write_atomically(beside, file.read_bytes())
 
 
-def _has_text(source: Source) -> bool:
+def _has_text(source: Weights) -> bool:
     """Whether the run has validation text; data that cannot be opened is for the score to complain about."""
     from ingot.data.loading.open import open_dataset
 
@@ -179,7 +179,7 @@ def _has_text(source: Source) -> bool:
 WAYS = (("none", "fp32"), ("none", "fp16"), ("none", "bf16"), ("int8", "fp32"), ("int8-golf", "fp32"))
 
 
-def _alternatives(source: Source, facts: dict[str, Any], limit: int) -> dict[str, Any]:
+def _alternatives(source: Weights, facts: dict[str, Any], limit: int) -> dict[str, Any]:
     """The least lossy way to store the model that fits, tried out; where none does, the smallest."""
     from ingot.artifact.codecs import available_codecs
     from ingot.artifact.container import artifact_sizes
@@ -199,7 +199,7 @@ def _alternatives(source: Source, facts: dict[str, Any], limit: int) -> dict[str
     return {"would_fit": None, "smallest": {"options": min(tried)[1], "bytes": min(tried)[0]}}
 
 
-def _export_folder(source: Source, facts: dict[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
+def _export_folder(source: Weights, facts: dict[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
     """Write Hugging Face's layout, and read it back to see that it says the same."""
     from ingot.artifact.huggingface import CONFIG, read_gpt2, write_gpt2
     from ingot.artifact.quantise import quantise
@@ -218,7 +218,7 @@ def _export_folder(source: Source, facts: dict[str, Any], dtype: str, output: Pa
     return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}
 
 
-def _export_ckpt(source: Source, output: Path | None, force: bool) -> dict[str, Any]:
+def _export_ckpt(source: Weights, output: Path | None, force: bool) -> dict[str, Any]:
     """Write nanoGPT's file."""
     from ingot.doors.nanogpt.exporting import export_ckpt
 
@@ -226,7 +226,7 @@ def _export_ckpt(source: Source, output: Path | None, force: bool) -> dict[str, 
     return {"artifact": str(target), "checkpoint": str(source.path), "bytes": export_ckpt(source, target)}
 
 
-def _target(source: Source, output: Path | None, name: str, force: bool) -> Path:
+def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
     """Where the result goes, made sure of before anything is computed."""
     if output is None and source.run is not None:
         output = source.run / "artifact" / name
@@ -249,16 +249,18 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
         raise ConfigError(f"{target} is something else than a {'folder' if folder else 'file'}, so it is not replaced")
 
 
-def _scores(source: Source, artifact: Path, data: str | None, device: str) -> dict[str, Any]:
+def _scores(source: Weights, artifact: Path, data: str | None, device: str) -> dict[str, Any]:
     """The bits per byte of the file, by a process that knows nothing else, and those of what it was made from."""
-    from ingot.artifact.fresh_process import score_in_fresh_process
+    from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 
-    found = score_in_fresh_process(artifact, data, device)
+    with progress_bar(SCORING, unit="rows") as progress:
+        found = score_in_fresh_process(artifact, data, device, progress=progress)
     before = source.facts["val_bpb"] if data is None else None
     if before is None:
         from ingot.api import load
 
-        before = load(source.path, device=device, data=data).evaluate(data).bits_per_byte
+        with progress_bar("scoring the model it is made from", unit="rows") as progress:
+            before = load(source.path, device=device, data=data).evaluate(data, progress=progress).bits_per_byte
     return {"val_loss": found["val_loss"], "val_bpb": found["val_bpb"], "checkpoint_val_bpb": before}
 
 

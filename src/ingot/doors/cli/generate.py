@@ -10,6 +10,7 @@ import typer
 
 from ingot.doors.cli.options import AsJson
 from ingot.doors.output import print_json
+from ingot.generate.sampling import Sampling
 
 _path = typer.Argument(metavar="PATH", help="Run folder, checkpoint, or artifact.")
 ModelPath = Annotated[Path, _path]
@@ -27,14 +28,20 @@ def generate(
     path: ModelPath,
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to continue. Empty: a new document.")] = "",
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens to write.", min=0)] = 500,
-    temperature: Annotated[float, typer.Option("--temperature", metavar="X", help="0 is the same as --greedy.", min=0)] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", metavar="K", help="Draw from the K likeliest tokens. 0: all.", min=0)] = 0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="X", help="0 is the same as --greedy.", min=0)
+    ] = Sampling.temperature,
+    top_k: Annotated[
+        int, typer.Option("--top-k", metavar="K", help="Draw from the K likeliest tokens. 0: all.", min=0)
+    ] = Sampling.top_k,
     top_p: Annotated[
         float, typer.Option("--top-p", metavar="P", help="Draw from the likeliest that sum to P.", min=0, max=1)
-    ] = 1.0,
+    ] = Sampling.top_p,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="How many texts, each with the next seed.", min=1)] = 1,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The same seed gives the same text.", min=0, max=2**62)] = 1337,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="The same seed gives the same text.", min=0, max=2**62)
+    ] = Sampling.seed,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Keep keys and values instead of computing them anew.")
     ] = True,
@@ -48,9 +55,8 @@ def generate(
     """Let a trained model continue a prompt."""
     if path.is_file() and path.suffix in (".pt", ".pth"):
         from ingot.doors.nanogpt.loading import open_ckpt
-        from ingot.runtime.device import pick_device
 
-        model = open_ckpt(path, pick_device(device), lambda line: print(line, file=sys.stderr), tokenizer)
+        model = open_ckpt(path, device, lambda line: print(line, file=sys.stderr), tokenizer)
     else:
         from ingot.api import load
 
@@ -77,4 +83,4 @@ def generate(
         if not as_json:
             print("\n" + "-" * 15 if number + 1 < samples else "")
     if as_json:
-        print_json({"model": str(model.source), "prompt": prompt, "texts": texts})
+        print_json({"model": str(model.weights.path), "prompt": prompt, "texts": texts})

@@ -38,20 +38,14 @@ def import_command(
 ) -> None:
     """Turn GPT-2 weights in Hugging Face's layout or nanoGPT's into a file that generate and eval read."""
     from ingot.artifact.container import artifact_name, write_artifact
-    from ingot.artifact.sources import config_around
+    from ingot.trained.weights import foreign_weights
 
     target = output / artifact_name("none") if output.is_dir() else output
     check_target(target, False, force)
     records, settings, found = _read(name, tokenizer)
-    facts: dict[str, Any] = {
-        "config": config_around(settings, found.kind),
-        "tokenizer": found.spec(),
-        "tokenizer_fingerprint": found.fingerprint(),
-        "vocab_size": found.vocab_size,
-        "imported_from": name,
-    }
+    weights = foreign_weights(Path(name), records, settings, found)
     try:
-        report = write_artifact(target, records, facts, "none", "none")
+        report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
     if as_json:

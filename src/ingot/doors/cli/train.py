@@ -53,9 +53,10 @@ def train(
         raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
     from ingot.doors.display import make_reporter
     from ingot.runtime.ranks import ranks_from_environment
-    from ingot.train.start import run
 
     with make_reporter() as reporter:
+        from ingot.train.start import run  # here: a second of imports that is seen to be one
+
         result = run(resolved, reporter)
     if ranks_from_environment().first:
         print_json(_as_json(result)) if as_json else _print(result)
@@ -68,18 +69,21 @@ def _as_json(result: TrainingResult) -> dict[str, Any]:
 
 def _print(result: TrainingResult) -> None:
     """The summary a person wants: where it is, how good it is, how fast it went, what it writes."""
+    from ingot.runs.report import by_rows
+
     rows = [("run folder", str(result.run_dir)), ("status", result.status), ("steps", f"{result.total_steps:,}")]
     rows.append(("tokens", f"{result.total_tokens:,} in {result.training_seconds:.1f} s of training"))
     rows.append(("tokens/s", f"{result.tokens_per_second:,.0f}"))
     if result.final_loss is not None:
         rows.append(("train loss", f"{result.final_loss:.4f}"))
     if result.val_bpb is not None and result.val_loss is not None:
-        rows += [("val loss", f"{result.val_loss:.4f}"), ("val_bpb", f"{result.val_bpb:.4f}")]
+        part = by_rows(result.val_rows, result.val_rows_of)
+        rows += [("val loss", f"{result.val_loss:.4f}{part}"), ("val_bpb", f"{result.val_bpb:.4f}{part}")]
         rows += [(name, f"{value:.4f}") for name, value in result.val_other.items()]
     if result.artifact_path is not None:
         rows.append(("artifact", f"{result.artifact_path} ({result.artifact_bytes:,} bytes)"))
     if result.artifact_bpb is not None:
-        rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}"))
+        rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}{by_rows(result.artifact_rows, result.val_rows_of)}"))
     if result.sample:
         print(f"\n{result.sample.strip()}\n")
     print_columns(rows)

@@ -24,13 +24,13 @@ WIDTH = 130  # of the lines of packed text
 LEFT_OUT = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
-    "ingot.artifact.sources",
     "ingot.data.formats.nanogpt",
     "ingot.data.loading.packing",
     "ingot.data.prepare",
     "ingot.data.text",
     "ingot.data.tokenizers.plain",
     "ingot.generate",
+    "ingot.trained",
 )
 
 # Rooms that the file has in a smaller form.
@@ -42,6 +42,7 @@ INSTEAD = {
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
+    "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
 }
 
 LOADER = '''\

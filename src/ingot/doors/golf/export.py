@@ -43,8 +43,8 @@ class GolfExporter:
             self._write(trainer)
             content = read_file(PACKED)
         # What the first rank read again goes to the others, which may be on machines that do not see the file.
-        content = base64.b64decode(trainer.backend.tell(base64.b64encode(content).decode()))
-        trainer.backend.put(read_golf(content, PACKED), str(PACKED))
+        content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
+        trainer.backend.load_weights(read_golf(content, PACKED), str(PACKED))
         score = score_lines(trainer, self._journal)
         return Exported(PACKED, len(content), score.bits_per_byte)
 

@@ -18,8 +18,8 @@ import torch
 
 from ingot.artifact.quantise import SCALE, dequantise, quantise
 from ingot.backends.torch.state import record, tensor
-from ingot.config.families import CONTROL
 from ingot.errors import CheckpointError
+from ingot.model.golf_settings import CONTROL
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.tensors import TensorRecord
 

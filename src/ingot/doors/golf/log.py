@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ingot.backends.open import framework_version
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.doors.golf.translate import SPANS, accumulation
@@ -48,14 +49,12 @@ class Journal:
 
     def head(self, resolved: ResolvedConfig, values: Mapping[str, Any]) -> None:
         """What proves what ran: version, settings, the source of the model and the optimizer, Python, torch and the GPU."""
-        import torch
-
         from ingot.model import golf, layers, loss
         from ingot.optim import groups, muon, orthogonal, schedules
 
         sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
         head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
-        head += [f"Running Python {sys.version}", f"Running PyTorch {torch.__version__}", _gpu(), RULE]
+        head += [f"Running Python {sys.version}", f"Running PyTorch {framework_version()}", _gpu(), RULE]
         self.line("\n".join(head), console=False)
 
 

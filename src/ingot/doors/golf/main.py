@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import ResolvedConfig
 from ingot.doors.golf.data.check import check_data
 from ingot.doors.golf.log import GolfReporter, Journal
@@ -65,7 +66,8 @@ def golf(environment: Mapping[str, str]) -> int:
     run_id = values["RUN_ID"] or str(uuid.uuid4())
     if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable():
         raise ConfigError(f"RUN_ID={run_id} names a file in {LOGS}/; it may not be a path or have line breaks")
-    resolved = translate(values, ranks.world_size, _on_gpu(), _run_folder(run_id) if ranks.first else LOGS / run_id)
+    folder = _run_folder(run_id) if ranks.first else LOGS / run_id
+    resolved = translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
     with ExitStack() as stack:
         journal = Journal(None)
         if ranks.first:
@@ -99,7 +101,6 @@ def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal
 
 def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, journal: Journal) -> int:
     """Read a file of an earlier run and score it as the end of a run does."""
-    from ingot.backends.torch.backend import TorchBackend
     from ingot.doors.golf.export import score_lines
     from ingot.doors.golf.files import is_state, read_file, read_golf
     from ingot.runs.report import Reporter
@@ -109,8 +110,8 @@ def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, jo
     path = Path(values["EVAL_ONLY_PATH"])
     content = read_file(path)
     dataset, rows = open_data(resolved.config, ranks.world_size)
-    backend = TorchBackend(resolved.config, dataset.tokenizer.vocab_size, ranks)
-    backend.put(read_golf(content, path), str(path))
+    backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, ranks)
+    backend.load_weights(read_golf(content, path), str(path))
     journal.line(f"model_params:{backend.parameters}")
     trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), Reporter(), None)
     if is_state(content):
@@ -128,9 +129,3 @@ def _run_folder(run_id: str) -> Path:
         number += 1
         folder = LOGS / f"{run_id}-{number}"
     return folder
-
-
-def _on_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.config.families import CONTROL
 from ingot.errors import ConfigError
+from ingot.model.golf_settings import CONTROL
 
 Kind = Literal["int", "float", "0 or 1", "text", "list"]
 

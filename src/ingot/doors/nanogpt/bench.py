@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from ingot.doors.nanogpt.translate import check_data, data_path, fresh_args, set
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ingot.backends.torch.backend import TorchBackend
+    from ingot.backends.base import Backend, StepPlan
     from ingot.config.schema import Config
     from ingot.runtime.batch import Batch
 
@@ -33,8 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def bench(given: Given) -> None:
     """Time training steps, or record a profile of some."""
-    from ingot.backends.torch.backend import TorchBackend
+    from ingot.backends.open import open_backend
     from ingot.runtime.ranks import ranks_from_environment
+    from ingot.train.plan import shapes
 
     ranks = ranks_from_environment()
     if ranks.world_size > 1:
@@ -44,15 +47,16 @@ def bench(given: Given) -> None:
     values = settle(_as_train(given))
     args = fresh_args(values, None)
     config = translate(values, args).config
-    backend = TorchBackend(config, IDS, ranks)
+    backend = open_backend(config, IDS, ranks)
+    (plan,) = shapes(config)
     with _batches(given.values, config, backend) as next_batch:
-        backend.prepare(next_batch(), {})
+        backend.tune([(plan, next_batch())], {})
         say(f"number of parameters: {args.parameters / 1e6:.2f}M")
         if given.values["profile"]:
-            _profile(backend, next_batch)
+            _profile(backend, next_batch, plan)
             return
-        _steps(backend, next_batch, BURN_IN)
-        seconds = _steps(backend, next_batch, TIMED) / TIMED
+        _steps(backend, next_batch, plan, BURN_IN)
+        seconds = _steps(backend, next_batch, plan, TIMED) / TIMED
     peak = find_peak(values["mfu_peak"], backend.device)
     tokens = config.training.tokens_per_step
     mfu = utilisation(args.flops_per_token * tokens, seconds, peak.flops)
@@ -71,15 +75,16 @@ def _as_train(given: Given) -> Given:
 
 
 @contextmanager
-def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -> Iterator[Callable[[], Batch]]:
+def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Iterator[Callable[[], Batch]]:
     """A function that gives the next batch: of the data, which are read ahead, or always the same random tokens."""
     import numpy as np
 
     from ingot.data.loading.reader import RowReader
+    from ingot.train.plan import following, shapes
     from ingot.train.start import open_data
 
     if not values["real_data"]:
-        batch = backend.lend((config.rows_per_step, 2, config.data.seq_len))
+        batch = backend.host_buffer((config.rows_per_step, 2, config.data.seq_len))
         batch[:] = np.random.default_rng(values["seed"]).integers(0, IDS, batch.shape, np.int32)
         yield lambda: batch
         return
@@ -90,23 +95,27 @@ def _batches(values: Mapping[str, Any], config: Config, backend: TorchBackend) -
     dataset, rows = open_data(config, 1)
     if dataset.tokenizer.vocab_size != IDS:
         raise ConfigError(f"bench.py measures a model of GPT-2's ids, and {data_path(values)} has others; add --real_data=False")
-    reader = RowReader(rows, config.rows_per_step, backend.ranks, 0, backend.lend)
+    plans = shapes(config)
+    reader = RowReader(rows, backend.ranks, plans[0], partial(following, config), plans, backend.host_buffer)
+
+    def next_batch() -> Batch:
+        plans.append(following(config, plans[-1]))
+        return reader.next(plans.pop(0)).batch
+
     try:
-        yield lambda: reader.next().batch
+        yield next_batch
     finally:
         reader.close()
 
 
-def _steps(backend: TorchBackend, next_batch: Callable[[], Batch], steps: int) -> float:
+def _steps(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan, steps: int) -> float:
     """The seconds of some steps; each one's loss is printed while the next is computed, as in training."""
-    from ingot.optim.schedules import Rates
-
     backend.wait()
     began = time.perf_counter()
     before = None
     for step in range(steps):
         batch = next_batch()
-        pending = backend.step(batch, batch[:, 1].size, step, Rates(1.0, 0.0))
+        pending = backend.step(batch, batch[:, 1].size, replace(plan, step=step))
         if before is not None:
             say(f"{step - 1}/{steps} loss: {before.result().loss:.4f}")
         before = pending
@@ -116,21 +125,10 @@ def _steps(backend: TorchBackend, next_batch: Callable[[], Batch], steps: int) -
     return time.perf_counter() - began
 
 
-def _profile(backend: TorchBackend, next_batch: Callable[[], Batch]) -> None:
-    """Record a few steps with torch's profiler, for chrome://tracing, Perfetto or TensorBoard."""
-    from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+def _profile(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan) -> None:
+    """Record a few steps with the framework's profiler, for chrome://tracing, Perfetto or TensorBoard."""
+    from ingot.backends.torch.profile import profiled
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if backend.device.type == "cuda" else [])]
-    plan = schedule(wait=WAITING, warmup=WARMING, active=ACTIVE, repeat=1)
-    with profile(
-        activities=activities,
-        schedule=plan,
-        on_trace_ready=tensorboard_trace_handler(str(LOG)),
-        record_shapes=True,
-        profile_memory=True,
-        with_flops=True,
-    ) as profiler:
-        for _ in range(WAITING + WARMING + ACTIVE):
-            _steps(backend, next_batch, 1)
-            profiler.step()
+    for _ in profiled(backend.device, LOG, WAITING, WARMING, ACTIVE):
+        _steps(backend, next_batch, plan, 1)
     say(f"the profile is in {LOG}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.sources import Source
 from ingot.config.schema import Config
 from ingot.doors.nanogpt.checkpoint import write_ckpt
 from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, theirs
 from ingot.doors.nanogpt.translate import SETTINGS
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
+from ingot.trained.weights import Weights
 
 
-def export_ckpt(source: Source, path: Path) -> int:
+def export_ckpt(source: Weights, path: Path) -> int:
     """Write a ckpt.pt and return its bytes; what is no checkpoint has no optimizer's memory to go with it."""
     if source.path.is_dir():
         found = load_checkpoint(source.path)

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from ingot.api import LoadedModel, load
+from ingot.api import load
 from ingot.artifact.hf_tokenizer import GPT2_IDS, find_tokenizer
-from ingot.artifact.sources import config_around
-from ingot.backends.torch.state import load_model
-from ingot.config.schema import Config
 from ingot.data.formats.nanogpt import META, char_tokenizer
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, DamagedCkpt, read_ckpt
 from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.errors import CheckpointError, DataError
-from ingot.model.registry import build
 from ingot.runs.checkpoints import INDEX, newest_sound
-from ingot.runtime.tensors import TensorRecord
+from ingot.trained.model import LoadedModel, open_model
+from ingot.trained.weights import foreign_weights
 
 Say = Callable[[str], None]
 
 
-def open_model(init_from: str, out_dir: Path, device: torch.device, say: Say, warn: Say) -> LoadedModel:
+def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) -> LoadedModel:
     """What the keys init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
     if init_from != "resume":
         say(f"loading weights from pretrained gpt: {init_from}")
         records, settings = read_pretrained(init_from)
         folder = pretrained_folder(init_from)
-        return _assembled(records, settings, find_tokenizer(folder, settings["vocab_size"]), device, folder)
+        tokenizer = find_tokenizer(folder, settings["vocab_size"])
+        return open_model(foreign_weights(folder, records.values(), settings, tokenizer), tokenizer, device)
     if (out_dir / CKPT).is_file() or is_ckpt(out_dir):
         try:
             return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
@@ -39,10 +34,10 @@ def open_model(init_from: str, out_dir: Path, device: torch.device, say: Say, wa
             if (newest := newest_sound(out_dir / "checkpoints", warn, look_only=True)) is None:
                 raise
             warn(f"{error}; {newest.path} is taken instead")
-            return load(newest.path, device=str(device))
+            return load(newest.path, device=device)
     if not out_dir.is_file() and not (out_dir / "checkpoints").is_dir() and not (out_dir / INDEX).is_file():
         raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or say with --out_dir where it is")
-    return load(out_dir, device=str(device))
+    return load(out_dir, device=device)
 
 
 def is_ckpt(path: Path) -> bool:
@@ -50,10 +45,11 @@ def is_ckpt(path: Path) -> bool:
     return path.is_file() and path.suffix in (".pt", ".pth")
 
 
-def open_ckpt(path: Path, device: torch.device, say: Say, tokenizer: str | None = None) -> LoadedModel:
+def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -> LoadedModel:
     """A model from a ckpt.pt, with its own tokenizer or the one that is named."""
     ckpt = read_ckpt(path)
-    return _assembled(ckpt.weights, ckpt.settings, ckpt_tokenizer(ckpt, say, tokenizer), device, path)
+    found = ckpt_tokenizer(ckpt, say, tokenizer)
+    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, found), found, device)
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
@@ -85,14 +81,3 @@ def _characters(meta: Path) -> Tokenizer:
     if found is None:
         raise DataError(f"{meta} does not list single characters in their order, so nothing can be written with it")
     return found
-
-
-def _assembled(
-    records: Mapping[str, TensorRecord], settings: dict[str, Any], tokenizer: Tokenizer, device: torch.device, source: Path
-) -> LoadedModel:
-    with torch.device("meta"):  # drawing weights takes longer than reading them
-        model = build(settings)
-    model = model.to_empty(device=device)
-    load_model(model, records, str(source))
-    config = Config.model_validate(config_around(settings, tokenizer.kind))
-    return LoadedModel(model.eval(), tokenizer, config, device, source, names_data=False)

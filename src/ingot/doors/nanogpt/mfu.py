@@ -5,12 +5,9 @@ nanoGPT divides by an A100's 312e12 whatever runs it. Here the peak is the devic
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+from ingot.runtime.devices import Device
 
 SETTLING = 5  # iterations that are slow at first and not counted
 KEPT = 0.9  # of the running value, at each iteration
@@ -27,31 +24,15 @@ class Peak:
         return f"mfu is a part of {self.flops / 1e12:.4g} TFLOP/s, {self.source}"
 
 
-def find_peak(asked: float | None, device: torch.device) -> Peak:
+def find_peak(asked: float | None, device: Device) -> Peak:
     """The peak of a device: as asked, by its data sheet, or measured."""
-    from ingot.runtime.device import describe, peak_flops
+    from ingot.backends.torch.device import measure_flops
 
     if asked:
         return Peak(asked, "as mfu_peak says")
-    if known := peak_flops(device):
-        return Peak(known, f"the bf16 rate in the data sheet of {describe(device)}")
-    return Peak(measure(device), f"measured with large matrices on {describe(device)}")
-
-
-def measure(device: torch.device) -> float:
-    """The rate of a large matrix multiplication: the best of a few, in bf16 on a GPU and in float32 elsewhere."""
-    import torch
-
-    on_gpu = device.type == "cuda"
-    size, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
-    a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        product = a @ b
-        product[0, 0].item()  # returns when it is computed
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
+    if device.peak_flops:
+        return Peak(device.peak_flops, f"the bf16 rate in the data sheet of {device.name}")
+    return Peak(measure_flops(device), f"measured with large matrices on {device.name}")
 
 
 class RunningMfu:

@@ -23,7 +23,7 @@ from ingot.generate.torch.decode import generate
 from ingot.model import gpt2
 from ingot.model.gpt2 import GPT2
 from ingot.model.layers import IGNORED, LayerCache, Mask
-from ingot.runtime.device import peak_flops
+from ingot.runtime.devices import data_sheet_flops
 
 Gelu = Literal["tanh", "erf"]
 A100_FLOPS = 312e12  # what nanoGPT measures every device by; here only those whose own rate is not known
@@ -162,7 +162,8 @@ class GPT(GPT2):
         c = self.config
         per_token = 6 * self.get_num_params() + 12 * c.n_layer * c.n_embd * c.block_size
         device = self.transformer.wte.weight.device
-        return per_token * c.block_size * fwdbwd_per_iter / dt / (peak or peak_flops(device) or A100_FLOPS)
+        known = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        return per_token * c.block_size * fwdbwd_per_iter / dt / (peak or known or A100_FLOPS)
 
 
 def config_of(settings: Mapping[str, Any]) -> GPTConfig:

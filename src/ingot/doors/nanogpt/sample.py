@@ -15,10 +15,10 @@ from ingot.doors.nanogpt.keys import PRECISIONS
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    import torch
-
-    from ingot.api import LoadedModel
+    from ingot.backends.torch.inference import TorchInference
     from ingot.data.tokenizers import Tokenizer
+    from ingot.runtime.devices import Device
+    from ingot.trained.model import LoadedModel
 
 DASHES = "-" * 15
 FILE = "FILE:"
@@ -31,33 +31,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def sample(given: Given) -> None:
     """Write as the keys say."""
-    from ingot.doors.nanogpt.loading import open_model
+    from ingot.doors.nanogpt.loading import open_named
 
     values = given.values
     check(values)
     start = read_start(str(values["start"]))
-    device, dtype = _machine(str(values["device"]), values["dtype"])
-    loaded = open_model(str(values["init_from"]), Path(str(values["out_dir"])), device, say, warn)
-    say(f"number of parameters: {_parameters(loaded.model) / 1e6:.2f}M")
+    device, precision = _machine(str(values["device"]), values["dtype"])
+    loaded = open_named(str(values["init_from"]), Path(str(values["out_dir"])), str(device), say, warn)
+    say(f"number of parameters: {_parameters(_backend(loaded)) / 1e6:.2f}M")
     if values["compile"]:
         warn("compile=True changes nothing here: on a GPU steps are recorded and replayed as they are")
     if not start:
         warn("start is empty: the texts begin as a document does, or with a newline where the tokenizer marks no beginning")
-    for text in texts(loaded, start, values, dtype):
+    for text in texts(loaded, start, values, precision):
         print(text)
         say(DASHES)
 
 
-def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], dtype: torch.dtype | None = None) -> Iterator[str]:
+def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], precision: str) -> Iterator[str]:
     """The start and what a model writes behind it, num_samples times."""
     from ingot.doors.display import progress_bar
     from ingot.generate.sampling import Sampling
     from ingot.generate.torch.batch import write_texts
-    from ingot.generate.torch.reading import OURS
 
-    model, tokenizer, stop = loaded.model, loaded.tokenizer, values["stop"]
-    if dtype is not None and isinstance(model, OURS):  # a model of one's own may not expect it
-        model = model.to(dtype)
+    backend, tokenizer, stop = _backend(loaded), loaded.tokenizer, values["stop"]
+    backend.cast(precision)
     sampling = Sampling(values["temperature"], values["top_k"] or 0, values["top_p"], values["seed"])
     ids = start_ids(tokenizer, start)
 
@@ -72,7 +70,7 @@ def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], dtype: tor
     with progress_bar("writing") as progress:
         written = list(
             write_texts(
-                model,
+                backend.model,
                 ids,
                 values["num_samples"],
                 values["max_new_tokens"],
@@ -142,22 +140,26 @@ def text_of(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
     return END_OF_TEXT.join(tokenizer.decode_bytes(part, at_start).decode("utf-8", "replace") for part in parts)
 
 
-def _machine(name: str, dtype: object) -> tuple[torch.device, torch.dtype]:
-    """The device and number format that the keys name."""
-    import torch
+def _machine(name: str, dtype: object) -> tuple[Device, str]:
+    """The device and precision that the keys name."""
+    from ingot.doors.nanogpt.translate import device_named
 
-    from ingot.doors.nanogpt.translate import find_device
-    from ingot.runtime.device import DTYPES, pick_precision
-
-    torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
-    device = find_device(name)
-    if device.type != "cuda":
+    device = device_named(name)
+    if device.kind != "cuda":
         if dtype not in (None, "float32"):
             warn(f"dtype={dtype} is for GPUs; computing in float32")
-        return device, torch.float32
-    return device, DTYPES[pick_precision(PRECISIONS[str(dtype)] if dtype else "auto", device)]
+        return device, "fp32"
+    return device, device.precision(PRECISIONS[str(dtype)] if dtype else "auto")
 
 
-def _parameters(model: torch.nn.Module) -> int:
+def _backend(loaded: LoadedModel) -> TorchInference:
+    """The model as torch has it: texts are written side by side, in a number format of their own."""
+    from ingot.backends.torch.inference import TorchInference
+
+    assert isinstance(loaded.backend, TorchInference)
+    return loaded.backend
+
+
+def _parameters(backend: TorchInference) -> int:
     """As nanoGPT counts them: without the table of positions."""
-    return sum(p.numel() for name, p in model.named_parameters() if name != "transformer.wpe.weight")
+    return sum(p.numel() for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ingot.backends.open import find_device
+from ingot.backends.torch.collectives import Collectives
+from ingot.backends.torch.device import torch_device
+from ingot.backends.torch.inference import TorchInference
 from ingot.backends.torch.state import load_model
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import Random
@@ -23,8 +28,8 @@ from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settl
 from ingot.errors import ConfigError, DataError
 from ingot.eval.evaluator import Judge
 from ingot.model.gpt2 import GPT2
-from ingot.runtime.batch import IGNORED, Batch
-from ingot.runtime.device import DTYPES, pick_device
+from ingot.runtime.batch import Batch
+from ingot.runtime.ranks import Ranks
 
 
 class Session:
@@ -42,7 +47,8 @@ class Session:
         self.config: dict[str, Any] = settle(Given({**defaults(TRAIN), **found}, dict.fromkeys(found, "Session")), warn=warn)
         check_data(self.config)
         settle_tokenizer(self.config, warn)
-        self.device = pick_device(self.config["device"])
+        device = find_device(self.config["device"])
+        self.device = torch_device(device)
         start = find_start({**self.config, "eval_only": True}, lambda line: None, warn)  # nothing is written
         self.config["block_size"] = start.args.block_size
         self.iteration = start.iteration
@@ -51,6 +57,9 @@ class Session:
         self._dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
         check_dataset(self._dataset, self.config, start.args, warn)
         self.model = _build(start, self.device)
+        forward = partial(GPT2.forward, self.model)  # nanoGPT's own returns logits and loss
+        ids, precision = self.model.config.vocab_size, PRECISIONS[self.config["dtype"]]
+        self._inference = TorchInference(self.model, ids, device, precision, Collectives(Ranks(), device), forward)
         self._drawn = {"train": 0, "val": 0}
 
     def get_batch(self, split: str) -> tuple[Tensor, Tensor]:
@@ -71,22 +80,10 @@ class Session:
 
     def estimate_loss(self) -> dict[str, Tensor]:
         """The mean loss of eval_iters batches of each split, those that training reads at its evaluations."""
-        precision, training = PRECISIONS[self.config["dtype"]], self.model.training
-
-        @torch.no_grad()
-        def nats(batch: Batch) -> float:
-            with torch.autocast(self.device.type, DTYPES[precision], enabled=precision != "fp32"):
-                loss = GPT2.forward(self.model, *self._upload(batch))
-            return float(loss) * int(np.count_nonzero(batch[:, 1] != IGNORED))
-
-        self.model.eval()
-        try:
-            losses = {}
-            for split in ("train", "val"):
-                judge = Judge.of(self._resolved, self._dataset.split(split), self._dataset.tokenizer)
-                losses[split] = torch.tensor(judge.score(judge.rows(self._resolved.evaluation.rows), nats).loss)
-        finally:
-            self.model.train(training)
+        losses = {}
+        for split in ("train", "val"):
+            judge = Judge.of(self._resolved, self._dataset.split(split), self._dataset.tokenizer)
+            losses[split] = torch.tensor(judge.score(judge.rows(self._resolved.evaluation.rows), self._inference.score).loss)
         return losses
 
     def _upload(self, batch: Batch) -> tuple[Tensor, Tensor]:

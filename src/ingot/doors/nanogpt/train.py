@@ -17,11 +17,10 @@ from ingot.doors.nanogpt.entry import enter, say, warn
 from ingot.doors.nanogpt.mfu import RunningMfu, find_peak
 from ingot.doors.nanogpt.translate import ModelArgs, check_data, record, settle, settle_tokenizer, translate
 from ingot.errors import IngotError, PeerLost
+from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 
 if TYPE_CHECKING:
-    import torch
-
     from ingot.config.loading import ResolvedConfig
     from ingot.runs.checkpoints import Checkpoint
 
@@ -33,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(given: Given) -> None:
     """Train, continue or evaluate as the keys say."""
+    from ingot.backends.open import find_device
     from ingot.runs.wandb import WandbRun, check_installed
-    from ingot.runtime.device import pick_device
 
     ranks = ranks_from_environment()
     values = settle(given, ranks.world_size, warn if ranks.first else _nothing)
@@ -46,7 +45,7 @@ def train(given: Given) -> None:
         return
     if values["wandb_log"]:
         check_installed("wandb_log=True")
-    device = pick_device(values["device"], ranks.local_rank)
+    device = find_device(values["device"], ranks.local_rank)
     args, resolved, elapsed = _agreed_start(values, ranks, device)
     values["block_size"] = args.block_size
     with contextlib.ExitStack() as stack:
@@ -65,7 +64,7 @@ def _run(
     resolved: ResolvedConfig,
     args: ModelArgs,
     ranks: Ranks,
-    device: torch.device,
+    device: Device,
     elapsed: float,
     track: Callable[[Mapping[str, Any]], None] | None,
 ) -> None:
@@ -124,12 +123,12 @@ def evaluate(values: Mapping[str, Any]) -> None:
     say(evaluation_line(session.iteration, float(losses["train"]), float(losses["val"])))
 
 
-def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: torch.device) -> tuple[ModelArgs, ResolvedConfig, float]:
+def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: Device) -> tuple[ModelArgs, ResolvedConfig, float]:
     """What the run starts from: the first rank looks and tidies the folder, and tells the others."""
-    from ingot.backends.torch.collectives import Collectives
+    from ingot.backends.open import open_group
     from ingot.doors.nanogpt.initial import check_folder, find_start, settle_folder
 
-    group = Collectives(ranks, device)
+    group = open_group(device, ranks)
     told: dict[str, Any] = {}
     if ranks.first:
         try:
@@ -137,12 +136,12 @@ def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: torch.device)
             start = find_start(values, say, warn)
             resolved, elapsed = settle_folder(values, start, say, warn)
         except IngotError as error:
-            group.tell(json.dumps({"exit_code": error.exit_code}))
+            group.broadcast(json.dumps({"exit_code": error.exit_code}))
             raise
         told = {"args": asdict(start.args), "gelu": start.gelu}
-        group.tell(json.dumps(told))
+        group.broadcast(json.dumps(told))
         return start.args, resolved, elapsed
-    told = json.loads(group.tell(""))
+    told = json.loads(group.broadcast(""))
     if "exit_code" in told:
         raise PeerLost(told["exit_code"])
     args = ModelArgs(**told["args"])

@@ -11,15 +11,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ingot.backends.open import find_device
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, theirs
 from ingot.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    import torch
+from ingot.runtime.devices import Device
 
 SEED = 1337
 PADDED_GPT2 = 50304  # GPT-2's 50,257 ids, rounded up to a multiple of 64
@@ -82,17 +81,15 @@ def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lamb
 
     A block_size that nobody gave is None where the model is loaded: `find_start` knows it.
     """
-    from ingot.runtime.device import pick_precision  # here: torch takes seconds to load
-
     v = dict(given.values)
     _check(v, world_size)
     v["out_dir"] = os.path.expanduser(str(v["out_dir"]))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if str(v["device"]).startswith("cuda") and world_size > 1:
         v["device"] = "cuda"  # each rank has one of its own
-    device = find_device(str(v["device"]))
-    on_gpu = device.type == "cuda"
+    device = device_named(str(v["device"]))
+    on_gpu = device.kind == "cuda"
     if v["dtype"] is None:
-        best = pick_precision("auto", device)
+        best = device.precision("auto")
         v["dtype"] = next(name for name, precision in PRECISIONS.items() if precision == best)
     elif v["dtype"] == "float16" and not on_gpu:
         warn("dtype=float16 needs a GPU; computing in float32")
@@ -215,6 +212,7 @@ def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any
         "training.save_every": v["eval_interval"] if v["always_save_checkpoint"] else 0,
         "evaluation.at_start": True,
         "evaluation.at_end": False,
+        "evaluation.final_rows": None,
         "evaluation.rows": v["eval_iters"] * v["batch_size"],
         "evaluation.train_rows": v["eval_iters"] * v["batch_size"],
         "evaluation.micro_batch": v["batch_size"],
@@ -251,15 +249,11 @@ def _check(v: Mapping[str, Any], world_size: int) -> None:
         )
 
 
-def find_device(name: str) -> torch.device:
+def device_named(name: str) -> Device:
     """The device that a key names, if this machine has it."""
-    import torch
-
-    from ingot.runtime.device import pick_device
-
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    if name.startswith("cuda") and find_device("auto").kind != "cuda":
         raise ConfigError(f"device={name} and this machine has no CUDA GPU; add --device=cpu, or --device=mps on a Mac")
     try:
-        return pick_device(name)
+        return find_device(name)
     except ConfigError as error:
         raise ConfigError(in_their_words(str(error))) from None

@@ -25,7 +25,6 @@ def generate(
     prompts: Tensor,
     sampling: Sampling,
     vocab_size: int | None = None,
-    use_cache: bool = True,
     halve: bool = False,
     record: bool = False,
 ) -> Generator[Tensor, None, None]:
@@ -37,7 +36,7 @@ def generate(
     training = model.training
     model.eval()
     try:
-        reader = Reader(model, prompts.size(0), use_cache, halve, record)
+        reader = Reader(model, prompts.size(0), sampling.use_cache, halve, record)
         tokens = prompts
         while True:
             logits = reader.read(tokens).float()  # (B, V)

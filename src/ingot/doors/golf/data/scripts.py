@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.data import SHARD_TOKENS
 from ingot.doors.golf.data import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.doors.output import print_json
+from ingot.doors.status_line import StatusLine, Work, fit, is_terminal
 from ingot.errors import INTERRUPTED, ConfigError, IngotError
 
 if TYPE_CHECKING:
@@ -95,23 +96,19 @@ def _summary(result: Downloaded) -> str:
 @contextmanager
 def _download_display() -> Iterator[tuple[Callable[[str], None], Callable[[Progress], None]]]:
     """Where lines and progress go: a bar with lines above it, or lines alone."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield _say, _Lines()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.fields[files]}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", total=None, files="asking the hub")
+    work = Work("asking the hub", "bytes")
+    with StatusLine(lambda width: fit(work.parts(width), width)) as line:
 
         def show(progress: Progress) -> None:
-            files = f"{progress.files} of {progress.of_files} files"
-            bars.update(task, completed=progress.bytes, total=progress.of_bytes, files=files)
+            often = work.total > 0 and progress.fetched is None
+            work.what = f"{progress.files} of {progress.of_files} files"
+            work.update(progress.bytes, progress.of_bytes)
+            line.draw(often)
 
-        yield lambda line: console.print(line, markup=False, soft_wrap=True), show
+        yield lambda text: line.above(f"{text}\n"), show
 
 
 class _Lines:

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights
+from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights, written
 from torch_kit import step as take_step
 
 from ingot.backends.torch.state import record
@@ -86,8 +86,8 @@ def test_dropout_depends_on_seed_step_and_rank():
 def test_dropout_depends_on_nothing_that_happened_before():
     plain, busy = make({**SMALL, "dropout": 0.3}), make({**SMALL, "dropout": 0.3})
     rows = rows_of(0)
-    busy.evaluate(rows)
-    busy.generate([1, 2], 5, 1.0, 0, 3)
+    busy.score(rows)
+    written(busy, [1, 2], 5, temperature=1.0, seed=3)
     torch.rand(100)
     assert take(busy, 1) == take(plain, 1)
     assert raw(busy) == raw(plain)

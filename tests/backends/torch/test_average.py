@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights
+from torch_kit import SMALL, by_name, make, plan_of, raw, rows_of, take, weights, written
 
 from ingot.backends.torch.state import tensor
 
@@ -34,7 +34,7 @@ def test_training_is_the_same_with_and_without_an_average():
     plain, with_average = make(), averaging()
     for step in range(3):
         assert take(plain, 1, first=step) == take(with_average, 1, first=step)
-        with_average.evaluate(rows_of(9))  # which the average answers
+        with_average.score(rows_of(9))  # which the average answers
     state = raw(with_average)
     assert {key: value for key, value in state.items() if key[0] != "ema"} == raw(plain)
 
@@ -45,8 +45,8 @@ def test_evaluation_samples_and_exports_are_the_averages():
     average = average_of(backend)
     judged = make()
     judged.model.load_state_dict(average)
-    assert backend.evaluate(rows_of(9)) == judged.evaluate(rows_of(9)) != make_trained().evaluate(rows_of(9))
-    assert backend.generate([1], 8, 1.0, 0, 3) == judged.generate([1], 8, 1.0, 0, 3)
+    assert backend.score(rows_of(9)) == judged.score(rows_of(9)) != make_trained().score(rows_of(9))
+    assert written(backend, [1], 8, temperature=1.0) == written(judged, [1], 8, temperature=1.0)
     for record in backend.weights():
         assert torch.equal(tensor(record), average[record.name])
 
@@ -61,7 +61,7 @@ def test_a_continued_run_has_the_average_it_would_have_had():
     straight, first, second = averaging(), averaging(), averaging()
     take(straight, 6)
     take(first, 3)
-    first.evaluate(rows_of(9))  # the state is saved while the average is shown
+    first.score(rows_of(9))  # the state is saved while the average is shown
     second.load(by_name(first.state()))
     take(second, 3, first=3)
     assert raw(second) == raw(straight)
@@ -89,15 +89,9 @@ def test_a_step_weighs_targets_alike_however_they_are_spread():
     batch[0, 1, 3:] = -1  # a row with few targets
     whole, parts = make(), make(micro_batch=1)
     for backend in (whole, parts):
-        backend.step(batch, int(np.count_nonzero(batch[:, 1] != -1)), 0, rates()).result()
+        backend.step(batch, int(np.count_nonzero(batch[:, 1] != -1)), plan_of(backend)).result()
     for name, value in weights(whole).items():
         torch.testing.assert_close(value, weights(parts)[name], rtol=0, atol=1e-5)
-
-
-def rates(momentum=0.95):
-    from ingot.optim.schedules import Rates
-
-    return Rates(1.0, momentum)
 
 
 def test_the_momentum_of_muon_is_the_steps_own():
@@ -106,7 +100,7 @@ def test_the_momentum_of_muon_is_the_steps_own():
         backend = make(optimizer={"name": "muon"})
         for step in range(2):
             batch = rows_of(step)
-            backend.step(batch, batch[:, 1].size, step, rates(momentum)).result()
+            backend.step(batch, batch[:, 1].size, plan_of(backend, step, momentum=momentum)).result()
         found.append(weights(backend)["transformer.h.0.mlp.c_fc.weight"])
     assert not torch.equal(*found)
 

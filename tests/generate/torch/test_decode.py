@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -61,13 +62,13 @@ def test_greedy_decoding_is_the_likeliest_token_again_and_again(model, length, u
     prompts = prompts_of(length)
     expected = by_hand(model, prompts)
     assert len(expected.unique()) > 3
-    assert torch.equal(continuation(model, prompts, use_cache=use_cache), expected)
+    assert torch.equal(continuation(model, prompts, replace(GREEDY, use_cache=use_cache)), expected)
 
 
 @pytest.mark.parametrize("length", [1, 12, 20])
 def test_a_cache_changes_no_draw(model, length):
     prompts, sampling = prompts_of(length), Sampling(temperature=1.0, top_k=20, top_p=0.9, seed=3)
-    cached, uncached = (continuation(model, prompts, sampling, use_cache=use) for use in (True, False))
+    cached, uncached = (continuation(model, prompts, replace(sampling, use_cache=use)) for use in (True, False))
     assert torch.equal(cached, uncached)
 
 
@@ -128,7 +129,7 @@ def test_generating_draws_nothing_from_the_global_generator(model):
 )
 def test_ids_outside_the_vocabulary_are_never_drawn(model, sampling, use_cache):
     prompts = prompts_of(5, rows=8) % 10
-    assert continuation(model, prompts, sampling, vocab_size=10, use_cache=use_cache).max() < 10
+    assert continuation(model, prompts, replace(sampling, use_cache=use_cache), vocab_size=10).max() < 10
     assert continuation(model, prompts, sampling, tokens=3).max() >= 10
 
 

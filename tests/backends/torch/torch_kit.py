@@ -1,16 +1,22 @@
 """What the tests of the torch backend share: small engines on the CPU, their rows and their state."""
 
+from dataclasses import replace
+from itertools import islice
+from weakref import WeakKeyDictionary
+
 import numpy as np
 import torch
 
-from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.open import open_backend
 from ingot.config.schema import Config
-from ingot.optim.schedules import Rates
+from ingot.generate.sampling import Sampling
 from ingot.runtime.ranks import Ranks
+from ingot.train.plan import Position, plan_step
 
 torch.set_num_threads(1)
 
 VOCABULARY, SEQ_LEN, ROWS = 40, 16, 7
+CONFIGS = WeakKeyDictionary()  # of the backends that were made
 SMALL = {"layers": 2, "heads": 2, "width": 32, "bias": False}
 
 
@@ -18,9 +24,20 @@ def make(model=SMALL, optimizer=None, ranks=None, vocab_size=VOCABULARY, **train
     training = {"max_steps": 10, "tokens_per_step": ROWS * SEQ_LEN, "device": "cpu", "precision": "fp32", **training}
     optimizer = {"schedule": "constant", "learning_rate": 1e-3, **(optimizer or {})}
     config = Config(model=model, data={"seq_len": SEQ_LEN}, optimizer=optimizer, training=training)
-    backend = TorchBackend(config, vocab_size, ranks or Ranks())
-    backend.prepare(rows_of(0), {})
+    backend = open_backend(config, vocab_size, ranks or Ranks())
+    backend.tune([(plan_step(config, Position()), rows_of(0))], {})
+    CONFIGS[backend] = config
     return backend
+
+
+def plan_of(backend, number=0, scale=1.0, momentum=0.95):
+    """The plan of a step whose learning rates are scaled and whose momentum is given."""
+    plan = plan_step(CONFIGS[backend], Position(number))
+    groups = {
+        name: replace(rates, lr=rates.lr * scale, momentum=None if rates.momentum is None else momentum)
+        for name, rates in plan.groups.items()
+    }
+    return replace(plan, groups=groups)
 
 
 def rows_of(step, rows=ROWS):
@@ -31,7 +48,7 @@ def rows_of(step, rows=ROWS):
 
 def step(backend, batch, number=0, scale=1.0):
     targets = int(np.count_nonzero(batch[:, 1] != -1))
-    return backend.step(batch, targets, number, Rates(scale, 0.95)).result()
+    return backend.step(batch, targets, plan_of(backend, number, scale)).result()
 
 
 def take(backend, steps, first=0, scale=1.0):
@@ -53,3 +70,7 @@ def raw(backend):
 
 def weights(backend):
     return {name: p.detach().clone() for name, p in backend.model.named_parameters()}
+
+
+def written(backend, prompt, tokens, **sampling):
+    return [row[0] for row in islice(backend.generate([prompt], Sampling(**sampling)), tokens)]

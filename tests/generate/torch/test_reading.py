@@ -1,12 +1,15 @@
 """What a reader of a growing text computes, keeps, and reads again."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
-from ingot.api import LoadedModel
+from ingot.backends.open import find_device
+from ingot.backends.torch.collectives import Collectives
+from ingot.backends.torch.inference import TorchInference
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import NumberTokenizer
 from ingot.generate.sampling import Sampling
@@ -15,6 +18,9 @@ from ingot.generate.torch.batch import write_texts
 from ingot.generate.torch.decode import Dice, generate
 from ingot.generate.torch.reading import Step
 from ingot.model.registry import build
+from ingot.runtime.ranks import Ranks
+from ingot.trained.model import LoadedModel
+from ingot.trained.weights import Weights
 
 torch.set_num_threads(1)
 
@@ -103,7 +109,7 @@ def test_a_context_of_one_token_is_enough():
     model = build({"family": "gpt2", "vocab_size": 7, "context": 1, "width": 8, "layers": 1, "heads": 1})
     assert torch.equal(
         continuation(model, torch.ones(1, 1, dtype=torch.long), tokens=5, halve=True),
-        continuation(model, torch.ones(1, 1, dtype=torch.long), tokens=5, use_cache=False),
+        continuation(model, torch.ones(1, 1, dtype=torch.long), sampling=replace(GREEDY, use_cache=False), tokens=5),
     )
 
 
@@ -112,7 +118,7 @@ def test_only_our_models_outside_of_autocast_are_recorded(gpt2, monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         assert not reading.can_record(gpt2)
     assert not reading.can_record(torch.nn.Linear(2, 2))
-    mine = type("Mine", (type(gpt2),), {"__module__": "mine"})(VOCABULARY, CONTEXT, 1, 2, 32)
+    mine = type("Mine", (type(gpt2),), {"__module__": "mine"})(VOCABULARY, CONTEXT, layers=1, heads=2, width=32)
     assert not reading.can_record(mine)
     monkeypatch.setattr(reading, "RECORDS_ON", {"cuda"})
     assert not reading.can_record(gpt2)
@@ -123,7 +129,9 @@ def test_a_loaded_model_writes_with_recorded_steps(monkeypatch):
     steps = []
     monkeypatch.setattr(Step, "read", lambda self, new, held: steps.append(held) or read(self, new, held))
     config = load_config(python={"training": {"max_steps": 1}}, environment={}).config
-    loaded = LoadedModel(model, NumberTokenizer(VOCABULARY), config, torch.device("cpu"), Path("run"))
+    device = find_device("cpu")
+    backend = TorchInference(model, VOCABULARY, device, "fp32", Collectives(Ranks(), device))
+    loaded = LoadedModel(Weights(Path("run"), None, {}, {}, config), NumberTokenizer(VOCABULARY), backend)
     text = loaded.generate("3 1 4", tokens=6, temperature=0.0)
     assert steps == [3, 4, 5, 6, 7]
     assert text == loaded.generate("3 1 4", tokens=6, temperature=0.0, use_cache=False)

@@ -5,14 +5,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, raw, rows_of, step, take, weights
+from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, plan_of, raw, rows_of, step, take, weights, written
 
 from ingot.backends.torch import backend as torch_backend
 from ingot.backends.torch.backend import TorchBackend
-from ingot.backends.torch.build import check_fused_mask, compiles
+from ingot.backends.torch.build import check_fused_mask
+from ingot.backends.torch.parallel import compiles
 from ingot.backends.torch.state import tensor
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
+from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 
 MINE = """
@@ -54,7 +56,7 @@ def test_micro_batches_of_any_size_give_the_update_of_one_batch(micro_batch):
     # With AdamW's usual epsilon the rounding error of a gradient near 0 decides the sign of a whole step.
     whole, parts = (make(optimizer={"epsilon": 1e-4}, micro_batch=size) for size in (ROWS, micro_batch))
     (expected,), (found,) = take(whole, 1), take(parts, 1)
-    assert parts.choices()["micro_batch"] == min(micro_batch, ROWS)
+    assert parts.tuned()["micro_batch"] == min(micro_batch, ROWS)
     assert found.loss == pytest.approx(expected.loss, abs=1e-6)
     assert found.grad_norm == pytest.approx(expected.grad_norm, abs=1e-6)
     for name, value in weights(whole).items():
@@ -252,7 +254,7 @@ def test_fp16_is_refused_on_a_cpu():
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_bf16_computes_on_a_cpu_and_weights_stay_float32():
     half, full, rows = make(precision="bf16"), make(), rows_of(0)
-    total = half.evaluate(rows)
+    total = half.score(rows)
     (found,), (expected,) = take(half, 1), take(full, 1)
     assert found.loss != expected.loss
     assert found.loss == pytest.approx(expected.loss, abs=0.02)
@@ -261,25 +263,25 @@ def test_bf16_computes_on_a_cpu_and_weights_stay_float32():
 
 
 def test_auto_takes_a_small_step_in_one_micro_batch():
-    assert make().choices()["micro_batch"] == ROWS
+    assert make().tuned()["micro_batch"] == ROWS
 
 
 def test_what_an_earlier_session_chose_is_kept_on_such_a_machine():
     backend = make()
-    backend.prepare(rows_of(0), {**backend.choices(), "micro_batch": 3})
-    assert backend.choices()["micro_batch"] == 3
+    backend.tune([(plan_of(backend), rows_of(0))], {**backend.tuned(), "micro_batch": 3})
+    assert backend.tuned()["micro_batch"] == 3
 
 
 def test_what_another_machine_chose_is_not_taken_over():
     backend = make()
-    backend.prepare(rows_of(0), {**backend.choices(), "device": "another GPU", "micro_batch": 3})
-    assert backend.choices()["micro_batch"] == ROWS
+    backend.tune([(plan_of(backend), rows_of(0))], {**backend.tuned(), "device": "another GPU", "micro_batch": 3})
+    assert backend.tuned()["micro_batch"] == ROWS
 
 
 def test_a_micro_batch_that_is_asked_for_counts_more_than_what_an_earlier_session_chose():
     backend = make(micro_batch=2)
-    backend.prepare(rows_of(0), {**backend.choices(), "micro_batch": 5})
-    assert backend.choices()["micro_batch"] == 2
+    backend.tune([(plan_of(backend), rows_of(0))], {**backend.tuned(), "micro_batch": 5})
+    assert backend.tuned()["micro_batch"] == 2
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused():
@@ -299,7 +301,7 @@ def test_evaluate_sums_the_targets_that_count():
     backend, rows = make({**SMALL, "dropout": 0.3}), rows_of(0)
     tokens, targets = rows[:, 0], rows[:, 1]
     targets[np.random.default_rng(1).random(targets.shape) < 0.6] = -1
-    found = backend.evaluate(rows)
+    found = backend.score(rows)
     backend.model.eval()
     with torch.no_grad():
         logits = backend.model(torch.from_numpy(tokens).long()).double()
@@ -310,13 +312,13 @@ def test_evaluate_sums_the_targets_that_count():
 def test_evaluate_of_nothing_is_nothing():
     rows = rows_of(0)
     rows[:, 1] = -1
-    assert make().evaluate(rows) == 0.0
+    assert make().score(rows) == 0.0
 
 
 def test_evaluating_goes_back_to_training():
     backend, rows = make(), rows_of(0)
     before = raw(backend)
-    backend.evaluate(rows)
+    backend.score(rows)
     assert backend.model.training
     assert raw(backend) == before
     assert all(p.grad is None for p in backend.model.parameters())
@@ -325,7 +327,7 @@ def test_evaluating_goes_back_to_training():
 def test_sampling_draws_only_what_the_tokenizer_knows_and_leaves_no_trace():
     backend = make({**SMALL, "vocab_size": 200})
     before = raw(backend)
-    ids = backend.generate([1, 2, 3], 30, 5.0, 0, 3)
+    ids = written(backend, [1, 2, 3], 30, temperature=5.0, seed=3)
     assert len(ids) == 30
     assert max(ids) < VOCABULARY
     assert backend.model.training
@@ -344,7 +346,7 @@ def test_weights_are_copies_of_what_is_evaluated():
 
 def test_flops_are_nanogpts(monkeypatch):
     """nanoGPT's own estimate, for 480 sequences of 1024 tokens in a second on an A100's 312 TFLOP/s."""
-    monkeypatch.setattr(torch_backend, "pick_device", lambda *_: torch.device("meta"))
+    monkeypatch.setattr(torch_backend, "find_torch_device", lambda *_: Device("meta", 0, "meta", None, ("fp32",)))
     config = Config(
         model={"bias": False, "vocab_size": 50304}, data={"seq_len": 1024}, training={"max_steps": 1, "compile": False}
     )
@@ -366,7 +368,7 @@ def test_a_cpu_claims_no_peak():
 
 
 def test_buffers_have_the_shape_that_is_asked_for():
-    buffer = make().lend((3, 17))
+    buffer = make().host_buffer((3, 17))
     assert buffer.shape == (3, 17)
     assert buffer.dtype == np.int32
 
@@ -375,7 +377,7 @@ def test_one_rank_agrees_with_itself():
     backend = make()
     assert backend.maximum([1.5, -2.0]) == [1.5, -2.0]
     assert backend.total([1.5, -2.0]) == [1.5, -2.0]
-    assert backend.tell("text") == "text"
+    assert backend.broadcast("text") == "text"
     backend.close()
 
 

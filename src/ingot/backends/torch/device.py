@@ -1,0 +1,63 @@
+"""The devices that torch finds on this machine."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from ingot.errors import ConfigError
+from ingot.runtime.devices import Device, data_sheet_flops
+
+
+def find_torch_device(name: str, local_rank: int = 0) -> Device:
+    """The device `training.device` asks for; each local rank has a GPU of its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"training.device={name} is no device; use auto, cpu, cuda, cuda:N or mps") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = local_rank if device.index is None else device.index
+        if index >= count:
+            raise ConfigError(f"training.device={name} asks for GPU {index} and this machine has {count}; use cpu or fewer ranks")
+        return _gpu(index)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("training.device=mps needs an Apple GPU, and there is none here; use auto or cpu")
+    if device.type == "mps":
+        return Device("mps", 0, "mps", None, ("fp32", "bf16", "fp16"))
+    if device.type != "cpu":
+        raise ConfigError(f"training.device={name} is not supported; use auto, cpu, cuda, cuda:N or mps")
+    return Device("cpu", 0, f"cpu, {torch.get_num_threads()} threads", None, ("fp32", "bf16"))
+
+
+def _gpu(index: int) -> Device:
+    name = torch.cuda.get_device_name(index)
+    # fp16 is what older GPUs compute quickly; bf16 they only emulate.
+    fast = ("bf16", "fp16") if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "bf16")
+    return Device("cuda", index, name, data_sheet_flops(name), (*fast, "fp32"))
+
+
+def torch_device(device: Device) -> torch.device:
+    """A device as torch has it."""
+    return torch.device(str(device))
+
+
+def torch_version() -> str:
+    """The version of torch, with the build it is."""
+    return str(torch.__version__)
+
+
+def measure_flops(device: Device) -> float:
+    """The rate of a large matrix multiplication: the best of a few, in bf16 on a GPU and in float32 elsewhere."""
+    size, dtype = (8192, torch.bfloat16) if device.kind == "cuda" else (1024, torch.float32)
+    a, b = (torch.ones(size, size, device=torch_device(device), dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        product = a @ b
+        product[0, 0].item()  # returns when it is computed
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)

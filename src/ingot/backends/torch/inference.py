@@ -1,0 +1,128 @@
+"""A model that writes and is judged: scores, tokens and weights, by the average of the weights where one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ingot.backends.base import Group
+from ingot.backends.torch.average import WeightAverage
+from ingot.backends.torch.build import build_model
+from ingot.backends.torch.collectives import Collectives
+from ingot.backends.torch.device import find_torch_device, torch_device
+from ingot.backends.torch.precision import DTYPES, arithmetic
+from ingot.backends.torch.state import check_fits, load_model, model_records
+from ingot.config.schema import Config
+from ingot.errors import DataError
+from ingot.generate.sampling import Sampling
+from ingot.generate.torch.decode import generate
+from ingot.generate.torch.reading import OURS
+from ingot.runtime.batch import IGNORED, Batch
+from ingot.runtime.devices import Device
+from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import TensorRecord
+
+
+class TorchInference:
+    """A model on one device. `forward` takes the model's place in scoring where the model's own returns something else."""
+
+    records_steps = True  # steps of one token are recorded on a GPU, which takes memory that training has no room for
+
+    def __init__(
+        self,
+        model: nn.Module,
+        vocab_size: int,
+        device: Device,
+        precision: str,
+        group: Collectives,
+        forward: Callable[..., Any] | None = None,
+    ):
+        self.model, self.vocab_size, self.device, self.precision = model, vocab_size, device, precision
+        self.ranks, self.maximum, self.total = group.ranks, group.maximum, group.total
+        self.broadcast, self.close = group.broadcast, group.close
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self._forward = forward
+        self._device = torch_device(device)
+        self._average: WeightAverage | None = None
+        self._attention, self._deterministic = "default", False
+
+    @classmethod
+    def of(cls, config: Config, vocab_size: int, ranks: Ranks, group: Group | None) -> TorchInference:
+        """The model of a config, still without weights: drawing them takes longer than reading them."""
+        device = find_torch_device(config.training.device, ranks.local_rank)
+        asked = config.training.precision
+        precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be judged anywhere
+        together = group_of(group, ranks, device)
+        if config.model.family == "file":  # it may compute buffers, which `to_empty` would leave undefined
+            model = build_model(config, vocab_size).to(torch_device(device))
+        else:
+            with torch.device("meta"):
+                model = build_model(config, vocab_size)
+        return cls(model.eval(), vocab_size, device, precision, together)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> float:
+        """The summed loss of the targets that count."""
+        count = int(np.count_nonzero(batch[:, 1] != IGNORED))
+        if not count:
+            return 0.0
+        self._show(average=True)
+        training = self.model.training
+        self.model.eval()
+        try:
+            with self._arithmetic():
+                return float((self._forward or self.model)(*self._upload(batch))) * count
+        finally:
+            self.model.train(training)
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
+        """Continue prompts of one length, token by token."""
+        self._show(average=True)
+        start = torch.tensor(prompts, device=self._device)
+        for tokens in generate(self.model, start, sampling, self.vocab_size, record=self.records_steps):
+            yield tokens.tolist()
+
+    def weights(self) -> list[TensorRecord]:
+        """Copies of the weights that scores are of."""
+        self._show(average=True)
+        return model_records(self.model)
+
+    def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
+        """Copy weights into the model, and let an average begin with them."""
+        self._show(average=False)
+        if any(p.is_meta for p in self.model.parameters()):
+            check_fits(self.model, weights, where)  # before memory is taken: a stranger's settings may ask for any size
+            self.model = self.model.to_empty(device=self._device)
+        load_model(self.model, weights, where)
+        if self._average is not None:
+            self._average.load({})
+
+    def cast(self, precision: str) -> None:
+        """Keep the weights of one of our models in another number format, to write with; one's own may not expect it."""
+        torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
+        if isinstance(self.model, OURS):
+            self.model.to(DTYPES[precision])
+
+    def _show(self, average: bool) -> None:
+        """Let the model hold the average of the weights, or the weights themselves."""
+        if self._average is not None:
+            self._average.show() if average else self._average.hide()
+
+    def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Tokens, targets and, where rows have them, document numbers, on the device."""
+        if (largest := batch[:, :2].max()) >= self.vocab_size:
+            raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
+        return torch.from_numpy(batch).to(self._device, non_blocking=True).long().unbind(1)
+
+    def _arithmetic(self, attention: str | None = None) -> Any:
+        """How forward and backward are computed, with the attention kernel that was chosen or another."""
+        return arithmetic(self.device.kind, self.precision, attention or self._attention, self._deterministic)
+
+
+def group_of(group: Group | None, ranks: Ranks, device: Device) -> Collectives:
+    """The group that was given, or one of the ranks' own."""
+    return group if isinstance(group, Collectives) else Collectives(ranks, device)

@@ -1,0 +1,56 @@
+"""The module that a step calls: compiled if asked, replicated if there are ranks to share with."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ingot.config.schema import Config
+from ingot.errors import ConfigError
+from ingot.runtime.ranks import Ranks
+
+GRAPHS_PER_STAGE = 8  # as many as torch allows a run of one stage
+
+
+def compiles(config: Config, on_cuda: bool) -> bool:
+    """Whether the model is compiled: as asked, else on CUDA; in deterministic mode there only where that was seen to work."""
+    t, family = config.training, config.model.family
+    if not (on_cuda and t.deterministic) or family == "gpt2":
+        return on_cuda if t.compile == "auto" else t.compile
+    if t.compile is True and family != "file":
+        # torch 2.11 then expects other strides of flash attention's gradients than it gets.
+        raise ConfigError(
+            f"training.deterministic does not go together with a compiled {family} model; leave training.compile out"
+        )
+    return t.compile is True
+
+
+def compiled(model: nn.Module, nested: bool, stages: int) -> nn.Module:
+    """A model compiled, for every shape anew; `nested` where parts of it are graphs themselves."""
+    # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
+    # (masked attention, recomputed blocks) do not survive it.
+    torch._dynamo.config.optimize_ddp = not nested
+    # One graph for all shapes would be slower than a graph for each; past its limit dynamo would compile no more of them.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
+    return torch.compile(model, dynamic=False)  # type: ignore[return-value]
+
+
+def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unused: bool) -> nn.Module:
+    """A module whose gradients are averaged over the ranks; `some_unused` where a step may leave parameters out."""
+    if ranks.world_size == 1:
+        return module
+    return DistributedDataParallel(
+        module,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=some_unused,
+    )
+
+
+def without_sync(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Gradients stay on their rank: those of a micro-batch that is not the last."""
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()

@@ -1,0 +1,84 @@
+"""The arithmetic of forward and backward: number format, attention kernel, order of sums, and the scale of an fp16 loss."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ingot.backends.torch.state import record, tensor
+from ingot.runtime.tensors import TensorRecord
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+ATTENTION = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+def choose_no_kernel_by_speed() -> None:
+    """What deterministic mode asks of cuBLAS and of the compiler, before either is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    compiler: Any = import_module("torch._inductor.config")
+    compiler.deterministic = True
+
+
+@contextlib.contextmanager
+def arithmetic(kind: str, precision: str, attention: str = "default", deterministic: bool = False) -> Iterator[None]:
+    """Precision and attention kernel of what is computed inside, and whether its sums have a fixed order."""
+    with contextlib.ExitStack() as stack:
+        if deterministic:
+            stack.enter_context(_fixed_order())
+        if precision != "fp32":
+            stack.enter_context(torch.autocast(kind, DTYPES[precision]))
+        if attention != "default":
+            stack.enter_context(sdpa_kernel(ATTENTION[attention]))
+        yield
+
+
+@contextlib.contextmanager
+def _fixed_order() -> Iterator[None]:
+    """Only algorithms that give the same bits each time; drawing tokens, for one, has none, and happens outside."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+class LossScale:
+    """Brings an fp16 loss into range: halves when a gradient overflows, doubles after 2,000 good steps. 1 in other precisions."""
+
+    def __init__(self, used: bool, device: torch.device):
+        self.used = used
+        self.value = torch.tensor(65536.0 if used else 1.0, device=device)
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def unscale(self, grads: list[Tensor]) -> None:
+        """Divide gradients by the scale, in place."""
+        if self.used:
+            torch._foreach_mul_(grads, 1.0 / self.value)
+
+    def update(self, overflow: Tensor) -> None:
+        """Take in whether a gradient of this step overflowed."""
+        if self.used:
+            torch._amp_update_scale_(self.value, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
+
+    def records(self) -> list[TensorRecord]:
+        """What a checkpoint keeps of it."""
+        return [record("scaler/scale", self.value), record("scaler/good_steps", self._good_steps)] if self.used else []
+
+    def take(self, memory: dict[str, TensorRecord]) -> None:
+        """Put back what `records` returned, and take it out of the optimizer's memory."""
+        scale, good_steps = memory.pop("scaler/scale", None), memory.pop("scaler/good_steps", None)
+        if self.used and scale is not None and good_steps is not None:
+            self.value.copy_(tensor(scale))
+            self._good_steps.copy_(tensor(good_steps))

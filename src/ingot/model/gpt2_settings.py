@@ -1,0 +1,17 @@
+"""The settings of the gpt2 family."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ingot.model.settings import FAMILY, DropoutSettings
+
+
+class GPT2Settings(DropoutSettings):
+    """GPT-2 as nanoGPT trains it: learned positions, LayerNorm before each branch, a head tied to the embedding."""
+
+    family: Literal["gpt2"] = Field("gpt2", description=FAMILY)
+    bias: bool = Field(True, description="Biases in the linear layers and LayerNorms.")
+    gelu: Literal["tanh", "erf"] = Field("tanh", description="Form of the GELU: tanh as in OpenAI's GPT-2, erf as in nanoGPT.")

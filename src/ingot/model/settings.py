@@ -1,0 +1,83 @@
+"""What every model family's settings are made of, without torch: the config imports nothing else of this room.
+
+A family's own settings stand beside it (gpt2_settings.py beside gpt2.py), and its constructor has no other defaults than theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A group of settings; unknown names are errors, numbers may be written as text (`3e-4` is text to YAML)."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, protected_namespaces=())
+
+
+class ModelSettings(Section):
+    """What every model family has."""
+
+    layers: Positive = Field(12, description="Number of transformer blocks.")
+    heads: Positive = Field(12, description="Attention heads; they divide the width evenly.")
+    width: Positive = Field(768, description="Size of the residual stream.")
+    context: Positive | None = Field(None, description="Longest sequence the model can see, in tokens. null: data.seq_len.")
+    vocab_size: Positive | None = Field(
+        None, description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not."
+    )
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> ModelSettings:
+        if self.width % self.heads:
+            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
+            nearest = min(near, key=lambda h: abs(h - self.heads))
+            raise ValueError(
+                f"model.heads={self.heads} does not divide model.width={self.width}; the nearest count that does is {nearest}"
+            )
+        return self
+
+
+class DropoutSettings(ModelSettings):
+    """What the families with dropout share."""
+
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Probability of dropping an activation in training.")
+
+
+class RotarySettings(ModelSettings):
+    """What the families with rotary positions share: each query and key is turned by an angle that grows with its place."""
+
+    kv_heads: Positive | None = Field(
+        None, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
+    )
+    rope_base: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
+        10000.0, description="Rotary positions: the slowest pair turns once in about this many tokens, times 2 pi."
+    )
+
+    @model_validator(mode="after")
+    def _rotary_fits(self) -> RotarySettings:
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}")
+        if self.width // self.heads % 2:
+            raise ValueError(
+                f"model.width={self.width} over model.heads={self.heads} gives heads of size {self.width // self.heads}; "
+                "rotary positions need an even size"
+            )
+        return self
+
+
+FAMILY = "Model family: gpt2, llama, golf, or file for a model of your own."
+
+
+class FileSettings(DropoutSettings):
+    """A model of your own: a Python file with `class Model(torch.nn.Module)`, see docs/your-own-model.md."""
+
+    family: Literal["file"] = Field("file", description=FAMILY)
+    file: str = Field(description="Python file with a class Model; it is given the settings its constructor names.")
+    settings: dict[str, Any] = Field({}, description="More keyword arguments for the constructor of Model.")

@@ -1,0 +1,96 @@
+"""Which group a parameter belongs to, and what each group's optimizer and peak rates are. No framework is needed to say so.
+
+The groups of `optimizer.groups` come first, by the names of parameters; what they leave is grouped by kind, which the framework
+finds out (see groups.py). `rest` exists beside Muon alone: what has two or more dimensions and is no matrix of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from ingot.config.schema import GroupSection, OptimizerSection
+from ingot.errors import ConfigError
+
+Kind = Literal["embedding", "head", "matrix", "scalar"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """How some parameters are updated when no schedule holds them back."""
+
+    name: str
+    optimizer: Literal["adamw", "muon"]
+    learning_rate: float
+    weight_decay: float
+    momentum: float | None = None  # of Muon, after its warm-up
+    betas: tuple[float, float] = (0.0, 0.0)  # of AdamW, as is epsilon
+    epsilon: float = 0.0
+
+
+def groups_of(o: OptimizerSection) -> list[Group]:
+    """Every group of a run: its own, then one for each kind, whether or not the model has such parameters."""
+    rates = {"embedding": o.embedding_learning_rate, "head": o.head_learning_rate, "scalar": o.scalar_learning_rate}
+    found = [_own(o, group) for group in o.groups]
+    for kind in o.kinds:
+        if kind == "matrix" and o.name == "muon":
+            found.append(Group(kind, "muon", o.muon_learning_rate, o.muon_weight_decay, o.muon_momentum))
+            continue
+        rate = rates.get(kind)
+        decay = 0.0 if kind == "scalar" else o.weight_decay
+        found.append(_adamw(o, kind, o.learning_rate if rate is None else rate, decay))
+    return found
+
+
+def _own(o: OptimizerSection, group: GroupSection) -> Group:
+    muon = group.optimizer == "muon"
+    rate, decay = group.learning_rate, group.weight_decay
+    if rate is None:
+        rate = o.muon_learning_rate if muon else o.learning_rate
+    if decay is None:
+        decay = o.muon_weight_decay if muon else o.weight_decay
+    if muon:
+        return Group(group.name, "muon", rate, decay, o.muon_momentum if group.momentum is None else group.momentum)
+    return _adamw(o, group.name, rate, decay, group.beta1, group.beta2, group.epsilon)
+
+
+def _adamw(
+    o: OptimizerSection,
+    name: str,
+    rate: float,
+    decay: float,
+    beta1: float | None = None,
+    beta2: float | None = None,
+    epsilon: float | None = None,
+) -> Group:
+    betas = (o.beta1 if beta1 is None else beta1, o.beta2 if beta2 is None else beta2)
+    return Group(name, "adamw", rate, decay, betas=betas, epsilon=o.epsilon if epsilon is None else epsilon)
+
+
+def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:
+    """The group of every parameter, by name; `block_matrices` are those that Muon takes where it is the optimizer of a run."""
+
+    def group(name: str, kind: Kind) -> str:
+        for own in o.groups:
+            if fnmatchcase(name, own.match):
+                return own.name
+        return "rest" if kind == "matrix" and o.name == "muon" and name not in block_matrices else kind
+
+    found = {name: group(name, kind) for name, kind in kinds.items()}
+    for number, own in enumerate(o.groups):
+        if own.name in found.values():
+            continue
+        taken = next((other for name, other in found.items() if fnmatchcase(name, own.match)), None)
+        where = f"optimizer.groups.{number}.match={own.match}"
+        if taken is not None:
+            raise ConfigError(f"{where} matches only parameters that belong to {taken}, which stands before it; change the order")
+        raise ConfigError(f"{where} matches no parameter of the model; it has {', '.join(_some(kinds))}")
+    return found
+
+
+def _some(names: Collection[str], most: int = 4) -> list[str]:
+    """The first names, as examples."""
+    shown = list(names)[:most]
+    return [*shown, "..."] if len(names) > most else shown

@@ -1,0 +1,43 @@
+"""What a run knows of a device, whichever framework found it, and how fast it could be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ingot.errors import ConfigError
+
+# Dense bf16 matrix rates from the vendors' data sheets, in FLOP/s, by a part of the device's name. The first match counts.
+PEAK_FLOPS = {
+    "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "GH200": 989e12, "H20": 148e12,
+    "B200": 2250e12, "B300": 2250e12, "A100": 312e12, "A800": 312e12, "A40": 150e12, "A10G": 70e12, "A10": 125e12, "L40S": 362e12,
+    "L40": 181e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 5090": 209e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of this machine."""
+
+    kind: str  # cpu, cuda or mps
+    index: int  # which of its kind
+    name: str  # in words, for logs and records
+    peak_flops: float | None  # its bf16 matrix rate; None where no data sheet says
+    precisions: tuple[str, ...]  # that it computes in, the one to prefer first
+
+    def __str__(self) -> str:
+        """As `training.device` names it."""
+        return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
+
+    def precision(self, asked: str) -> str:
+        """bf16, fp16 or fp32: what `training.precision` says, or the best the device computes quickly."""
+        if asked == "auto":
+            return self.precisions[0]
+        if asked not in self.precisions:
+            raise ConfigError(f"training.precision={asked} needs a GPU; on a CPU use fp32, or bf16 where the CPU has it")
+        return asked
+
+
+def data_sheet_flops(name: str) -> float | None:
+    """The bf16 matrix rate of a GPU by its name; None where no data sheet says."""
+    return next((rate for part, rate in PEAK_FLOPS.items() if re.search(rf"\b{part}\b", name)), None)

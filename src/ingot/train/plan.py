@@ -1,0 +1,89 @@
+"""What step n reads and at which rates: a pure function of the config and of where the run stands.
+
+A run without `training.stages` is a run of one stage. All stages count their data in rows of data.seq_len, the longest: a stage
+with shorter rows reads pieces of those, so that one cursor says what has been read, whatever the stages were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ingot.backends.base import GroupRates, StepPlan
+from ingot.config.schema import Config, StageSection
+from ingot.optim.assign import Group, groups_of
+from ingot.optim.schedules import average_decay, learning_rate_scale, muon_momentum, spent
+
+ONE_STAGE = (StageSection(share=1.0),)
+ROUNDING = 1e-9  # three shares of 0.1 are a little more than three of ten steps
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands before a step, as all ranks agreed upon."""
+
+    step: int = 0
+    sample: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    starts: tuple[int, ...] = ()  # the first steps of the stages that have begun
+
+
+def plan_step(config: Config, at: Position) -> StepPlan:
+    """The plan of the step that begins at a position."""
+    return _plan(config, at, _stage_at(config, at), learning_rate_scale(config, at.step, at.seconds))
+
+
+def shapes(config: Config) -> list[StepPlan]:
+    """A step of every stage, at the peak of its rates: what is tuned and compiled before the clock starts."""
+    return [_plan(config, Position(), stage, 1.0) for stage in range(len(_stages(config)))]
+
+
+def following(config: Config, plan: StepPlan) -> StepPlan:
+    """The plan that comes after another, as far as it can be known without a clock: what is read ahead."""
+    at = Position(plan.step + 1, plan.sample + plan.samples, starts=(0,) * (plan.stage + 1))
+    return plan_step(config, at)
+
+
+def starts_with(at: Position, plan: StepPlan) -> tuple[int, ...]:
+    """The first steps of the stages that have begun when a plan is carried out; a stage shorter than a step has begun too."""
+    return at.starts + (at.step,) * (plan.stage + 1 - len(at.starts))
+
+
+def _stages(config: Config) -> tuple[StageSection, ...]:
+    return tuple(config.training.stages) or ONE_STAGE
+
+
+def _stage_at(config: Config, at: Position) -> int:
+    stages = _stages(config)
+    if stages[0].steps is not None:
+        ends: list[float] = list(accumulate(stage.steps or 0 for stage in stages))
+        done: float = at.step
+    else:
+        ends = list(accumulate(stage.share or 0.0 for stage in stages))
+        done = spent(config, at.step, at.seconds) + ROUNDING
+    over = sum(done >= end for end in ends[:-1])  # the last stage goes on to the end
+    return max(over, len(at.starts) - 1)  # a stage that has begun is not taken back where the budget was raised
+
+
+def _plan(config: Config, at: Position, number: int, scale: float) -> StepPlan:
+    stage, longest = _stages(config)[number], config.data.seq_len
+    samples = (stage.tokens_per_step or config.training.tokens_per_step) // longest
+    seq_len = stage.seq_len or longest
+
+    def rates(group: Group) -> GroupRates:
+        lr = group.learning_rate * (scale * stage.rate * stage.rates.get(group.name, 1.0))
+        momentum = muon_momentum(config, at.step, group.momentum) if group.optimizer == "muon" else None
+        return GroupRates(lr, momentum, group.weight_decay)
+
+    return StepPlan(
+        step=at.step,
+        stage=number,
+        sample=at.sample,
+        samples=samples,
+        rows=samples * (longest // seq_len),
+        seq_len=seq_len,
+        groups={group.name: rates(group) for group in groups_of(config.optimizer)},
+        model=stage.model,
+        ema_decay=average_decay(config, at.step),
+    )

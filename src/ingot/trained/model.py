@@ -1,0 +1,105 @@
+"""The one way to open a trained model, and what can be done with it: let it write, and judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from ingot.backends.base import Inference
+from ingot.backends.open import open_backend
+from ingot.config.schema import Config
+from ingot.data.loading.open import open_dataset
+from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
+from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.eval.evaluator import Judge, Score
+from ingot.generate.sampling import Sampling, prompt_ids
+from ingot.runtime.ranks import Ranks
+from ingot.trained.weights import Weights, model_file
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model ready to write or to be judged, with the tokenizer it was trained with."""
+
+    weights: Weights  # what is known of it; the tensors are the backend's
+    tokenizer: Tokenizer
+    backend: Inference
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        seed: int = Sampling.seed,
+        use_cache: bool = Sampling.use_cache,
+    ) -> Iterator[str]:
+        """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
+        if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+            raise ConfigError("tokens, temperature and top_k must be 0 or more, and top_p above 0 and at most 1")
+        start, sampling = prompt_ids(self.tokenizer, prompt), Sampling(temperature, top_k, top_p, seed, use_cache)
+
+        def pieces() -> Iterator[str]:
+            decoder = StreamDecoder(self.tokenizer, at_start=not prompt)
+            for token in islice(self.backend.generate([start], sampling), tokens):
+                yield decoder.push(token)
+            yield decoder.finish()
+
+        return pieces()
+
+    def generate(self, prompt: str = "", **options: Any) -> str:
+        """The prompt and its continuation; options as in `stream`."""
+        return prompt + "".join(self.stream(prompt, **options))
+
+    def evaluate(
+        self, data: str | None = None, rows: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Score:
+        """Loss and bits per byte on the validation split of `data`, or of what it was trained on."""
+        config, path = self.weights.config, self.weights.path
+        if data is None and not self.weights.names_data:
+            raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
+        dataset = open_dataset(data or config.data.path, None if data else config.data.tokenizer, config.data.trust_tokens)
+        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
+            raise DataError(f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with")
+        judge = Judge.of(config, dataset.split("val"), self.tokenizer)
+        return judge.score(judge.rows(rows), self.backend.score, progress=progress)
+
+
+def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto") -> LoadedModel:
+    """Put weights on a device, ready to write and to be judged."""
+    layers, own = weights.config.model.layers, weights.config.model.family == "file"
+    if not own and layers > len(weights.tensors):  # settings that a stranger wrote may ask for any size
+        raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
+    config = _with(weights.config, "training", device=device)
+    if own:
+        config = _with(config, "model", file=str(model_file(weights)))
+    backend = open_backend(config, tokenizer.vocab_size, Ranks(), train=False)
+    backend.load_weights(weights.tensors, str(weights.path))
+    return LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
+
+
+def _with(config: Config, section: str, **changes: str) -> Config:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
+
+
+def find_tokenizer(weights: Weights, name: str | None = None, data: str | None = None) -> Tokenizer:
+    """The tokenizer that came with a model; of one that came without, the one that is named or that of the data."""
+    path, facts, section = weights.path, weights.facts, weights.config.data
+    own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
+    if own is not None and name is None:
+        return own
+    try:
+        if name:
+            found = open_tokenizer(name)
+        else:
+            found = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
+    except DataError as error:
+        raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
+    if found.fingerprint() != (own.fingerprint() if own is not None else facts.get("tokenizer_fingerprint")):
+        was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
+        raise CheckpointError(f"{path} {was}, and {name or data or section.path} is or has another")
+    return found

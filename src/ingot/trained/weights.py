@@ -1,0 +1,92 @@
+"""A model at rest: the weights of a run, a checkpoint, an artifact or a foreign file, and what rebuilds it. No framework yet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.artifact.container import read_artifact
+from ingot.config.loading import load_config
+from ingot.config.schema import Config
+from ingot.data.tokenizers import Tokenizer
+from ingot.errors import CheckpointError
+from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.folder import MODEL_COPY
+from ingot.runtime.tensors import TensorRecord
+
+# What a reader of an exported file needs of all that a checkpoint knows.
+FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fingerprint", "model_file_sha256", "step", "val_bpb")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model that can be opened or exported; `run` is the folder of its run, where that is known."""
+
+    path: Path
+    run: Path | None
+    tensors: dict[str, TensorRecord]
+    facts: dict[str, Any]
+    config: Config
+
+    @property
+    def names_data(self) -> bool:
+        """Whether it knows a text that it was trained on."""
+        return self.facts.get("data_fingerprint") is not None
+
+
+def open_weights(path: Path, which: str = "latest") -> Weights:
+    """Read a run folder (its latest or best checkpoint), one checkpoint, or an artifact."""
+    if path.is_file():
+        artifact = read_artifact(path)
+        return Weights(path, None, artifact.tensors, *_known(path, artifact.facts))
+    checkpoint = find_checkpoint(path, which)
+    run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
+    known = dict(checkpoint.progress)
+    if (known.get("val_step"), known.get("val_whole")) != (checkpoint.step, True):
+        known["val_bpb"] = None  # of other weights, or of a part of the text
+    return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
+
+
+def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
+    facts = {name: known.get(name) for name in FACTS}
+    config, tokenizer = facts["config"], facts["tokenizer"]
+    told = isinstance(config, dict) and isinstance(config.get("model"), dict) and "family" in config["model"]
+    if not told or "tokenizer" not in known or not isinstance(tokenizer, dict | None):
+        raise CheckpointError(f"{path} does not say how to build its model")
+    return facts, load_config(python=config, environment={}).config
+
+
+def foreign_weights(path: Path, records: Iterable[TensorRecord], settings: Mapping[str, Any], tokenizer: Tokenizer) -> Weights:
+    """A model that was not trained here, by the settings of its `model` section, with a whole config as every reader expects."""
+    length = settings["context"]
+    given = {
+        "model": dict(settings),
+        "data": {"seq_len": length, "tokenizer": tokenizer.kind if tokenizer.kind in ("byte", "gpt2") else None},
+        "training": {"max_steps": 0, "tokens_per_step": length},
+    }
+    config = load_config(python=given, environment={}).config
+    facts: dict[str, Any] = {
+        "config": config.model_dump(mode="json"),
+        "tokenizer": tokenizer.spec(),
+        "tokenizer_fingerprint": tokenizer.fingerprint(),
+        "vocab_size": tokenizer.vocab_size,
+    }
+    return Weights(path, None, {record.name: record for record in records}, facts, config)
+
+
+def model_file(weights: Weights) -> Path:
+    """The Python file of a model of one's own: the copy in its run folder or beside an artifact, unchanged.
+
+    A file may come from anybody, so an artifact never says which code on this machine is run.
+    """
+    folder = weights.path.resolve().parent
+    kept = [folder / MODEL_COPY, *([folder.parent / MODEL_COPY] if folder.name in ("artifact", "checkpoints") else [])]
+    file = next((file for file in kept if file.is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{weights.path} holds a model of its own; put its Python file beside it as {MODEL_COPY}")
+    if hashlib.sha256(file.read_bytes()).hexdigest() != weights.facts.get("model_file_sha256"):
+        raise CheckpointError(f"{file} is not the file that {weights.path} was trained with; put that one there")
+    return file

@@ -1,0 +1,65 @@
+"""The one place that chooses a framework."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ingot.backends.open import find_device, open_backend, open_group
+from ingot.config.schema import Config
+from ingot.errors import CheckpointError, ConfigError
+from ingot.runtime.ranks import Ranks
+
+SMALL = {"layers": 2, "heads": 4, "width": 32}
+ROWS = np.arange(2 * 2 * 16, dtype=np.int32).reshape(2, 2, 16) % 40
+
+
+def config(family="gpt2", **training):
+    training = {"max_steps": 1, "tokens_per_step": 32, "device": "cpu", "precision": "fp32", **training}
+    return Config(model={**SMALL, "family": family}, data={"seq_len": 16}, training=training)
+
+
+def records(backend):
+    return {record.name: record for record in backend.weights()}
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu:0", "meta"])
+def test_an_unknown_device_is_refused_by_the_name_of_the_setting(name):
+    with pytest.raises(ConfigError, match=rf"training\.device={name} .*use auto, cpu, cuda, cuda:N or mps"):
+        open_backend(config(device=name), 40, Ranks())
+    with pytest.raises(ConfigError, match=rf"training\.device={name}"):
+        find_device(name)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "golf"])
+def test_what_is_opened_to_be_judged_scores_like_what_was_trained(family):
+    trained, judged = open_backend(config(family), 40, Ranks()), open_backend(config(family), 40, Ranks(), train=False)
+    judged.load_weights(records(trained), "here")
+    assert judged.score(ROWS) == trained.score(ROWS)
+    assert {name: bytes(r.data) for name, r in records(judged).items()} == {n: bytes(r.data) for n, r in records(trained).items()}
+    assert judged.parameters == trained.parameters and judged.device == trained.device
+
+
+def test_weights_that_do_not_fit_are_refused_before_memory_is_taken():
+    backend = open_backend(config(), 40, Ranks(), train=False)
+    found = records(open_backend(config(), 41, Ranks()))
+    with pytest.raises(CheckpointError, match=r"here: transformer\.wte\.weight has shape \[41, 32\] and the model \[40, 32\]"):
+        backend.load_weights(found, "here")
+    assert all(p.is_meta for p in backend.model.parameters())
+
+
+def test_a_run_trained_in_fp16_is_judged_on_a_cpu_too():
+    assert open_backend(config(precision="fp16"), 40, Ranks(), train=False).precision == "fp32"
+
+
+def test_one_rank_alone_is_a_group():
+    group = open_group(find_device("cpu"), Ranks())
+    assert (group.maximum([2.0]), group.total([3.0]), group.broadcast("text")) == ([2.0], [3.0], "text")
+    assert open_backend(config(), 40, Ranks(), group=group).ranks == group.ranks
+    group.close()
+
+
+def test_the_door_to_the_frameworks_loads_none_of_them():
+    program = "import sys, ingot.backends.open, ingot.train.trainer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,0 +1,83 @@
+"""What is tried out before a run; the trials themselves stand for a GPU's."""
+
+import pytest
+import torch
+
+from ingot.backends.torch import tuning
+from ingot.backends.torch.precision import ATTENTION, LossScale
+from ingot.backends.torch.tuning import fastest_attention, largest_micro_batch
+from ingot.errors import ConfigError
+
+
+@pytest.mark.parametrize(("rows", "room", "found"), [(12, 12, 12), (12, 5, 3), (13, 6, 4), (7, 1, 1)])
+def test_the_micro_batch_is_halved_until_it_fits(rows, room, found):
+    tried = []
+
+    def attempt(size):
+        tried.append(size)
+        if size > room:
+            raise torch.OutOfMemoryError
+
+    assert largest_micro_batch(rows, attempt) == found == tried[-1]
+    assert tried[0] == rows
+
+
+def test_a_row_that_does_not_fit_is_told_with_what_helps():
+    def attempt(size):
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(ConfigError, match=r"shorten it, shrink the model or set training\.gradient_checkpointing=true"):
+        largest_micro_batch(4, attempt)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only in the trials."""
+    now = [0.0]
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_fastest_kernel_is_taken_and_one_that_cannot_is_no_candidate(clock):
+    seconds = {"cudnn": 2.0, "flash": 1.0}
+
+    def attempt(name, times):
+        if name not in seconds:
+            raise RuntimeError("No available kernel")
+        clock[0] += times * seconds[name]
+
+    assert fastest_attention(attempt, deterministic=False) == "flash"
+    assert fastest_attention(attempt, deterministic=True) == "cudnn"
+
+
+def test_the_first_trial_of_a_kernel_is_not_timed(clock):
+    cold = dict(zip(ATTENTION, (50.0, 0.0, 0.0), strict=True))
+
+    def attempt(name, times):
+        clock[0] += cold.pop(name, 0.0) + times * {"cudnn": 1.0}.get(name, 2.0)
+
+    assert fastest_attention(attempt, deterministic=False) == "cudnn"
+
+
+def test_where_no_kernel_can_the_choice_is_torchs():
+    def attempt(name, times):
+        raise RuntimeError("No available kernel")
+
+    assert fastest_attention(attempt, deterministic=False) == "default"
+
+
+def test_a_loss_scale_halves_where_a_gradient_overflows_and_is_kept_with_the_optimizer():
+    scale, other = (LossScale(True, torch.device("cpu")) for _ in range(2))
+    scale.update(torch.tensor(True))
+    grads = [torch.full((2,), 32768.0)]
+    scale.unscale(grads)
+    assert (scale.value.item(), grads[0].tolist()) == (32768.0, [1.0, 1.0])
+    memory = {record.name: record for record in scale.records()}
+    other.take(memory)
+    assert other.value.item() == 32768.0 and memory == {}
+
+
+def test_other_precisions_have_a_scale_of_one_and_keep_nothing():
+    scale = LossScale(False, torch.device("cpu"))
+    scale.update(torch.tensor(True))
+    assert scale.value.item() == 1.0 and scale.records() == []

@@ -1,0 +1,166 @@
+"""Stages with rows of different lengths: short rows are pieces of long ones, and the reader follows a change of plans."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.data.loading.order import Shuffle
+from ingot.data.loading.packing import PackedRows
+from ingot.data.loading.reader import RowReader, read_portion
+from ingot.data.loading.rows import Windows, read_pieces
+from ingot.runtime.batch import IGNORED
+from ingot.runtime.ranks import Ranks
+
+LONG = 12
+
+
+class Numbered:
+    """A stream in which every token is its own place, with documents that begin at given places."""
+
+    def __init__(self, tokens, *starts):
+        self.tokens = tokens
+        self._starts = np.array([*(starts or [0]), tokens])
+
+    def document_starts(self):
+        return self._starts
+
+    def read(self, start, stop, out=None):
+        found = np.arange(start, stop, dtype=np.int32)
+        if out is not None:
+            out[: len(found)] = found
+        return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    sample: int
+    samples: int
+    seq_len: int
+
+    def following(self):
+        return replace(self, sample=self.sample + self.samples)
+
+
+def batch_of(source, samples, share, seq_len):
+    batch = np.full((len(share) * source.seq_len // seq_len, source.planes, seq_len), -9, np.int32)
+    return batch, read_pieces(source, samples, share, batch)
+
+
+@pytest.mark.parametrize("seq_len", [1, 3, 4, 12])
+def test_a_long_row_becomes_pieces_one_after_the_other(seq_len):
+    source = Windows(Numbered(500), Shuffle(500, LONG, 7), LONG)
+    whole, targets = batch_of(source, range(5, 11), range(1, 4), LONG)
+    pieces, same = batch_of(source, range(5, 11), range(1, 4), seq_len)
+    assert targets == same == 6 * LONG
+    for plane in range(2):
+        assert np.array_equal(pieces[:, plane].reshape(3, LONG), whole[:, plane])
+
+
+def test_pieces_keep_documents_apart_and_their_last_targets():
+    source = Windows(Numbered(500, 0, 3, 40, 41, 100), Shuffle(500, LONG, 7), LONG, documents=True)
+    whole, _ = batch_of(source, range(41), range(41), LONG)
+    pieces, _ = batch_of(source, range(41), range(41), 4)
+    assert np.array_equal(pieces[:, 2].reshape(41, LONG), whole[:, 2])
+    assert np.array_equal(pieces[:, 1], pieces[:, 0] + 1)
+
+
+def test_packed_documents_are_cut_with_what_is_padding():
+    split = Numbered(90, 0, 5, 12, 40, 77)
+    whole, targets = batch_of(PackedRows(split, LONG, 3, bos=None, documents=True), range(4), range(4), LONG)
+    pieces, same = batch_of(PackedRows(split, LONG, 3, bos=None, documents=True), range(4), range(4), 6)
+    assert targets == same == np.count_nonzero(whole[:, 1] != IGNORED) == np.count_nonzero(pieces[:, 1] != IGNORED)
+    for plane in range(3):
+        assert np.array_equal(pieces[:, plane].reshape(4, LONG), whole[:, plane])
+
+
+STAGES = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 4)), min_size=1, max_size=4)
+
+
+@given(stages=STAGES, ranks=st.integers(1, 3), tokens=st.integers(200, 400))
+def test_every_token_is_read_once_per_epoch_whatever_the_stages_and_ranks(stages, ranks, tokens):
+    """Stages of (samples, row length, steps) in turns until an epoch is over."""
+    order = Shuffle(tokens, LONG, 1)
+    source, sample, seen = Windows(Numbered(tokens), order, LONG), 0, Counter()
+    while sample < order.windows:
+        for samples, seq_len, steps in stages:
+            for _ in range(steps):
+                plan = Reading(sample, min(samples, max(0, order.windows - sample)), seq_len)
+                for rank in range(ranks):
+                    buffer = np.empty((6, 2, LONG), np.int32)
+                    seen.update(read_portion(source, plan, Ranks(rank, ranks), buffer).batch[:, 0].ravel().tolist())
+                sample += plan.samples
+    assert seen == dict.fromkeys(range(order.windows * LONG), 1)
+
+
+def test_ranks_share_the_rows_of_one_in_their_order():
+    source, plan = Windows(Numbered(500), Shuffle(500, LONG, 7), LONG), Reading(3, 7, 4)
+    alone = read_portion(source, plan, Ranks(), np.empty((7, 2, LONG), np.int32))
+    shared = [read_portion(source, plan, Ranks(rank, 3), np.empty((3, 2, LONG), np.int32)) for rank in range(3)]
+    assert np.array_equal(np.concatenate([portion.batch for portion in shared]), alone.batch)
+    assert {portion.targets for portion in shared} == {alone.targets} == {7 * LONG}
+
+
+class Counting(Windows):
+    """Rows that note which samples were read."""
+
+    def read(self, samples, share, batch):
+        read.append(samples.start)
+        return super().read(samples, share, batch)
+
+
+read: list[int] = []
+
+
+@pytest.fixture
+def reader_of():
+    opened = []
+
+    def open_reader(shapes, following=Reading.following):
+        read.clear()
+        source = Counting(Numbered(2000), Shuffle(2000, LONG, 7), LONG)
+        opened.append(RowReader(source, Ranks(), shapes[0], following, shapes, lambda shape: np.empty(shape, np.int32)))
+        return source, opened[-1]
+
+    yield open_reader
+    for reader in opened:
+        reader.close()
+
+
+def expected(source, plan):
+    return read_portion(source, plan, Ranks(), np.empty((20, 2, LONG), np.int32)).batch
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_the_reader_drops_what_it_read_ahead_when_the_plan_is_another(reader_of, at):
+    first, second = Reading(0, 2, 4), Reading(2 * at, 5, 12)
+    source, reader = reader_of([first, second])
+    plan = first
+    for _ in range(at):
+        assert np.array_equal(reader.next(plan).batch, expected(source, plan))
+        plan = plan.following()
+    plan = second
+    for _ in range(4):
+        found = reader.next(plan).batch
+        assert found.shape == (5, 2, 12)
+        assert np.array_equal(found, expected(source, plan))
+        plan = plan.following()
+
+
+def test_the_reader_goes_back_when_asked(reader_of):
+    source, reader = reader_of([Reading(0, 2, 12)])
+    for sample in (0, 2, 0, 2, 100, 102):
+        plan = Reading(sample, 2, 12)
+        assert np.array_equal(reader.next(plan).batch, expected(source, plan))
+
+
+def test_a_change_that_can_be_foreseen_drops_nothing(reader_of):
+    shapes = [Reading(0, 2, 4), Reading(0, 5, 12)]
+    plans = [replace(shapes[0], sample=2 * i) for i in range(3)] + [replace(shapes[1], sample=6 + 5 * i) for i in range(4)]
+    _, reader = reader_of(shapes, lambda plan: plans[plans.index(plan) + 1])
+    for plan in plans[:4]:
+        reader.next(plan)
+    assert read[:4] == [0, 2, 4, 6]
