@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,7 +74,10 @@ class Group(Protocol):
 
 
 class Inference(Group, Protocol):
-    """A model on a device that writes and is judged; one per rank."""
+    """A model on a device that writes and is judged; one per rank.
+
+    Every rank calls each method, as often as the others and in the same order: a sharded model gathers inside.
+    """
 
     parameters: int
     device: Device
@@ -85,7 +89,10 @@ class Inference(Group, Protocol):
         """The next token of every prompt, for ever; prompts have one length. Leaves no trace in the training state."""
 
     def weights(self) -> list[TensorRecord]:
-        """What the model is judged by and others get: the average of the weights where one is kept, else the weights."""
+        """What the model is judged by and others get: the average of the weights where one is kept, else the weights.
+
+        On the first rank; [] on others.
+        """
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Take other weights, to begin with or to be judged; `where` they come from is said if they do not fit."""
@@ -112,7 +119,10 @@ class Backend(Inference, Protocol):
         """Compute this rank's rows of a step that has `targets` in all, and update with everybody's gradients."""
 
     def state(self) -> State:
-        """A copy of everything that decides the future and is not in the cursor."""
+        """A copy of everything that decides the future and is not in the cursor, on the first rank; {} on others."""
+
+    def without_trace(self) -> AbstractContextManager[None]:
+        """A block of steps that are undone when it ends."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put back what `state` returned."""

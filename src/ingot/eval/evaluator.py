@@ -100,11 +100,15 @@ class Judge:
             raise DataError("the validation split is empty; prepare the data with a larger --val-fraction or a --val-input")
         return rows if limit is None else min(limit, rows)
 
-    def batches(self, rows: NDArray[np.int64]) -> Iterator[Batch]:
-        """Rows to evaluate, some at a time; a target that belongs to another row, or lies behind the end, is -1."""
+    def batches(self, rows: NDArray[np.int64], at_least: int = 0) -> Iterator[Batch]:
+        """Rows to evaluate, some at a time; a target that belongs to another row, or lies after the end, is -1.
+
+        Where there are fewer than `at_least` batches, empty ones follow, whose targets are all -1.
+        """
+        planes = 3 if self.document_mask else 2
         for first in range(0, len(rows), self.micro_batch):
             part = rows[first : first + self.micro_batch].tolist()
-            batch = np.full((len(part), 3 if self.document_mask else 2, self.seq_len), IGNORED, np.int32)
+            batch = np.full((len(part), planes, self.seq_len), IGNORED, np.int32)
             for line, row in zip(batch, part, strict=True):
                 start = max(0, (row + 1) * self.stride - self.seq_len)
                 window = self.split.read(start, min(start + self.seq_len + 1, self.split.tokens))
@@ -115,24 +119,32 @@ class Judge:
                 if self.document_mask:
                     line[2] = document_numbers(self.split, start, self.seq_len)
             yield batch
+        for _ in range(-(-len(rows) // self.micro_batch), at_least):
+            empty = np.zeros((1, planes, self.seq_len), np.int32)
+            empty[:, 1] = IGNORED
+            yield empty
 
     def score(
         self,
         rows: NDArray[np.int64],
         evaluate: Callable[[Batch], float],
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[int], bool] = lambda batch: False,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        at_least: int = 0,
     ) -> Score:
-        """Sum the loss and the bytes of `rows`, or of those before `stop`; `evaluate` gives the summed nats of a batch."""
+        """Sum the loss and the bytes of `rows`, or of those before the batch at which `stop` says so.
+
+        `evaluate` gives the summed nats of a batch. It is called `at_least` so often, as the ranks that have more rows call it.
+        """
         nats, tokens, size, done = 0.0, 0, 0, 0
         progress(0, len(rows))
-        for batch in self.batches(rows):
-            if stop():
+        for number, batch in enumerate(self.batches(rows, at_least)):
+            if stop(number):
                 break
             nats += evaluate(batch)
-            done += len(batch)
-            progress(done, len(rows))
             counted = batch[:, 1] != IGNORED
+            done += len(batch) if counted.any() else 0
+            progress(done, len(rows))
             tokens += int(np.count_nonzero(counted))
             size += int(self.tokenizer.target_bytes(batch[:, 0][counted], batch[:, 1][counted]).sum())
         return self.total(nats, tokens, size, done)

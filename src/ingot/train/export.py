@@ -16,6 +16,7 @@ from ingot.runs.folder import RunFolder
 from ingot.runs.result import TrainingResult
 from ingot.runs.state import Status
 from ingot.runtime.files import writing
+from ingot.runtime.tensors import TensorRecord
 from ingot.train.progress import Interrupted
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
@@ -79,13 +80,14 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
     """Write the artifact into the run folder and let another process score it."""
     scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
     rows = trainer.artifact_rows() if scored else None
+    weights = trainer.backend.weights()
     if trainer.desk is None:
         return None
-    report = _export(trainer, trainer.desk.folder)
+    report = _export(trainer, trainer.desk.folder, weights)
     return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
 
 
-def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
+def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord]) -> ArtifactReport:
     """Write the artifact and hold it against the budget."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
@@ -95,7 +97,7 @@ def _export(trainer: Trainer, folder: RunFolder) -> ArtifactReport:
     path = folder.artifact / artifact_name(a.codec)
     trainer.reporter.waiting("exporting")
     with writing(path):
-        report = write_artifact(path, trainer.backend.weights(), facts, a.quantiser, a.codec, a.dtype)
+        report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype)
     if limit is not None and report.bytes > limit:
         over = f"{report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
         trainer.reporter.message(f"{path} has {report.bytes:,} bytes, {over}; what would fit: ingot export {folder.path}")

@@ -34,6 +34,7 @@ from ingot.train.stopping import Shutdown
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
 LAST_STEPS = 20  # whose longest tells whether another one fits into the budget
+AGREE_BATCHES = 16  # of an evaluation, after which ranks ask each other whether to stop
 PRIMING_STEPS = 2  # of a compiled model: the second finds what the first left to compile
 OVERFLOWS_IN_A_ROW = 100  # fp16 gives up after this many steps without an update
 
@@ -75,13 +76,12 @@ class Trainer:
         if not steps:
             return
         self.reporter.waiting("compiling" if self.backend.tuned().get("compile") else "priming")
-        before = {file: {r.name: r for r in records} for file, records in self.backend.state().items()}
         plans = [replace(plan, step=step) for plan in shapes(self.config) for step in range(steps)]
-        for done, plan in enumerate(plans, 1):
-            first = self._first(plan)
-            self.backend.step(first.batch, first.targets, plan).result()
-            self.reporter.primed(done, len(plans))
-        self.backend.load(before)
+        with self.backend.without_trace():
+            for done, plan in enumerate(plans, 1):
+                first = self._first(plan)
+                self.backend.step(first.batch, first.targets, plan).result()
+                self.reporter.primed(done, len(plans))
 
     def _first(self, plan: StepPlan) -> Portion:
         """What the next step would read by a plan, which is not taken from the reader."""
@@ -282,8 +282,8 @@ class Trainer:
                 self.desk.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
                 self.desk.folder.record("evaluation", asdict(report))
                 self.reporter.evaluation(report)
-                if c.evaluation.sample_tokens:
-                    self.sample()
+            if c.evaluation.sample_tokens:
+                self.sample()
             if not final:
                 p.evaluation_seconds += self.bounds.spent(self.clock.now() - began)
         return best
@@ -310,13 +310,21 @@ class Trainer:
         rows = judge.rows(limit)
         share = self.backend.ranks.share(len(rows))
         mine, began = rows[share.start : share.stop], self.clock.now()
-        part = judge.score(mine, self.backend.score, self._asked_to_stop, partial(self.reporter.waiting, "evaluating"))
+        most = -(-len(rows) // self.backend.ranks.world_size)  # that any rank has
+        progress = partial(self.reporter.waiting, "evaluating")
+        part = judge.score(mine, self.backend.score, self._anybody_stops, progress, at_least=-(-most // judge.micro_batch))
         stop = float(self._asked_to_stop())
         nats, tokens, size, done, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, part.rows, stop])
         if stopped:
             raise Interrupted
         self.bounds.learn(len(mine), self.clock.now() - began)
         return judge.total(nats, int(tokens), int(size), int(done))
+
+    def _anybody_stops(self, batch: int) -> bool:
+        """Whether a signal came to any rank; ranks agree on it now and then, so that all of them break off at the same batch."""
+        if self.backend.ranks.world_size == 1:
+            return self._asked_to_stop()
+        return batch % AGREE_BATCHES == 0 and self.backend.maximum([self._asked_to_stop()])[0] > 0
 
     def _asked_to_stop(self) -> bool:
         return self._shutdown is not None and self._shutdown.requested
@@ -335,15 +343,15 @@ class Trainer:
         self.reporter.sample(self.progress.step, self.last_sample)
 
     def save(self, wait: bool = False) -> None:
-        """Copy the state and let the saver write it; with `wait`, until it is on the disk or cannot be."""
-        if self.desk is None:
-            return
+        """Copy the state and let the saver write it; with `wait`, until it is on the disk or cannot be. Every rank calls it."""
         with self.clock.paused():
             if self.progress.step != self._saved_step:
                 self.progress.elapsed_seconds = self.clock.elapsed
-                self.desk.saver.save(self.progress.step, self.backend.state(), self._record(), self.progress.best_step)
+                state = self.backend.state()
+                if self.desk is not None:
+                    self.desk.saver.save(self.progress.step, state, self._record(), self.progress.best_step)
                 self._saved_step = self.progress.step
-            if wait:
+            if wait and self.desk is not None:
                 self.reporter.waiting("saving")
                 self.desk.saver.wait()
                 if self.desk.saver.error is not None:

@@ -18,8 +18,15 @@ def test_the_micro_batch_is_halved_until_it_fits(rows, room, found):
         if size > room:
             raise torch.OutOfMemoryError
 
-    assert largest_micro_batch(rows, attempt) == found == tried[-1]
+    assert largest_micro_batch(rows, attempt, list) == found == tried[-1]
     assert tried[0] == rows
+
+
+def test_a_rank_with_room_halves_when_another_has_none():
+    others = iter([[1.0], [1.0], [0.0]])  # what another rank says of 12, 6 and 3 rows
+    tried = []
+    assert largest_micro_batch(12, tried.append, lambda mine: next(others)) == 3
+    assert tried == [12, 6, 3]
 
 
 def test_a_row_that_does_not_fit_is_told_with_what_helps():
@@ -27,7 +34,7 @@ def test_a_row_that_does_not_fit_is_told_with_what_helps():
         raise torch.OutOfMemoryError
 
     with pytest.raises(ConfigError, match=r"shorten it, shrink the model or set training\.gradient_checkpointing=true"):
-        largest_micro_batch(4, attempt)
+        largest_micro_batch(4, attempt, list)
 
 
 @pytest.fixture
@@ -46,8 +53,8 @@ def test_the_fastest_kernel_is_taken_and_one_that_cannot_is_no_candidate(clock):
             raise RuntimeError("No available kernel")
         clock[0] += times * seconds[name]
 
-    assert fastest_attention(attempt, deterministic=False) == "flash"
-    assert fastest_attention(attempt, deterministic=True) == "cudnn"
+    assert fastest_attention(attempt, deterministic=False, maximum=list) == "flash"
+    assert fastest_attention(attempt, deterministic=True, maximum=list) == "cudnn"
 
 
 def test_the_first_trial_of_a_kernel_is_not_timed(clock):
@@ -56,14 +63,14 @@ def test_the_first_trial_of_a_kernel_is_not_timed(clock):
     def attempt(name, times):
         clock[0] += cold.pop(name, 0.0) + times * {"cudnn": 1.0}.get(name, 2.0)
 
-    assert fastest_attention(attempt, deterministic=False) == "cudnn"
+    assert fastest_attention(attempt, deterministic=False, maximum=list) == "cudnn"
 
 
 def test_where_no_kernel_can_the_choice_is_torchs():
     def attempt(name, times):
         raise RuntimeError("No available kernel")
 
-    assert fastest_attention(attempt, deterministic=False) == "default"
+    assert fastest_attention(attempt, deterministic=False, maximum=list) == "default"
 
 
 def test_a_loss_scale_halves_where_a_gradient_overflows_and_is_kept_with_the_optimizer():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -103,11 +103,10 @@ class TorchBackend(TorchInference):
         attention = str(kept.get("attention", "default"))
         if self.device.kind == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
-                micro_batch = int(-self.maximum([-largest_micro_batch(rows, lambda size: self._try(batch[:size]))])[0])
+                micro_batch = largest_micro_batch(rows, lambda size: self._try(batch[:size]), self.maximum)
             if batch.shape[1] == 2:  # document masks have a kernel of their own
                 part = batch[:micro_batch]
-                found = fastest_attention(lambda name, times: self._try(part, times, name), self._deterministic)
-                attention = self.broadcast(found)
+                attention = fastest_attention(lambda name, times: self._try(part, times, name), self._deterministic, self.maximum)
         return Tuned(micro_batch, attention)
 
     def tuned(self) -> dict[str, Any]:
@@ -226,7 +225,17 @@ class TorchBackend(TorchInference):
             p.grad = None
 
     def state(self) -> State:
-        """Copies of the weights, of the optimizer's memory and of the average of the weights."""
+        """Copies of the weights, of the optimizer's state and of the average of the weights, on the rank that writes."""
+        return self._replica() if self.ranks.first else {}
+
+    @contextlib.contextmanager
+    def without_trace(self) -> Iterator[None]:
+        """Steps that are undone when the block ends."""
+        before = {file: {record.name: record for record in records} for file, records in self._replica().items()}
+        yield
+        self.load(before)
+
+    def _replica(self) -> State:
         self._show(average=False)
         memory = optimizer_records(self.optimizers, self._names) + self._scale.records()
         average = {"ema": self._average.records()} if self._average is not None else {}

@@ -66,16 +66,15 @@ class TorchInference:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> float:
-        """The summed loss of the targets that count."""
+        """The summed loss of the targets that count; the model also runs where none does, because other ranks' models do."""
         count = int(np.count_nonzero(batch[:, 1] != IGNORED))
-        if not count:
-            return 0.0
         self._show(average=True)
         training = self.model.training
         self.model.eval()
         try:
             with self._arithmetic():
-                return float((self._forward or self.model)(*self._upload(batch))) * count
+                mean = float((self._forward or self.model)(*self._upload(batch)))
+                return mean * count if count else 0.0
         finally:
             self.model.train(training)
 
@@ -87,9 +86,9 @@ class TorchInference:
             yield tokens.tolist()
 
     def weights(self) -> list[TensorRecord]:
-        """Copies of the weights that scores are of."""
+        """Copies of the weights that scores are of, on the rank that writes."""
         self._show(average=True)
-        return model_records(self.model)
+        return model_records(self.model) if self.ranks.first else []
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Copy weights into the model, and let an average begin with them."""

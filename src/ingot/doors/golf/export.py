@@ -15,6 +15,7 @@ from ingot.doors.golf.variables import CODE, PACKED, STATE, as_text, differing
 from ingot.errors import RunError
 from ingot.eval.evaluator import Score
 from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.tensors import TensorRecord
 from ingot.runtime.version import made_by
 from ingot.train.export import Exported
 from ingot.train.stopping import Shutdown
@@ -39,9 +40,9 @@ class GolfExporter:
             line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{self._v['ITERATIONS']}")
         allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
         line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
-        content = b""
+        weights, content = trainer.backend.weights(), b""
         if trainer.desk is not None:
-            self._write(trainer)
+            self._write(trainer, weights)
             content = read_file(PACKED)
         # What the first rank read again goes to the others, which may be on machines that do not see the file.
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
@@ -62,10 +63,9 @@ class GolfExporter:
             **self._data,
         }
 
-    def _write(self, trainer: Trainer) -> None:
-        v, line = self._v, self._journal.line
+    def _write(self, trainer: Trainer, weights: list[TensorRecord]) -> None:
+        v, line, code = self._v, self._journal.line, self._code
         control, keep = v["CONTROL_TENSOR_NAME_PATTERNS"], v["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
-        weights, code = trainer.backend.weights(), self._code
         state = write_state(STATE, weights)
         line(f"Serialized model: {state} bytes")
         line(f"Code size: {len(code)} bytes")
