@@ -29,7 +29,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ from torch.profiler import ProfilerActivity, profile
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.optim.groups import block_matrices
-from ingot.optim.schedules import Rates
 from ingot.runtime.ranks import Ranks
+from ingot.train.plan import shapes
 
 FLOPS, BANDWIDTH = 782e12, 4.3e12  # per second
 PROFILED, WARM_UP = 3, 4  # steps
@@ -180,18 +180,18 @@ class Stepper:
     """Steps of an engine on one batch of random tokens."""
 
     def __init__(self, config: Config, engine: Any, vocab_size: int):
-        self._engine, self._step = engine, 0
+        self._engine, (self._plan,) = engine, shapes(config)
         self._batch = engine.host_buffer((config.rows_per_step, 2, config.data.seq_len))
         self._batch[:] = np.random.default_rng(0).integers(0, vocab_size, self._batch.shape, np.int32)
-        engine.tune(self._batch, {})
+        engine.tune([(self._plan, self._batch)], {})
 
     def run(self, steps: int) -> list[float]:
         """Milliseconds from the end of one step to the end of the next; the host is one step ahead, as in training."""
         ends: list[float] = []
         before = None
         for _ in range(steps + 1):
-            pending = self._engine.step(self._batch, self._batch[:, 1].size, self._step, Rates(1.0, 0.95))
-            self._step += 1
+            pending = self._engine.step(self._batch, self._batch[:, 1].size, self._plan)
+            self._plan = replace(self._plan, step=self._plan.step + 1)
             if before is not None:
                 before.result()
                 ends.append(time.perf_counter())

@@ -27,7 +27,7 @@ from ingot.doors.entry import BROKEN_PIPE
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, RunError
 from ingot.model.registry import build
 from ingot.runs.folder import MODEL_COPY, RunFolder
-from ingot.train.start import FIXED
+from ingot.train.resume import FIXED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])

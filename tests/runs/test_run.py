@@ -78,8 +78,8 @@ def status(folder: RunFolder) -> str:
 
 def result(folder: RunFolder, **changes: Any) -> TrainingResult:
     known = TrainingResult(
-        "completed", 1.5, 1.4, float("nan"), {}, 4, 4, 100, 7, 2.0, 50.0, folder.checkpoints / "step-00000007", Path("elsewhere.ptz"),
-        10, 1.3, None, None, folder.path,
+        "completed", 1.5, 1.4, float("nan"), {}, 4, 4, 100, 7, 2.0, 50.0, folder.checkpoints / "step-00000007",
+        Path("elsewhere.ptz"), 10, 1.3, None, None, folder.path,
     )  # fmt: skip
     return replace(known, **changes)
 

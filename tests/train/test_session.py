@@ -22,7 +22,8 @@ from ingot.runs.checkpoints import load_checkpoint, saved_steps
 from ingot.runs.report import Reporter, StepReport
 from ingot.runs.run import Run
 from ingot.runtime.tensors import read_tensors
-from ingot.train.start import Exported, run
+from ingot.train.export import Exported
+from ingot.train.start import run
 
 
 class StopAt(Reporter):

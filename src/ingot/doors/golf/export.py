@@ -16,7 +16,7 @@ from ingot.errors import RunError
 from ingot.eval.evaluator import Score
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.version import made_by
-from ingot.train.start import Exported
+from ingot.train.export import Exported
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
 

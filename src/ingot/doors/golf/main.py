@@ -78,8 +78,9 @@ def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, jo
     from ingot.doors.golf.export import score_lines
     from ingot.doors.golf.files import is_state, read_file, read_golf
     from ingot.runs.report import Reporter
+    from ingot.train.progress import Progress
     from ingot.train.start import open_data
-    from ingot.train.trainer import Progress, Trainer
+    from ingot.train.trainer import Trainer
 
     path = Path(values["EVAL_ONLY_PATH"])
     content = read_file(path)

@@ -33,8 +33,8 @@ from ingot.runs.lock import RunLock
 from ingot.runs.wandb import NAME as WANDB
 from ingot.runtime.files import fsync_dir, writing
 from ingot.runtime.tensors import TensorRecord
-from ingot.train.start import check_fits, facts_of
-from ingot.train.trainer import Progress
+from ingot.train.progress import Progress
+from ingot.train.resume import check_fits, facts_of
 
 ASIDE = "earlier"
 UNKNOWN = ".unknown"  # of a ckpt.pt that may be of this run or of another

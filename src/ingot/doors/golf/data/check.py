@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from ingot.data.formats.foreign import shard_files
-from ingot.data.formats.manifest import listed_dataset
+from ingot.data.formats.manifest import listed_dataset, manifest_of, tokenizer_of
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
-from ingot.doors.golf.data.manifest import check_tokenizer_pair
 from ingot.doors.golf.log import Journal
 from ingot.errors import ConfigError, DataError
 
@@ -57,6 +56,25 @@ def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> dict
     for warning in warnings:
         journal.note(f"warning: {warning}")
     return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
+
+
+def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
+    """Refuse a tokenizer that is not the data set's by its manifest; returns warnings."""
+    found, entry = manifest_of(dataset), listed_dataset(dataset)
+    if found is None or entry is None:
+        return []
+    where, manifest = found
+    expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
+    if expected and tokenizer.name != expected:
+        raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
+    stats = entry.get("stats")
+    listed = stats.get("files_train") if isinstance(stats, dict) else None
+    here = len(list(dataset.glob("fineweb_train_*.bin")))
+    if not isinstance(listed, int) or here == listed:
+        return []
+    if here > listed:
+        raise DataError(f"{dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set")
+    return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
