@@ -463,7 +463,7 @@ def test_a_door_can_bring_an_exporter_of_its_own(data, tmp_path):
 
     def exporter(trainer, shutdown):
         seen.append(trainer.progress.step)
-        return Exported(tmp_path / "mine", 7, 1.5, {"colour": "red"})
+        return Exported(tmp_path / "mine", 7, 1.5, facts={"colour": "red"})
 
     values = {**TINY, "data.path": str(data), "training.output_dir": str(tmp_path / "run"), "training.max_steps": 3}
     result = run(load_config(python=values, environment={}), exporter=exporter)
