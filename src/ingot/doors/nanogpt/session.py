@@ -80,15 +80,23 @@ class Session:
 
     def estimate_loss(self) -> dict[str, Tensor]:
         """The mean loss of eval_iters batches of each split, those that training reads at its evaluations."""
+
+        def nats(batch: Batch) -> float:
+            self._check(batch)
+            return self._inference.score(batch)
+
         losses = {}
         for split in ("train", "val"):
             judge = Judge.of(self._resolved, self._dataset.split(split), self._dataset.tokenizer)
-            losses[split] = torch.tensor(judge.score(judge.rows(self._resolved.evaluation.rows), self._inference.score).loss)
+            losses[split] = torch.tensor(judge.score(judge.rows(self._resolved.evaluation.rows), nats).loss)
         return losses
 
-    def _upload(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _check(self, batch: Batch) -> None:
         if (largest := batch.max()) >= self.model.config.vocab_size:
             raise DataError(f"the data holds token {largest}, and the model has {self.model.config.vocab_size:,} ids")
+
+    def _upload(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        self._check(batch)
         host = torch.from_numpy(batch)
         if self.device.type == "cuda":
             host = host.pin_memory()
