@@ -34,7 +34,7 @@ clean:
 
 # torch first and by itself: every other package then finds the locked version already there.
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit("ingot needs Python 3.11 or 3.12 and %s is %d.%d; choose one with: make PYTHON=python3.12" % (sys.executable, *v))'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; told = (sys.executable, *v); v >= (3, 11) or sys.exit("ingot needs Python 3.11 or newer and %s is %d.%d; choose one with: make PYTHON=python3.12" % told); print("setting up $(VENV) with %s, Python %d.%d" % told, flush=True)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' requirements.lock)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock

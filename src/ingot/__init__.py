@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ingot.api import generate, load, train
     from ingot.config.schema import Config
     from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, RunError
-    from ingot.train.start import TrainingResult
+    from ingot.runs.result import TrainingResult
     from ingot.trained.model import LoadedModel
 
 # Loaded when they are first asked for: `ingot --help` must not wait for torch.
@@ -24,7 +24,7 @@ _HOMES = {
     "ingot.api": ("generate", "load", "train"),
     "ingot.config.schema": ("Config",),
     "ingot.errors": ("CheckpointError", "ConfigError", "DataError", "IngotError", "RunError"),
-    "ingot.train.start": ("TrainingResult",),
+    "ingot.runs.result": ("TrainingResult",),
     "ingot.trained.model": ("LoadedModel",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

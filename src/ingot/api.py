@@ -8,7 +8,8 @@ from typing import Any
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.runs.report import Reporter
-from ingot.train.start import TrainingResult, run
+from ingot.runs.result import TrainingResult
+from ingot.train.start import run
 from ingot.trained.model import LoadedModel, find_tokenizer, open_model
 from ingot.trained.weights import open_weights
 

@@ -1,15 +1,55 @@
 """The mistakes a user can make and the mishaps a run can meet, each with the exit code its class is known by.
 
 Every message is one line: what is wrong, where, and what to do. The command line prints it and exits; nobody sees a traceback.
+Settings that a message names are fields of it, so that a door can give them the names its users know.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Rename = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that an error names, by its dotted path; with a value it reads path=value (where that was set)."""
+
+    path: str
+    value: object = None
+    origin: str = ""
+
+    def render(self, name: Rename) -> str:
+        """The setting in the words of a door."""
+        word = name(self.path)
+        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # of our settings, not of a door's
+        return f"{word}{'' if self.value is None else f'={self.value}'}{origin}"
+
 
 class IngotError(Exception):
-    """Something went wrong that is not a bug of ours."""
+    """Something went wrong that is not a bug of ours.
+
+    In `what` and `advice`, {0} stands for the first of the settings, {1} for the second, and so on.
+    """
 
     exit_code = 1
+
+    def __init__(self, what: str = "", *settings: Setting, advice: str = "") -> None:
+        self.what, self.settings, self.advice = what, settings, advice
+        super().__init__(self.render())
+
+    def render(self, name: Rename = str, advise: Rename = str) -> str:
+        """The sentence, with a door's names for settings and, where it has better advice than ours, with that."""
+        words = [setting.render(name) for setting in self.settings]
+        what, advice = _fill(self.what, words), _fill(advise(self.advice), words)
+        return f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what
+
+
+def _fill(sentence: str, words: Sequence[str]) -> str:
+    # Not str.format: the names of files are in the sentence too, and may have braces of their own.
+    return re.sub(r"\{(\d+)\}", lambda found: words[int(found[1])] if int(found[1]) < len(words) else found[0], sentence)
 
 
 class ConfigError(IngotError):
@@ -28,6 +68,32 @@ class CheckpointError(IngotError):
     """A run folder or checkpoint cannot be read, written or continued."""
 
     exit_code = 4
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is not as it was when a checkpoint was saved; {0} in `said` is the setting, {1} and {2} what it was and is."""
+
+    setting: str
+    was: object
+    now: object
+    said: str = "{0} was {1} and is {2}"
+
+    def render(self, name: Rename = str) -> str:
+        """The change in the words of a door."""
+        return _fill(self.said, [name(self.setting), str(self.was), str(self.now)])
+
+
+class CannotContinue(CheckpointError):
+    """A checkpoint that is sound, and not of a run with these settings and data."""
+
+    def __init__(self, path: object, changes: Sequence[Change]) -> None:
+        self.path, self.changes = path, list(changes)
+        super().__init__("", Setting("training.output_dir"), advice="set it back or choose another {0}")
+
+    def render(self, name: Rename = str, advise: Rename = str) -> str:
+        told = "; ".join(change.render(name) for change in self.changes)
+        return IngotError(f"{self.path} cannot be continued: {told}", *self.settings, advice=self.advice).render(name, advise)
 
 
 class RunError(IngotError):

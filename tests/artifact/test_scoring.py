@@ -33,7 +33,8 @@ def test_a_file_that_cannot_be_scored_is_an_error_with_the_reason(tmp_path, monk
         ("import sys; sys.exit(3)", r"the process that read it ended with code 3"),
         ("print('no json')", r"`ingot eval` printed no JSON"),
         ("import os; os.kill(os.getpid(), 9)", r"ended with code -9"),
-        ("import sys; print('warning', file=sys.stderr); sys.exit('ingot: error: it is cut short')", r"known: it is cut short$"),
+        ("import sys; sys.exit('Traceback: no such thing')", r"ended with code 1: Traceback: no such thing$"),
+        ("import sys; print('{\"error\": \"it is cut short\"}'); sys.exit('ingot: error: it is')", r"known: it is cut short$"),
     ],
 )
 def test_whatever_the_child_does_is_one_sentence(tmp_path, monkeypatch, program, match):

@@ -23,10 +23,11 @@ from ingot.config.loading import load_config
 from ingot.config.recipes import list_recipes
 from ingot.doors.cli import main
 from ingot.doors.cli.options import given_settings
+from ingot.doors.entry import BROKEN_PIPE
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, RunError
 from ingot.model.registry import build
 from ingot.runs.folder import MODEL_COPY, RunFolder
-from ingot.train.start import FIXED
+from ingot.train.resume import FIXED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -230,12 +231,12 @@ def test_the_readme_names_every_verb_and_every_recipe() -> None:
 def test_the_page_of_the_run_folder_names_every_file_and_every_exit_code() -> None:
     text = (ROOT / "docs/run-folder.md").read_text()
     folder = RunFolder(Path("run"))
-    paths = (folder.config_path, folder.environment_path, folder.log_path, folder.metrics.path)
+    paths = (folder.config_path, folder.environment_path, folder.log_path, folder.metrics.path, folder.result_path)
     folders = (folder.samples, folder.checkpoints, folder.artifact)
     names = [*(path.name for path in paths), *(f"{path.name}/" for path in folders), "state.json", ".lock", MODEL_COPY]
     assert [name for name in names if f"| `{name}` |" not in text] == []
     errors = (IngotError, RunError, ConfigError, DataError, CheckpointError)
-    codes = {0, INTERRUPTED, main.BROKEN_PIPE, *(error.exit_code for error in errors)}
+    codes = {0, INTERRUPTED, BROKEN_PIPE, *(error.exit_code for error in errors)}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} == codes
 
 

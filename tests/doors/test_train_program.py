@@ -30,6 +30,7 @@ def test_the_run_folder_is_complete_and_every_file_in_it_parses(reference):
     names = {path.name for path in reference.iterdir()} - {".lock"}
     assert names == {
         "config.yaml", "environment.json", "metrics.jsonl", "log.txt", "samples", "checkpoints", "artifact", "state.json",
+        "result.json",
     }  # fmt: skip
     config = yaml.safe_load((reference / "config.yaml").read_text())
     assert config["training"]["max_steps"] == 40 and config["model"]["width"] == 64

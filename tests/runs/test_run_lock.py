@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import CheckpointError, RunError
-from ingot.runs.lock import RunLock, liveness
-from ingot.runs.state import Heartbeat, State, read_state, this_process
+from ingot.runs.lock import RunLock
+from ingot.runs.state import State, read_state, this_process
 from ingot.runtime.files import to_json, write_atomically
 
 HOLD = """
@@ -199,7 +199,6 @@ def test_a_deleted_lock_file_lets_nobody_in_while_its_process_lives(tmp_path: Pa
     for _ in range(2):
         with pytest.raises(RunError, match=f"in use by process {holder.pid} "):
             RunLock(tmp_path).acquire()
-    assert liveness(tmp_path) == "running"
     assert not (tmp_path / ".lock").exists()
     holder.kill()
     holder.wait()
@@ -265,37 +264,3 @@ def test_on_a_disk_without_flock_the_heartbeat_decides(tmp_path: Path) -> None:
 def test_a_lock_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot write"):
         RunLock(tmp_path / "missing").acquire()
-
-
-def test_liveness_believes_running_only_of_a_process_that_is_there(tmp_path: Path, python) -> None:
-    holder = hold(tmp_path, python)
-    assert liveness(tmp_path) == "running"
-    holder.kill()
-    holder.wait()
-    assert liveness(tmp_path) == "crashed"
-
-
-def test_liveness_watches_the_heartbeat_of_another_host(tmp_path: Path) -> None:
-    with beating(tmp_path):
-        assert liveness(tmp_path) == "running"
-    assert liveness(tmp_path) == "crashed"
-
-
-def test_liveness_tells_how_a_run_ended(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path, 1000) as heartbeat:
-        heartbeat.update(status="completed")
-    assert liveness(tmp_path) == "completed"
-
-
-def test_liveness_of_something_else_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="name a run folder"):
-        liveness(tmp_path)
-
-
-def test_asking_for_liveness_never_keeps_a_run_from_starting(tmp_path: Path) -> None:
-    with (tmp_path / ".lock").open("w") as asker:
-        fcntl.flock(asker, fcntl.LOCK_SH)
-        end = threading.Timer(0.1, fcntl.flock, (asker, fcntl.LOCK_UN))
-        end.start()
-        with RunLock(tmp_path):
-            end.join()

@@ -26,7 +26,11 @@ except CheckpointError as error:
 
 
 def steps(metrics: Metrics) -> list[int]:
-    return [record["step"] for record in metrics.read()]
+    return [record["step"] for record in records(metrics)]
+
+
+def records(metrics: Metrics) -> list[dict[str, object]]:
+    return metrics.read_since()[0]
 
 
 def with_steps(path: Path, count: int) -> Metrics:
@@ -39,7 +43,7 @@ def with_steps(path: Path, count: int) -> Metrics:
 def test_what_is_appended_is_read_back_line_by_line(tmp_path: Path) -> None:
     metrics = with_steps(tmp_path / "metrics.jsonl", 2)
     assert metrics.path.read_text() == '{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 0.5}\n'
-    assert list(metrics.read()) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
+    assert records(metrics) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
 
 
 def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
@@ -51,7 +55,7 @@ def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
 def test_a_run_that_was_never_recorded_has_no_records(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "metrics.jsonl")
     assert metrics.truncate_after(0) == 0
-    assert list(metrics.read()) == []
+    assert records(metrics) == []
 
 
 def test_a_resumed_run_records_every_step_once(tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ def test_records_without_a_step_stay(tmp_path: Path) -> None:
     metrics.append({"event": "start"})
     metrics.append({"step": 3})
     metrics.truncate_after(2)
-    assert list(metrics.read()) == [{"event": "start"}]
+    assert records(metrics) == [{"event": "start"}]
 
 
 @settings(deadline=None, max_examples=50)
@@ -78,10 +82,11 @@ def test_a_line_torn_anywhere_is_no_record_and_is_repaired(tmp_path_factory: pyt
     torn = whole[: cut % (len(whole) + 1)]
     metrics.path.write_bytes(torn)
     expected = [json.loads(line) for line in torn.splitlines() if line.endswith(b"}")]
-    assert list(metrics.read()) == expected
+    whole_lines = torn.count(b"\n")  # a last one without its end may still be written
+    assert records(metrics) == expected[:whole_lines]
     metrics.truncate_after(3)
     metrics.append({"step": 4})
-    assert list(metrics.read()) == [*expected, {"step": 4}]
+    assert records(metrics) == [*expected, {"step": 4}]
 
 
 def test_a_sound_file_is_not_rewritten(tmp_path: Path) -> None:
@@ -95,7 +100,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     metrics = with_steps(tmp_path / "metrics.jsonl", 1)
     metrics.path.write_bytes(metrics.path.read_bytes() + b"\x00\x00\n" + b'{"step": 2}\n')
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl, line 2"):
-        list(metrics.read())
+        records(metrics)
 
 
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, python) -> None:

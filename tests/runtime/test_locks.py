@@ -25,11 +25,9 @@ def test_a_folder_is_held_by_one_process_until_its_death(tmp_path: Path, python,
     holder = python(HOLD, tmp_path, file or "")
     assert holder.stdout.readline() == "held\n"
     lock = FolderLock(tmp_path, file)
-    assert lock.is_taken() is True
     assert not lock.acquire() and lock.held is False
     holder.kill()
     holder.wait()
-    assert lock.is_taken() is False
     assert lock.acquire() and lock.held is True and lock.folder_held
     lock.release()
     assert lock.held is False and FolderLock(tmp_path, file).acquire()
@@ -77,7 +75,7 @@ def test_a_disk_without_locks_is_known_and_keeps_nobody_out(tmp_path: Path, monk
 
     monkeypatch.setattr(fcntl, "flock", flock)
     lock = FolderLock(tmp_path, ".lock")
-    assert lock.acquire() and lock.held is None and lock.is_taken() is None and not lock.folder_held
+    assert lock.acquire() and lock.held is None and not lock.folder_held
 
 
 def test_what_the_file_says_is_read_by_others_and_replaced_by_the_holder(tmp_path: Path) -> None:

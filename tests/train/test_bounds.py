@@ -12,8 +12,8 @@ from tiny_runs import Train, records
 
 from ingot.runs.report import EvaluationReport, Reporter
 from ingot.runtime.ranks import Ranks
+from ingot.train.progress import Progress
 from ingot.train.stopping import Shutdown
-from ingot.train.trainer import Progress
 
 
 @dataclass

@@ -20,8 +20,10 @@ from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.runs.checkpoints import load_checkpoint, saved_steps
 from ingot.runs.report import Reporter, StepReport
+from ingot.runs.run import Run
 from ingot.runtime.tensors import read_tensors
-from ingot.train.start import Exported, run
+from ingot.train.export import Exported
+from ingot.train.start import run
 
 
 class StopAt(Reporter):
@@ -461,11 +463,38 @@ def test_a_door_can_bring_an_exporter_of_its_own(data, tmp_path):
 
     def exporter(trainer, shutdown):
         seen.append(trainer.progress.step)
-        return Exported(tmp_path / "mine", 7, 1.5)
+        return Exported(tmp_path / "mine", 7, 1.5, {"colour": "red"})
 
     values = {**TINY, "data.path": str(data), "training.output_dir": str(tmp_path / "run"), "training.max_steps": 3}
     result = run(load_config(python=values, environment={}), exporter=exporter)
     assert (seen, result.artifact_path, result.artifact_bytes, result.artifact_bpb) == ([3], tmp_path / "mine", 7, 1.5)
+    told = Run.open(tmp_path / "run").result()
+    assert told is not None and (told["artifact_path"], told["export"]) == (str(tmp_path / "mine"), {"colour": "red"})
+
+
+def test_the_result_of_the_last_session_is_in_the_run_folder(train: Train, tmp_path):
+    looked, taken = Run(tmp_path / "run"), [0]
+    for session, stop, status in ((1, StopAt(9), "stopped"), (2, None, "completed")):
+        result = train(tmp_path / "run", stop)
+        told = looked.result()
+        assert told is not None and (told["session"], told["status"], told["total_steps"]) == (
+            session,
+            status,
+            result.total_steps,
+        )
+        assert {name: told[name] for name in ("final_loss", "val_loss", "val_bpb", "total_tokens", "artifact_bytes")} == {
+            name: getattr(result, name) for name in ("final_loss", "val_loss", "val_bpb", "total_tokens", "artifact_bytes")
+        }
+        assert looked.status().status == status and looked.path / told["checkpoint_path"] == result.checkpoint_path
+        taken.append(result.total_steps)
+    assert [r["session"] for r in records(tmp_path / "run", "train")] == [1] * taken[1] + [2] * (taken[2] - taken[1])
+
+
+def test_a_session_that_dies_leaves_no_result_of_the_one_before(train: Train, tmp_path):
+    train(tmp_path / "run", training__max_steps=5)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", Break(step=7), training__max_steps=10)
+    assert Run(tmp_path / "run").result() is None
 
 
 def test_a_run_can_begin_with_the_weights_of_another(train: Train, tmp_path):

@@ -26,8 +26,9 @@ from ingot.runs.report import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.clock import Clock
+from ingot.train.progress import Progress
 from ingot.train.stopping import Shutdown
-from ingot.train.trainer import Progress, Trainer
+from ingot.train.trainer import Trainer
 
 PEAK = 0.5  # of the learning rate
 

@@ -14,8 +14,9 @@ from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.runs.checkpoints import saved_steps
 from ingot.runs.report import Reporter
+from ingot.runs.result import TrainingResult
 from ingot.runtime.tensors import read_tensors
-from ingot.train.start import TrainingResult, run
+from ingot.train.start import run
 
 TINY = {
     "model.layers": 1, "model.heads": 2, "model.width": 16, "data.seq_len": 16,

@@ -34,7 +34,7 @@ def score_in_fresh_process(
     command += ["--data", data] if data is not None else []
     command += ["--rows", str(rows)] if rows is not None else []
     progress(0, 0)
-    said: list[str] = []
+    heard: list[str] = []
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=alone(os.environ), text=True, **pipes) as child:
         assert child.stdout is not None and child.stderr is not None
@@ -42,15 +42,16 @@ def score_in_fresh_process(
             if told := ROWS.fullmatch(line.strip()):
                 progress(int(told[1]), int(told[2]))
             elif line.strip():
-                said.append(line.strip())
+                heard.append(line.strip())
         printed = child.stdout.read()  # a few lines, which the pipe holds
-    if child.returncode:
-        why = said[-1].removeprefix("ingot: error: ") if said else f"the process that read it ended with code {child.returncode}"
-        raise RunError(f"{path} was written, and its score is not known: {why}")
     try:
-        return dict(json.loads(printed))
+        said = dict(json.loads(printed))
     except (ValueError, TypeError):
-        raise RunError(f"{path} was written, and its score is not known: `ingot eval` printed no JSON") from None
+        last = heard[-1] if heard else "`ingot eval` printed no JSON"
+        said = {"error": f"the process that read it ended with code {child.returncode}: {last}"}
+    if "error" in said:
+        raise RunError(f"{path} was written, and its score is not known: {said['error']}")
+    return said
 
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.config.families import FAMILIES
 from ingot.config.fields import leaf_values, sections, setting_at
-from ingot.config.merging import Given, merge, place, settle_family, validate
+from ingot.config.merging import Given, Problem, merge, place, settle_family, validate
 from ingot.config.recipes import find_recipe
 from ingot.config.schema import Config
 from ingot.config.text import Plain, parse_yaml
@@ -51,7 +51,7 @@ def load_config(
         [("command line", words)],
         [("python", python or {})],
     ]
-    problems: list[str] = []
+    problems: list[Problem] = []
     given = [
         Given(path, value, origin, level)
         for level, sources in enumerate(levels)
@@ -122,7 +122,7 @@ def _variables(environment: Mapping[str, str]) -> list[_Source]:
     ]
 
 
-def _flatten(tree: Mapping[str, Any], origin: str, problems: list[str]) -> dict[tuple[str, ...], Any]:
+def _flatten(tree: Mapping[str, Any], origin: str, problems: list[Problem]) -> dict[tuple[str, ...], Any]:
     """The paths and values of one source; a free-form mapping is taken apart into its entries."""
     entries: dict[tuple[str, ...], Any] = {}
 

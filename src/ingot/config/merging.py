@@ -6,7 +6,8 @@ Problems are collected in a list while the rest goes on, so that one run of a co
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from ingot.config.families import FAMILIES
-from ingot.config.fields import DEFAULT_FAMILY, Setting, either, item_at, sections, setting_at, settings, suggest
+from ingot.config.fields import DEFAULT_FAMILY, Setting, either, item_at, known, sections, setting_at, settings, suggest
 from ingot.config.schema import Config
 from ingot.config.text import NULLS, Plain, format_value, plain_data, scalar
 from ingot.errors import ConfigError
+from ingot.errors import Setting as Named
 
 Path = tuple[str, ...]
+Problem = str | ConfigError  # a sentence that names settings by their paths, or an error that has them as fields
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def place(origin: str) -> str:
     return places.get(kind, "in the environment")
 
 
-def settle_family(given: list[Given], problems: list[str]) -> tuple[str, list[Given]]:
+def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
     """The model family that holds in the end, and the values that are settings of it.
 
     A source that chooses a family outdates what sources below it set for another; what it or a source above it sets must fit.
@@ -68,7 +71,7 @@ def _is_null(value: Any) -> bool:
     return value is None or (isinstance(value, Plain) and value.lower() in NULLS)
 
 
-def _fits(item: Given, family: str, chosen_at: int, problems: list[str]) -> bool:
+def _fits(item: Given, family: str, chosen_at: int, problems: list[Problem]) -> bool:
     families = [name for name in FAMILIES if setting_at(item.path, name)]
     if not families:
         problems.append(_unknown(item))
@@ -90,7 +93,7 @@ def _unknown(item: Given) -> str:
     return f"unknown setting {name} ({place(item.origin)}); {hint}"
 
 
-def merge(given: list[Given], family: str, problems: list[str]) -> tuple[dict[str, Any], dict[Path, str]]:
+def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[Path, str]]:
     """One tree of values as their settings understand them, and the origin of each."""
     tree: dict[str, Any] = {}
     origins: dict[Path, str] = {}
@@ -148,11 +151,13 @@ def _understand_items(setting: Setting, value: Any) -> list[dict[str, Any]]:
             try:
                 found[-1][key] = _understand(setting.items[key], item)
             except TypeError:
-                raise ConfigError(f"{name}.{key}={_shown(item)}: must be {_allowed(setting.items[key])}") from None
+                raise ConfigError(
+                    f"{{0}}: must be {_allowed(setting.items[key])}", Named(f"{name}.{key}", _shown(item))
+                ) from None
     return found
 
 
-def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, problems: list[str]) -> Config:
+def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, problems: list[Problem]) -> Config:
     """The Config of a merged tree, or a ConfigError with all problems."""
     details: dict[Path, list[Mapping[str, Any]]] = {}
     try:
@@ -172,10 +177,28 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
         problems.append(_explain(setting, tree, origins.get(path[:2], "default"), found))
     if not problems:  # what does not fit together is only worth saying when each value is sound
         problems = [str(detail["ctx"]["error"]) for detail in together]
-    raise ConfigError("; ".join(problems))
+    raise _together(problems)
 
 
-def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[Mapping[str, Any]]) -> str:
+def _together(problems: Sequence[Problem]) -> ConfigError:
+    """One error of all problems, whose settings are fields: checks of values know no errors and name settings by their paths."""
+    named: list[Named] = []
+
+    def number(setting: Named) -> str:
+        named.append(setting)
+        return f"{{{len(named) - 1}}}"
+
+    paths = re.compile(rf"\b({'|'.join(map(re.escape, sorted(known(), key=len, reverse=True)))})(?!\w)")
+    told = [
+        problem.what.replace("{0}", number(problem.settings[0]))
+        if isinstance(problem, ConfigError)
+        else paths.sub(lambda found: number(Named(found[0])), problem)
+        for problem in problems
+    ]
+    return ConfigError("; ".join(told), *named)
+
+
+def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[Mapping[str, Any]]) -> Problem:
     section, name, *place_in_list = setting.path.split(".")
     kind, message = details[0]["type"], details[0]["msg"]
     if kind == "missing":
@@ -189,13 +212,13 @@ def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[
             .replace("greater than or equal to", "at least")
             .replace("less than or equal to", "at most")
         )
-        return f"{setting.path}={_shown(value)} ({origin}): must be {words}"
+        return ConfigError(f"{{0}}: must be {words}", Named(setting.path, _shown(value), origin))
     return _mistake(setting, value, origin)
 
 
-def _mistake(setting: Setting, value: Any, origin: str, name: str = "") -> str:
+def _mistake(setting: Setting, value: Any, origin: str, name: str = "") -> ConfigError:
     allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else _allowed(setting)
-    return f"{name or setting.path}={_shown(value)} ({origin}): must be {allowed}"
+    return ConfigError(f"{{0}}: must be {allowed}", Named(name or setting.path, _shown(value), origin))
 
 
 def _allowed(setting: Setting) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError, ConfigError, Setting
 from ingot.runtime.files import fsync_dir, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
@@ -171,7 +171,8 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
             bad.rename(bad.with_name(bad.name + DAMAGED))
         return sound
     if damaged:
-        raise CheckpointError(f"no checkpoint is sound: {damaged[0][1]}; restore one or choose another training.output_dir")
+        what, folder_setting = f"no checkpoint is sound: {damaged[0][1]}", Setting("training.output_dir")
+        raise CheckpointError(what, folder_setting, advice="restore one or choose another {0}")
     return None
 
 

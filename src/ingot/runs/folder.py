@@ -16,11 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, Setting
 from ingot.runs.checkpoints import INDEX, PARTIAL, saved_steps
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import Metrics
+from ingot.runs.result import NAME as RESULT
+from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
 from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
 from ingot.runtime.files import open_to_append, sweep_temporaries, to_json, write_atomically, writing
@@ -56,11 +58,13 @@ class RunFolder:
         self.artifact = path / "artifact"
         self._folders = (self.samples, self.checkpoints, self.artifact)
         self.metrics = Metrics(path / "metrics.jsonl")
+        self.result_path = path / RESULT
+        self.session = 1  # which of the run's, as environment.json counts them
 
     def refuse_strangers(self, also: Sequence[str] = ()) -> None:
         """Refuse a folder in which our files would replace somebody else's, or be written through links; `also`: more names."""
-        files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.path / STATE, self.path / LOCK]
-        files += [self.path / name for name in also]
+        files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path]
+        files += [self.path / name for name in (STATE, LOCK, *also)]
         for path in (path for path in files if path.is_symlink()):
             with writing(path):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -71,7 +75,9 @@ class RunFolder:
             found += [folder.name for folder in self._folders if folder.exists() and not _is_empty_folder(folder)]
         if found:
             raise CheckpointError(
-                f"{self.path} holds {' and '.join(found)}, which no run of Ingot wrote; choose another training.output_dir"
+                f"{self.path} holds {' and '.join(found)}, which no run of Ingot wrote",
+                Setting("training.output_dir"),
+                advice="choose another {0}",
             )
 
     def _holds_a_run(self) -> bool:
@@ -120,9 +126,25 @@ class RunFolder:
 
     def write_environment(self, packages: Mapping[str, str], argv: Sequence[str] | None = None) -> None:
         """Record what runs this; what ran it before a resume moves to `earlier`, newest first."""
-        record = {**_environment(packages, sys.argv if argv is None else argv), "earlier": self._earlier_sessions()}
+        earlier = self._earlier_sessions()
+        self.session = len(earlier) + 1
+        record = {**_environment(packages, sys.argv if argv is None else argv), "earlier": earlier}
         with writing(self.environment_path):
             write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
+
+    def record(self, kind: str, report: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl, with the time and the session."""
+        self.metrics.append({"kind": kind, "time": utc_now(), "session": self.session, **report})
+
+    def forget_result(self) -> None:
+        """Remove what an earlier session came to: one that dies must not seem to have ended well."""
+        with writing(self.result_path):
+            self.result_path.unlink(missing_ok=True)
+
+    def write_result(self, found: TrainingResult, export: Mapping[str, Any]) -> None:
+        """Record what this session came to."""
+        with writing(self.result_path):
+            write_atomically(self.result_path, to_json(as_record(found, self.session, export), indent=2) + "\n")
 
     def log(self, line: str) -> None:
         """Add a line to log.txt, with the time before it."""

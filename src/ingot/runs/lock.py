@@ -12,24 +12,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from ingot.errors import CheckpointError, RunError
-from ingot.runs.state import State, Status, read_state, this_process, utc_now
+from ingot.errors import RunError, Setting
+from ingot.runs.state import CLOCK_SKEW_SECONDS, State, read_state, this_process, utc_now
 from ingot.runtime.files import to_json, writing
 from ingot.runtime.locks import FolderLock
 
 NAME = ".lock"
-CLOCK_SKEW_SECONDS = 300.0  # a heartbeat older than this is old on any pair of clocks worth the name (Kerberos allows the same)
-ASKING_SECONDS = 0.5  # `liveness` in another process holds the lock for an instant
+ASKING_SECONDS = 0.5  # nanoGPT's door looks whether a folder is free by taking it for an instant
 
 
 class RunLock:
     """The right to write into a run folder, held until released or until the process ends in whatever way."""
 
-    def __init__(
-        self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another training.output_dir"
-    ) -> None:
+    def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another {0}") -> None:
         self.folder, self._notify, self._elsewhere = folder, notify, elsewhere
         self._lock = FolderLock(folder, NAME)
 
@@ -92,21 +89,6 @@ def is_lock(path: Path) -> bool:
     return path.is_file() and (not content or _holder(content) is not None)
 
 
-def liveness(folder: Path) -> Status | Literal["crashed"]:
-    """The status of a run, where `running` is believed only of a process that is really there; may watch its heartbeat."""
-    state = read_state(folder)
-    if state is None:
-        raise CheckpointError(f"{folder} has no readable state.json; name a run folder")
-    if state.status != "running":
-        return state.status
-    taken = FolderLock(folder, NAME).is_taken()
-    if taken:
-        return "running"
-    if taken is False and state.boot_id == this_process()[2]:
-        return "crashed"
-    return "running" if _beats(folder, state) else "crashed"
-
-
 def _beats(folder: Path, seen: State, notify: Callable[[str], None] = lambda line: None) -> bool:
     """Whether somebody beyond the reach of our lock still writes state.json."""
     if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
@@ -144,4 +126,5 @@ def _in_use(folder: Path, owner: tuple[Any, Any, str] | None, elsewhere: str) ->
     if owner is not None:
         pid, host, since = owner
         who = f"process {pid} on {host} since {since[:19].replace('T', ' ')} UTC"
-    return RunError(f"{folder} is in use by {who}; wait for it, stop it, or choose {elsewhere}")
+    advice = f"wait for it, stop it, or choose {elsewhere}"
+    return RunError(f"{folder} is in use by {who}", Setting("training.output_dir"), advice=advice)

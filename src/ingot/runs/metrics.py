@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
 from ingot.runtime.files import open_to_append, to_json, write_atomically, writing
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far metrics.jsonl was read: which file, up to where, and the line before that, because inodes are used again."""
+
+    inode: int
+    offset: int
+    line: bytes = b""
+    start: int = 0  # where the reading began; at 0 the records are all there are, and what was read before no longer counts
 
 
 class Metrics:
@@ -48,17 +60,27 @@ class Metrics:
                 write_atomically(self.path, repaired)
         return len(lines) - len(kept)
 
-    def read(self) -> Iterator[dict[str, Any]]:
-        """The records in order; a last line that is still being written, or never was finished, is not one."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                record = _parse(line)
-                if record is not None:
-                    yield record
-                elif line.endswith(b"\n"):
-                    raise CheckpointError(f"{self.path}, line {number}, is not a JSON object; delete that line")
+    def read_since(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
+        """The records behind a mark, and the next mark; from the start where a resume has replaced the file."""
+        try:
+            with self.path.open("rb") as file:
+                inode, start = os.fstat(file.fileno()).st_ino, 0
+                if since is not None and since.inode == inode:
+                    file.seek(since.offset - len(since.line))
+                    start = since.offset if file.read(len(since.line)) == since.line else 0
+                file.seek(start)
+                content = file.read()
+        except FileNotFoundError:
+            return [], Mark(0, 0)
+        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)  # a last line may still be written
+        records = []
+        for number, line in enumerate(lines, start=1):
+            if (record := _parse(line)) is None:
+                behind = f" behind byte {start:,}" if start else ""
+                raise CheckpointError(f"{self.path}, line {number}{behind}, is not a JSON object; delete that line")
+            records.append(record)
+        last = lines[-1] if lines else since.line if since is not None and start else b""
+        return records, Mark(inode, start + sum(map(len, lines)), last, start)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from ingot.runtime.files import to_json, write_atomically
 
 Status = Literal["running", "stopped", "completed", "failed"]
 NAME = "state.json"
+CLOCK_SKEW_SECONDS = 300.0  # a heartbeat older than this is old on any pair of clocks worth the name (Kerberos allows the same)
 
 
 @dataclass(frozen=True)

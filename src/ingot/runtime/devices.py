@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 
 # Dense bf16 matrix rates from the vendors' data sheets, in FLOP/s, by a part of the device's name. The first match counts.
 PEAK_FLOPS = {
@@ -34,7 +34,9 @@ class Device:
         if asked == "auto":
             return self.precisions[0]
         if asked not in self.precisions:
-            raise ConfigError(f"training.precision={asked} needs a GPU; on a CPU use fp32, or bf16 where the CPU has it")
+            raise ConfigError(
+                "{0} needs a GPU; on a CPU use fp32, or bf16 where the CPU has it", Setting("training.precision", asked)
+            )
         return asked
 
 

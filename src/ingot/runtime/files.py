@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ingot.errors import CheckpointError, DataError, IngotError
+from ingot.errors import CheckpointError, DataError, IngotError, Setting
 from ingot.runtime.locks import FolderLock
 
+_OUTPUT_DIR = Setting("training.output_dir")
 _LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
@@ -128,18 +129,16 @@ def to_json(record: object, indent: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def writing(
-    path: Path, error: type[IngotError] = CheckpointError, elsewhere: str = "another training.output_dir"
-) -> Iterator[None]:
-    """Turn the disk's refusal into an error that says what to do."""
+def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Setting = _OUTPUT_DIR) -> Iterator[None]:
+    """Turn the disk's refusal into an error that says what to do; `setting` is what chose the place."""
     try:
         yield
     except OSError as refused:
         if refused.errno == errno.ELOOP and path.is_symlink():
-            raise error(
-                f"{path} is a symbolic link, and nothing is written through links; remove it or choose {elsewhere}"
-            ) from refused
-        raise error(f"cannot write {path}: {refused.strerror or refused}; make room for it or choose {elsewhere}") from refused
+            what = f"{path} is a symbolic link, and nothing is written through links"
+            raise error(what, setting, advice="remove it or choose another {0}") from refused
+        what = f"cannot write {path}: {refused.strerror or refused}"
+        raise error(what, setting, advice="make room for it or choose another {0}") from refused
 
 
 def _finite(value: object) -> object:

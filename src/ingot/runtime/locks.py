@@ -59,20 +59,6 @@ class FolderLock:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def is_taken(self) -> bool | None:
-        """Whether another process has the folder, without taking it for more than an instant; None where nobody can know."""
-        answers = []
-        for path in (self.folder, *([self.file] if self.file is not None else [])):
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            except OSError:
-                continue
-            try:
-                answers.append(_try_flock(descriptor, fcntl.LOCK_SH))
-            finally:
-                os.close(descriptor)
-        return True if False in answers else False if True in answers else None
-
     def read(self) -> bytes:
         """The first 4,096 bytes of the lock file, which say who has it or had it; nothing where there is none."""
         assert self.file is not None
@@ -102,13 +88,13 @@ class FolderLock:
         """One attempt; what was opened stays open, also after a refusal."""
         try:
             folder = self._open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-            of_folder = _try_flock(folder, fcntl.LOCK_EX)
+            of_folder = _try_flock(folder)
             of_file: bool | None = None
             if of_folder is not False and self.file is not None:
                 file = self._open(self.file, _OPEN_FILE)
                 if not stat.S_ISREG(os.fstat(file).st_mode):
                     raise OSError(errno.EINVAL, "it is not a plain file")
-                of_file = _try_flock(file, fcntl.LOCK_EX)
+                of_file = _try_flock(file)
         except BaseException:
             self.release()
             raise
@@ -131,10 +117,10 @@ class FolderLock:
             return False
 
 
-def _try_flock(descriptor: int, kind: int) -> bool | None:
+def _try_flock(descriptor: int) -> bool | None:
     """True: locked until closed. False: another has it. None: this disk cannot lock it."""
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

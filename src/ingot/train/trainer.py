@@ -9,76 +9,33 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from ingot.backends.base import Backend, Pending, StepPlan, StepResult
 from ingot.config.schema import Config
 from ingot.data.loading.reader import Portion, RowReader, read_portion
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import PeerLost, RunError
+from ingot.errors import PeerLost, RunError, Setting
 from ingot.eval.evaluator import Judge, Score
 from ingot.generate.sampling import Sampling, prompt_ids
 from ingot.optim.schedules import spent
-from ingot.runs.folder import RunFolder
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
-from ingot.runs.state import Heartbeat
+from ingot.runs.state import Status
 from ingot.train.bounds import Bounds
 from ingot.train.clock import Clock, fits
-from ingot.train.plan import Position, following, plan_step, shapes, starts_with
-from ingot.train.saver import Saver
+from ingot.train.plan import following, plan_step, shapes, starts_with
+from ingot.train.progress import Desk, Interrupted, Progress
 from ingot.train.stopping import Shutdown
 
-Status = Literal["completed", "stopped"]
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
 LAST_STEPS = 20  # whose longest tells whether another one fits into the budget
 PRIMING_STEPS = 2  # of a compiled model: the second finds what the first left to compile
 OVERFLOWS_IN_A_ROW = 100  # fp16 gives up after this many steps without an update
-
-
-class Interrupted(Exception):
-    """A signal came while the model was judged; raised on every rank."""
-
-
-@dataclass
-class Progress:
-    """Where a run stands; with the weights, the optimizer's memory and the config it decides everything that follows."""
-
-    step: int = 0
-    sample: int = 0  # the next row of the data order, counted in rows of data.seq_len
-    tokens: int = 0
-    elapsed_seconds: float = 0.0
-    step_seconds: float = 0.0  # the longest of the last steps
-    loss: float | None = None
-    val_loss: float | None = None
-    val_bpb: float | None = None
-    val_step: int | None = None  # the step at which they were found
-    val_whole: bool = False  # and whether by the whole validation split
-    val_rows: int = 0  # or by how many
-    val_rows_of: int = 0  # of its rows
-    val_final: bool = False  # and whether at the end of the run
-    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
-    best_step: int | None = None
-    best_bpb: float | None = None
-    evaluation_seconds: float = 0.0  # of evaluations during training, where they are bounded
-    starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
-
-    def position(self, seconds: float) -> Position:
-        """Where the next step begins, at a time that was agreed upon."""
-        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts))
-
-
-@dataclass(frozen=True)
-class Desk:
-    """Where the first rank writes: the run folder, its heartbeat and the thread that saves. Other ranks have none."""
-
-    folder: RunFolder
-    heartbeat: Heartbeat
-    saver: Saver
 
 
 class Trainer:
@@ -235,8 +192,9 @@ class Trainer:
             what = "gradient" if math.isfinite(result.loss) else "loss"
             raise RunError(
                 f"the {what} is not finite at step {self.progress.step} (loss {result.loss}, gradient norm {result.grad_norm}); "
-                "the weights were not updated and the checkpoints before it are sound: "
-                "lower the learning rate, lengthen optimizer.warmup_steps or look at the data, and start again"
+                "the weights were not updated and the checkpoints before it are sound:",
+                Setting("optimizer.warmup_steps"),
+                advice="lower the learning rate, lengthen {0} or look at the data, and start again",
             )
         self.progress.loss = result.loss
         report = self._report(result, plan, epoch)
@@ -250,7 +208,7 @@ class Trainer:
                 elapsed_seconds=report.elapsed_seconds,
             )
             if log:
-                self.desk.folder.metrics.append({"kind": "train", **asdict(report)})
+                self.desk.folder.record("train", asdict(report))
             self.reporter.step(report, log)
 
     def _report(self, result: StepResult, plan: StepPlan, epoch: int) -> StepReport:
@@ -322,7 +280,7 @@ class Trainer:
             )
             if self.desk is not None:
                 self.desk.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
-                self.desk.folder.metrics.append({"kind": "evaluation", **asdict(report)})
+                self.desk.folder.record("evaluation", asdict(report))
                 self.reporter.evaluation(report)
                 if c.evaluation.sample_tokens:
                     self.sample()

@@ -14,23 +14,23 @@
 19      doors/golf/test_golf_data.py::test_of_an_empty_folder_validation_is_missed_first
 20      doors/golf/test_golf_data.py::test_a_validation_split_that_fills_no_row_is_refused
 21-22   doors/golf/test_golf_variables.py::test_a_mistake_is_told_in_the_words_of_its_variables
-23      data/test_shards.py::test_other_constants_are_an_unexpected_header
-23      data/test_shards.py::test_a_header_that_is_cut_short_is_unexpected
+23      data/store/test_shards.py::test_other_constants_are_an_unexpected_header
+23      data/store/test_shards.py::test_a_header_that_is_cut_short_is_unexpected
 23-24   doors/golf/test_golf_data.py::test_a_damaged_shard_is_refused_with_its_name
-24      data/test_shards.py::test_a_size_that_does_not_follow_from_the_header_is_refused
-25      data/test_shards.py::test_every_id_survives
-26      data/test_stream.py::test_rows_of_the_stream_wrap_into_its_start
-27      data/test_stream.py::test_the_stream_is_read_in_spans_of_one_token_more_than_they_train_on
-27      data/test_stream.py::test_ranks_together_read_what_one_rank_would_in_the_same_order
-28      data/test_stream.py::test_windows_have_a_target_for_every_token
-29      data/test_stream.py::test_a_step_of_the_stream_consumes_its_tokens_and_one_for_every_span
+24      data/store/test_shards.py::test_a_size_that_does_not_follow_from_the_header_is_refused
+25      data/store/test_shards.py::test_every_id_survives
+26      data/loading/test_stream.py::test_rows_of_the_stream_wrap_into_its_start
+27      data/loading/test_stream.py::test_the_stream_is_read_in_spans_of_one_token_more_than_they_train_on
+27      data/loading/test_stream.py::test_ranks_together_read_what_one_rank_would_in_the_same_order
+28      data/loading/test_stream.py::test_windows_have_a_target_for_every_token
+29      data/loading/test_stream.py::test_a_step_of_the_stream_consumes_its_tokens_and_one_for_every_span
 30      doors/golf/test_golf_log.py::test_how_often_a_run_is_primed_validated_and_logged_leaves_no_trace
 31      doors/golf/test_golf_log.py::test_the_first_losses_are_those_of_the_first_tokens_of_the_first_shard
-32      data/test_sentencepiece.py::test_golfs_example_counts_ten_bytes
-33      data/test_sentencepiece.py::test_a_lone_space_is_one_byte_except_at_the_start_of_a_document
-34      data/test_sentencepiece.py::test_only_the_first_space_of_a_piece_is_one_byte
-35      data/test_sentencepiece.py::test_an_id_outside_the_vocabulary_has_no_bytes_and_starts_a_document
-36      data/test_sentencepiece.py::test_a_uniform_predictor_needs_ten_bits_for_a_token_of_1024
+32      data/tokenizers/test_sentencepiece.py::test_golfs_example_counts_ten_bytes
+33      data/tokenizers/test_sentencepiece.py::test_a_lone_space_is_one_byte_except_at_the_start_of_a_document
+34      data/tokenizers/test_sentencepiece.py::test_only_the_first_space_of_a_piece_is_one_byte
+35      data/tokenizers/test_sentencepiece.py::test_an_id_outside_the_vocabulary_has_no_bytes_and_starts_a_document
+36      data/tokenizers/test_sentencepiece.py::test_a_uniform_predictor_needs_ten_bits_for_a_token_of_1024
 38      doors/golf/test_golf_ranks.py::test_the_score_is_the_same_for_any_number_of_ranks
 39      doors/golf/test_golf_log.py::test_the_bits_of_the_record_follow_from_its_loss
 40      doors/golf/test_golf_files.py::test_a_file_scores_what_its_run_said_and_says_so_as_often_as_it_is_asked
@@ -86,7 +86,7 @@ instead of one script). Need the published data or weights: the second half of 3
 What a better script should do:
 
 one rate  train/test_trainer.py::test_the_learning_rate_follows_the_first_ranks_clock_alone
-no stall  data/test_stream.py::test_the_reader_gives_a_rank_its_rows_step_after_step
+no stall  data/loading/test_stream.py::test_the_reader_gives_a_rank_its_rows_step_after_step
 cpu       doors/golf/test_golf_log.py::test_a_program_of_its_own_prints_what_a_run_in_this_process_does
 resume    doors/golf/test_golf_resume.py::test_a_run_stopped_anywhere_goes_on_to_the_numbers_of_an_unbroken_one
 capped    doors/golf/test_golf_resume.py::test_with_a_cap_the_seconds_spent_are_remembered_and_the_rate_goes_on_where_it_was

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from golf_toys import Golf, Ran, run_here, variables
 
-from ingot.doors.golf import main as program
+from ingot.doors import entry
 
 TRAINED = (3, 6)  # ranks that share the 16 rows of a step: 5 + 5 + 6, and twos and threes
 SCORED = (2, 3)  # and the 41 rows of validation
@@ -101,6 +101,6 @@ def test_more_ranks_than_rows_are_refused(golf: Golf) -> None:
 
 
 def test_what_every_rank_finds_wrong_the_first_one_says(golf: Golf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(entry, "PATIENCE_SECONDS", 0)
     assert golf(2, RANK="1", WORLD_SIZE="2", NUM_HEADS="3").err == ""
     assert golf.refuses(2, RANK="0", WORLD_SIZE="2", NUM_HEADS="3") == "MODEL_DIM=16 is not divisible by NUM_HEADS=3"

@@ -10,11 +10,12 @@ from golf_toys import ROOT, Golf
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ingot
 from ingot.backends.torch.build import build_model
 from ingot.config.loading import load_config
-from ingot.doors.golf.translate import SETTINGS, accumulation, reworded, translate
+from ingot.doors.golf.translate import ADVICE, SETTINGS, accumulation, advice, translate, variable
 from ingot.doors.golf.variables import NAMES, TABLE, as_lines, differing, look_alikes, markdown, read_variables
-from ingot.errors import ConfigError
+from ingot.errors import CannotContinue, Change, ConfigError, Setting
 
 # The record with rows of 4,096 tokens: its defaults that are not the baseline's, besides its RUN_ID.
 SEQ4096 = {
@@ -250,9 +251,17 @@ def test_whatever_a_variable_is_set_to_it_has_a_meaning_or_a_sentence_with_its_n
 
 
 def test_errors_of_the_engine_are_put_into_the_words_of_the_door() -> None:
-    said = "model.layers was 3 and is 4; model.embedding_dtype was bf16; set it back or choose another training.output_dir"
-    assert reworded(said) == "NUM_LAYERS was 3 and is 4; EMBED_DTYPE was bf16; set it back or choose another RUN_ID"
-    assert reworded("optimizer.muon_momentum_start=2 (python)") == "MUON_MOMENTUM_WARMUP_START=2"
+    changes = [Change("model.layers", 3, 4), Change("model.embedding_dtype", "bf16", "fp32")]
+    said = (
+        "x cannot be continued: NUM_LAYERS was 3 and is 4; EMBED_DTYPE was bf16 and is fp32; set it back or choose another RUN_ID"
+    )
+    assert CannotContinue("x", changes).render(variable, advice) == said
+    assert Setting("optimizer.muon_momentum_start", 2, "python").render(variable) == "MUON_MOMENTUM_WARMUP_START=2"
+
+
+def test_advice_that_golf_has_its_own_words_for_is_still_given_by_the_engine() -> None:
+    engine = "".join(path.read_text() for path in Path(ingot.__file__).parent.rglob("*.py") if "doors" not in path.parts)
+    assert [ours for ours in ADVICE if f'"{ours}"' not in engine] == []
 
 
 @pytest.mark.parametrize("ranks", [{"RANK": "0", "WORLD_SIZE": "0"}, {"RANK": "0", "WORLD_SIZE": "-1"}])

@@ -88,13 +88,15 @@ def logs(world: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def edit(logs: Path) -> Callable[[str, str, str], None]:
-    """Changes every occurrence of some words in the log of a run."""
+def edit(logs: Path) -> Callable[..., None]:
+    """Changes what a run says of its export, or the value of a variable."""
 
-    def change(run: str, old: str, new: str) -> None:
-        path = logs / f"{run}.txt"
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
+    def change(run: str, **told: object) -> None:
+        path = logs / run / "result.json"
+        result = json.loads(path.read_text())
+        for name, value in told.items():
+            (result["export"] if name in result["export"] else result["export"]["variables"])[name] = value
+        path.write_text(json.dumps(result))
 
     return change
 
@@ -183,38 +185,54 @@ def test_one_run_makes_a_submission_without_a_spread(logs: Path, tmp_path: Path)
 
 
 def test_a_log_of_several_runs_gives_each_its_own(logs: Path) -> None:
-    both = [(logs / f"toy{seed}.txt").read_text() for seed in SEEDS[:2]]
-    (logs / "x.txt").write_text(both[0].replace("logs/toy1337", "logs/x") + both[1].replace("logs/toy1338", "logs/x-2"))
-    shutil.copytree(logs / "toy1337", logs / "x")
-    shutil.copytree(logs / "toy1338", logs / "x-2")
-    assert [read_run(logs / name).seed for name in ("x", "x-2", "x.txt")] == [1337, 1338, 1338]
-    assert read_run(logs / "x").log + read_run(logs / "x-2").log == (logs / "x.txt").read_text()
+    (logs / "x.txt").write_text("two runs")
+    for seed, name in zip(SEEDS, ("x", "x-9", "x-10"), strict=True):
+        shutil.copytree(logs / f"toy{seed}", logs / name)
+    assert [read_run(logs / name).seed for name in ("x", "x-9", "x.txt")] == [1337, 1338, 1339]
+    assert [read_run(logs / f"toy{seed}").log for seed in SEEDS] == [(logs / f"toy{seed}.txt").read_text() for seed in SEEDS]
 
 
-def test_a_run_that_was_stopped_and_went_on_brings_both_parts_of_its_log(logs: Path) -> None:
-    path = logs / "toy1337.txt"
-    whole = path.read_text()
-    path.write_text(whole[: whole.index("step:3/4")] + whole)
-    assert read_run(logs / "toy1337").log == path.read_text()
-    path.write_text(whole + whole[: whole.index("step:3/4")])
-    with pytest.raises(CheckpointError, match="is not finished"):
+def test_a_run_that_was_stopped_and_went_on_brings_both_parts_of_its_log(logs: Path, world: Path, tmp_path: Path) -> None:
+    """Two sessions: the first ends at step 2 of what the second then takes to 4."""
+    with chdir(tmp_path):
+        variables = {**TOY, **where(world), "RUN_ID": "parts", "ITERATIONS": "2"}
+        assert golf(variables) == 0
+        state = tmp_path / "logs" / "parts" / "state.json"
+        state.write_text(state.read_text().replace("completed", "stopped"))
+        with pytest.raises(CheckpointError, match="is not finished: it is stopped"):
+            read_run(tmp_path / "logs" / "parts")
+        assert golf(variables | {"ITERATIONS": "4"}) == 0
+    run = read_run(tmp_path / "logs" / "parts")
+    assert run.log == (tmp_path / "logs" / "parts.txt").read_text() and run.steps == 4
+    assert "step:1/2 " in run.log and "step:4/4 " in run.log and run.log.count("model_params:") == 2
+
+
+def test_a_run_of_an_ingot_that_wrote_no_result_is_refused_with_what_to_do(logs: Path) -> None:
+    (logs / "toy1337" / "result.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"has no result\.json: an earlier Ingot made it; pack it with that one, or run it again"
+    ):
+        read_run(logs / "toy1337")
+    state = logs / "toy1337" / "state.json"
+    state.write_text(state.read_text().replace("completed", "failed"))
+    with pytest.raises(CheckpointError, match="is not finished: it is failed; the command it was started with goes on"):
         read_run(logs / "toy1337")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("told", "said"),
     [
-        ("NUM_LAYERS=3", "NUM_LAYERS=4", "NUM_LAYERS is 3 and 4"),
-        ("MATRIX_LR=0.04", "MATRIX_LR=0.02", "MATRIX_LR is 0.04 and 0.02"),
-        ("train_loader:dataset:data", "train_loader:dataset:other", "their data is data and other"),
-        ("world_size:1", "world_size:2", "their ranks are 1 and 2"),
-        ("SEED=1338", "SEED=1337", "have the same seed, SEED=1337"),
+        ({"NUM_LAYERS": "4"}, "NUM_LAYERS is 3 and 4"),
+        ({"MATRIX_LR": "0.02"}, "MATRIX_LR is 0.04 and 0.02"),
+        ({"dataset": "other"}, "their data is data and other"),
+        ({"ranks": 2}, "their ranks are 1 and 2"),
+        ({"SEED": "1337"}, "have the same seed, SEED=1337"),
     ],
 )
 def test_runs_that_differ_by_more_than_the_seed_are_refused(
-    logs: Path, tmp_path: Path, edit: Callable[[str, str, str], None], old: str, new: str, said: str
+    logs: Path, tmp_path: Path, edit: Callable[..., None], told: dict[str, object], said: str
 ) -> None:
-    edit("toy1338", old, new)
+    edit("toy1338", **told)
     with pytest.raises(ConfigError, match=said):
         pack([logs / "toy1337", logs / "toy1338"], tmp_path / "out", About("x"))
     assert not (tmp_path / "out").exists()
@@ -244,25 +262,26 @@ def test_files_that_are_not_the_runs_are_refused(logs: Path, what: str) -> None:
 
 def test_what_is_no_run_is_refused_with_a_sentence(logs: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("step:1/1 val_loss:1.0\n")
-    (logs / "toy1337.txt").rename(logs / "elsewhere")
+    (logs / "toy1337.txt").rename(logs / "elsewhere.txt")
+    other = json.loads((logs / "toy1338" / "result.json").read_text()) | {"export": {}}
+    (logs / "toy1338" / "result.json").write_text(json.dumps(other))
     for path, said in (
         (tmp_path / "nothing", "there is no run"),
         (tmp_path / "notes.txt", "is no log of train_gpt.py"),
-        (logs / "toy1337", "has no log beside it"),
-        (logs / "toy1338" / "artifact", "has no log beside it"),
+        (logs / "elsewhere.txt", "is no log of train_gpt.py with its run folder elsewhere beside it"),
+        (logs / "toy1338" / "artifact", "is not a run folder"),
+        (logs / "toy1338", "is not a run of train_gpt.py"),
     ):
         with pytest.raises(CheckpointError, match=said):
             read_run(path)
 
 
-def test_more_bytes_than_the_limit_are_refused_with_what_would_fit(
-    logs: Path, tmp_path: Path, edit: Callable[[str, str, str], None]
-) -> None:
+def test_more_bytes_than_the_limit_are_refused_with_what_would_fit(logs: Path, tmp_path: Path, edit: Callable[..., None]) -> None:
     run = read_run(logs / "toy1337")
-    edit("toy1337", "ARTIFACT_LIMIT_BYTES=16000000", f"ARTIFACT_LIMIT_BYTES={run.total_bytes - 1}")
+    edit("toy1337", ARTIFACT_LIMIT_BYTES=str(run.total_bytes - 1))
     with pytest.raises(ConfigError, match=r"1 more than ARTIFACT_LIMIT_BYTES=.*; NUM_LAYERS=2 would have about"):
         pack([logs / "toy1337"], tmp_path / "out", About("x"))
-    edit("toy1337", f"ARTIFACT_LIMIT_BYTES={run.total_bytes - 1}", f"ARTIFACT_LIMIT_BYTES={run.total_bytes}")
+    edit("toy1337", ARTIFACT_LIMIT_BYTES=str(run.total_bytes))
     pack([logs / "toy1337"], tmp_path / "out", About("x"))
 
 

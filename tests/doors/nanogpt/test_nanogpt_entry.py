@@ -10,8 +10,9 @@ import torch
 from programs import Ingot
 from small_runs import ROOT
 
-from ingot.doors.nanogpt.entry import explained
-from ingot.errors import CheckpointError
+from ingot.doors.entry import explained
+from ingot.doors.nanogpt.keys import key_name
+from ingot.errors import CheckpointError, Setting
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from ingot.errors import CheckpointError
     ids=lambda error: type(error).__name__,
 )
 def test_too_little_memory_is_one_line_with_what_to_do(capsys, error):
-    with explained("train.py") as outcome:
+    with explained("train.py", key_name) as outcome:
         raise error
     told = capsys.readouterr().err
     assert outcome.code == 1 and len(told.splitlines()) == 1
@@ -34,13 +35,14 @@ def test_too_little_memory_is_one_line_with_what_to_do(capsys, error):
 
 
 def test_a_mistake_of_ours_keeps_its_traceback():
-    with pytest.raises(RuntimeError, match="shapes do not fit"), explained("train.py"):
+    with pytest.raises(RuntimeError, match="shapes do not fit"), explained("train.py", key_name):
         raise RuntimeError("shapes do not fit")
 
 
 def test_what_our_rooms_say_has_the_names_of_the_keys(capsys):
-    with explained("train.py") as outcome:
-        raise CheckpointError("cannot write out; choose another training.output_dir, and data.seq_len too")
+    with explained("train.py", key_name) as outcome:
+        settings = Setting("training.output_dir"), Setting("data.seq_len")
+        raise CheckpointError("cannot write out", *settings, advice="choose another {0}, and {1} too")
     assert outcome.code == 4
     assert capsys.readouterr().err == "train.py: error: cannot write out; choose another out_dir, and block_size too\n"
 

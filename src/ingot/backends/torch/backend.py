@@ -30,7 +30,7 @@ from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.state import load_model, load_optimizers, model_records, optimizer_records
 from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, RunError
+from ingot.errors import ConfigError, RunError, Setting
 from ingot.optim.groups import make_optimizers
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.children import shield_compile_workers
@@ -154,8 +154,10 @@ class TorchBackend(TorchInference):
             loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
             raise RunError(
-                f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows; "
-                "lower training.micro_batch or set training.gradient_checkpointing=true, and start again"
+                f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows",
+                Setting("training.micro_batch"),
+                Setting("training.gradient_checkpointing", "true"),
+                advice="lower {0} or set {1}, and start again",
             ) from None
         # 3. The norm of the gradients, which are clipped to it.
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ingot.backends.torch.state import NAMES
 from ingot.config.schema import Config
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 from ingot.model.registry import build
 from ingot.optim.groups import facing_vocabulary
 
@@ -24,7 +24,9 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     section = config.model.model_dump()
     asked = section["vocab_size"]
     if asked is not None and asked < vocab_size:
-        raise ConfigError(f"model.vocab_size={asked} is smaller than the tokenizer's {vocab_size}; raise it or set it to null")
+        raise ConfigError(
+            f"{{0}} is smaller than the tokenizer's {vocab_size}; raise it or set it to null", Setting("model.vocab_size", asked)
+        )
     section["vocab_size"] = asked or vocab_size
     section["context"] = section["context"] or config.data.seq_len
     torch.manual_seed(config.training.seed)

@@ -6,30 +6,31 @@ import time
 
 import torch
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import Device, data_sheet_flops
 
 
 def find_torch_device(name: str, local_rank: int = 0) -> Device:
     """The device `training.device` asks for; each local rank has a GPU of its own."""
+    setting = Setting("training.device", name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"training.device={name} is no device; use auto, cpu, cuda, cuda:N or mps") from None
+        raise ConfigError("{0} is no device; use auto, cpu, cuda, cuda:N or mps", setting) from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = local_rank if device.index is None else device.index
         if index >= count:
-            raise ConfigError(f"training.device={name} asks for GPU {index} and this machine has {count}; use cpu or fewer ranks")
+            raise ConfigError(f"{{0}} asks for GPU {index} and this machine has {count}; use cpu or fewer ranks", setting)
         return _gpu(index)
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("training.device=mps needs an Apple GPU, and there is none here; use auto or cpu")
+        raise ConfigError("{0} needs an Apple GPU, and there is none here; use auto or cpu", Setting("training.device", "mps"))
     if device.type == "mps":
         return Device("mps", 0, "mps", None, ("fp32", "bf16", "fp16"))
     if device.type != "cpu":
-        raise ConfigError(f"training.device={name} is not supported; use auto, cpu, cuda, cuda:N or mps")
+        raise ConfigError("{0} is not supported; use auto, cpu, cuda, cuda:N or mps", setting)
     return Device("cpu", 0, f"cpu, {torch.get_num_threads()} threads", None, ("fp32", "bf16"))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ingot.config.schema import Config
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
 
 GRAPHS_PER_STAGE = 8  # as many as torch allows a run of one stage
@@ -24,7 +24,9 @@ def compiles(config: Config, on_cuda: bool) -> bool:
     if t.compile is True and family != "file":
         # torch 2.11 then expects other strides of flash attention's gradients than it gets.
         raise ConfigError(
-            f"training.deterministic does not go together with a compiled {family} model; leave training.compile out"
+            f"{{0}} does not go together with a compiled {family} model; leave {{1}} out",
+            Setting("training.deterministic"),
+            Setting("training.compile"),
         )
     return t.compile is True
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.backends.torch.precision import ATTENTION
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
 
@@ -34,8 +34,10 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None]) -> int:
         except torch.OutOfMemoryError:
             if size == 1:
                 raise ConfigError(
-                    "one row of data.seq_len tokens does not fit into the GPU's memory; shorten it, shrink the model "
-                    "or set training.gradient_checkpointing=true"
+                    "one row of {0} tokens does not fit into the GPU's memory",
+                    Setting("data.seq_len"),
+                    Setting("training.gradient_checkpointing", "true"),
+                    advice="shorten it, shrink the model or set {1}",
                 ) from None
             size = (size + 1) // 2
         finally:

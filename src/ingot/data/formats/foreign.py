@@ -19,13 +19,12 @@ from ingot.data.store.shards import open_plain, open_shard
 from ingot.data.store.stream import OpenTokens
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
 from ingot.data.tokenizers.matching import round_trips
-from ingot.errors import DataError
+from ingot.errors import DataError, Setting
 
+TOKENIZER = Setting("data.tokenizer")
 ENDS = 4096  # bytes of a file's start and of its end that the fingerprint covers
-OTHER = "the tokenizer; name the one that made them with data.tokenizer"
-GUESSED = (
-    "GPT-2's tokenizer, which is taken without a meta.pkl; put that file beside them, or name what made them with data.tokenizer"
-)
+OTHER = "the tokenizer; name the one that made them with {0}"
+GUESSED = "GPT-2's tokenizer, which is taken without a meta.pkl; put that file beside them, or name what made them with {0}"
 PLACES, LOOKED_AT = 32, 4096  # looked at in all, at least 2 of every file, and tokens of each
 NANOGPT = {split: f"{split}.bin" for split in SPLITS}
 
@@ -41,7 +40,7 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
     if not splits["train"] and not splits["val"]:
         return None
     if (tokenizer := tokenizer or paired_tokenizer(folder)) is None:
-        raise DataError(f"{folder} holds shards and does not say their tokenizer; name it with data.tokenizer")
+        raise DataError(f"{folder} holds shards and does not say their tokenizer; name it with {{0}}", TOKENIZER)
     return _dataset(folder, splits, open_tokenizer(tokenizer), open_shard, trust_tokens)
 
 
@@ -78,12 +77,14 @@ def _check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: Open
         for place in np.linspace(0, max(0, len(tokens) - LOOKED_AT), max(2, PLACES // len(paths))).astype(int):
             part = tokens[place : place + LOOKED_AT]
             if (largest := part.max(initial=0)) >= tokenizer.vocab_size:
-                raise DataError(f"{path} holds token {largest}, outside the {tokenizer.vocab_size:,} ids of {which}")
+                raise DataError(f"{path} holds token {largest}, outside the {tokenizer.vocab_size:,} ids of {which}", TOKENIZER)
             samples.append(part)
     if not round_trips(tokenizer, samples, trust).fit:
         raise DataError(
-            f"the tokens of {paths[0].parent} are not those that their text has in {which}; if that is on purpose, set "
-            "data.trust_tokens"
+            f"the tokens of {paths[0].parent} are not those that their text has in {which}",
+            TOKENIZER,
+            Setting("data.trust_tokens"),
+            advice="if that is on purpose, set {1}",
         )
 
 

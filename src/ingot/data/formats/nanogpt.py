@@ -26,7 +26,7 @@ from ingot.data.formats.base import (
 from ingot.data.store.shards import HEADER_BYTES, open_plain
 from ingot.data.store.stream import TokenStream
 from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
-from ingot.errors import DataError
+from ingot.errors import DataError, Setting
 from ingot.runtime.files import write_atomically
 
 FILES = {"train": "train.bin", "val": "val.bin"}
@@ -82,6 +82,7 @@ def _check_headerless(path: Path) -> None:
 
 
 META = "meta.pkl"
+TOKENIZER = Setting("data.tokenizer")
 MAX_BYTES = 1 << 24  # a vocabulary of 65,536 characters has 1 MB
 SAFE = {
     "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1",
@@ -135,19 +136,20 @@ def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
     path = folder / META
     if name == "number":
         if not path.is_file():
-            raise DataError(f"data.tokenizer is number and {folder} has no {META}; write one that says vocab_size")
+            raise DataError(f"{{0}} is number and {folder} has no {META}; write one that says vocab_size", TOKENIZER)
         return NumberTokenizer(read_meta(path)["vocab_size"])
     if not path.is_file():
         return open_tokenizer(name or "gpt2")
     if (found := char_tokenizer(path)) is not None:
         if name not in (None, "char"):
-            raise DataError(f"data.tokenizer is {name} and {folder} has characters, as its {META} says; leave it out")
+            raise DataError(f"{{0}} is {name} and {folder} has characters, as its {META} says; leave it out", TOKENIZER)
         return found
     if name is None:
         size = read_meta(path)["vocab_size"]
         raise DataError(
-            f"{path} has {size:,} ids that are no single characters; name what made them with data.tokenizer, or number where "
-            "they stand for no text"
+            f"{path} has {size:,} ids that are no single characters",
+            TOKENIZER,
+            advice="name what made them with {0}, or number where they stand for no text",
         )
     return checked_size(path, open_tokenizer(name))
 

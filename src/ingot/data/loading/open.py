@@ -9,7 +9,7 @@ from ingot.data.formats.foreign import open_foreign
 from ingot.data.prepare.sample import PREFIX, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
-from ingot.errors import DataError
+from ingot.errors import DataError, Setting
 
 
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False) -> Dataset:
@@ -44,8 +44,9 @@ def _check_same(name: str, found: Tokenizer, path: str) -> None:
             return
         given = f"{name} ({_shown(opened)})"
     raise DataError(
-        f"data.tokenizer is {given} and {path} was prepared with {_shown(found)}; "
-        f"leave data.tokenizer out or prepare the text again with --tokenizer {name}"
+        f"{{0}} is {given} and {path} was prepared with {_shown(found)}",
+        Setting("data.tokenizer"),
+        advice=f"leave {{0}} out or prepare the text again with --tokenizer {name}",
     )
 
 

@@ -12,7 +12,7 @@ from ingot.config.schema import DataSection
 from ingot.data.loading.order import Order, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.store.dataset import Dataset, Split
-from ingot.errors import DataError
+from ingot.errors import DataError, Setting
 from ingot.runtime.batch import Batch
 
 
@@ -104,8 +104,9 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
         return PackedRows(split, seq_len, seed, dataset.tokenizer.bos, settings.document_mask)
     if split.tokens <= seq_len:
         raise DataError(
-            f"the text has {split.tokens:,} tokens and a row needs data.seq_len + 1 = {seq_len + 1:,}; "
-            "use more text or shorter rows"
+            f"the text has {split.tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}",
+            Setting("data.seq_len"),
+            advice="use more text or shorter rows",
         )
     order: Order
     match settings.sampling:

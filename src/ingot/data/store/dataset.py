@@ -22,7 +22,7 @@ from ingot.data.store.shards import open_shard, read_header
 from ingot.data.store.stream import OpenTokens, TokenStream
 from ingot.data.text.files import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
-from ingot.data.tokenizers.base import PACKED
+from ingot.data.tokenizers.base import PACKED, NoSpacePiece
 from ingot.errors import DataError
 
 MANIFEST = "dataset.json"
@@ -202,8 +202,8 @@ def read_description(folder: Path) -> Description:
 
 
 def tokenizer_finding(file: str, error: DataError) -> Finding:
-    """Why a tokenizer cannot be read; the rule about U+2581 is the tokenizers' own."""
-    if "U+2581" in str(error):
+    """Why a tokenizer cannot be read."""
+    if isinstance(error, NoSpacePiece):
         problem = "holds a tokenizer without a piece for a single space (U+2581), so the bytes of a text are counted wrong"
         return Finding("space-piece", file, problem, "prepare the text again with another tokenizer", "tokenizer")
     return Finding("tokenizer", file, f"holds no tokenizer that can be read: {error}", place="tokenizer")

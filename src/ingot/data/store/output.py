@@ -7,7 +7,7 @@ import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ingot.errors import DataError
+from ingot.errors import DataError, Setting
 from ingot.runtime import files
 from ingot.runtime.locks import FolderLock
 
@@ -16,7 +16,7 @@ LOCK = ".download.lock"
 
 def writing(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turn the disk's refusal into a sentence."""
-    return files.writing(path, DataError, "another output")
+    return files.writing(path, DataError, Setting("output"))
 
 
 @contextlib.contextmanager

@@ -14,8 +14,9 @@ from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ingot.errors import DataError
+from ingot.errors import DataError, Setting
 
+TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
 FILE_MARK = "\ufeff"  # in front of a file, never part of a document
 PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
 JSON_BYTES = 1 << 16  # read at once from a JSON file
@@ -115,9 +116,7 @@ def field_text(record: Any, place: str, name: str) -> str:
     if text is None:
         raise DataError(f"{place}: field {name!r} is null, which is no text; leave the record out, or write an empty text")
     if not isinstance(text, str):
-        raise DataError(
-            f"{place}: field {name!r} is not a string but {type(text).__name__}; name the right one with --text-field"
-        )
+        raise DataError(f"{place}: field {name!r} is not a string but {type(text).__name__}", TEXT_FIELD, advice=NAME_IT)
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -128,7 +127,7 @@ def field_text(record: Any, place: str, name: str) -> str:
 def no_field(place: str, name: str, names: Sequence[str], what: str) -> DataError:
     """The error for a record or table without the field that was asked for, or with two of them."""
     found = ", ".join(map(repr, names[:10])) or "none"
-    return DataError(f"{place}: no {what} {name!r}; {what}s found: {found}; name the right one with --text-field")
+    return DataError(f"{place}: no {what} {name!r}; {what}s found: {found}", TEXT_FIELD, advice=NAME_IT)
 
 
 class _JsonText:

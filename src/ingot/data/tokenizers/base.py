@@ -28,6 +28,10 @@ OUTSIDE = -1  # the token before a document: none
 PACKED = "xz"  # the key of a spec that holds a file
 
 
+class NoSpacePiece(DataError):
+    """A vocabulary in which no piece is a single space (U+2581): the bytes of a text would be counted wrong."""
+
+
 def digest(value: Any) -> str:
     """The sha256 of a JSON value, independent of key order and white space."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import PACKED, Ids, check_size, unpack, utf8
+from ingot.data.tokenizers.base import PACKED, Ids, NoSpacePiece, check_size, unpack, utf8
 from ingot.data.tokenizers.fast.table import Flat, WordTable, flat, trusted
 from ingot.data.tokenizers.gpt2 import MARKS, SPACES
 from ingot.data.tokenizers.pieces import SPACE, FileTokenizer, byte_alphabet
@@ -179,7 +179,7 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Piece]:
     if isinstance(unknown, int) and style != "bytes" and unknown < len(table):
         table[unknown] = (None, False)
     if style == "spaces" and (b" ", True) not in table:
-        raise DataError(
+        raise NoSpacePiece(
             "the vocabulary has no piece for a single space (U+2581), so the bytes of a text would be counted wrong; "
             "choose another tokenizer"
         )

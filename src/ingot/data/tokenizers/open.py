@@ -82,7 +82,7 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
         if path.name in dict(MERGES):
             return gpt2.from_merges(_read(path), _read(path.with_name(dict(MERGES)[path.name])))
     except DataError as error:
-        raise DataError(f"{shown or path}: {error}") from None
+        raise type(error)(f"{shown or path}: {error}") from None
     raise ConfigError(f"{path} is no tokenizer that can be read; give {HOW}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import PACKED, check_size, utf8
+from ingot.data.tokenizers.base import PACKED, NoSpacePiece, check_size, utf8
 from ingot.data.tokenizers.fast.proof import word_starts
 from ingot.data.tokenizers.fast.table import FIRST, Flat, WordTable, flat, trusted
 from ingot.data.tokenizers.pieces import SPACE, FileTokenizer
@@ -41,7 +41,7 @@ class SentencePieceTokenizer(FileTokenizer):
             raise DataError("this is not a SentencePiece model, or it is damaged") from None
         pieces, spaced, sizes = zip(*table, strict=True)
         if not any(piece == b" " and starts for piece, starts, _ in table):
-            raise DataError(
+            raise NoSpacePiece(
                 "the model has no piece for a single space (U+2581): a space would become three byte pieces and the bytes of a "
                 "text would be counted wrong; train one on text with spaces in it"
             )

@@ -18,10 +18,11 @@ from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
 from ingot.data.tokenizers.pieces import SPACE
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ingot.errors import ConfigError, DataError
+from ingot.errors import ConfigError, DataError, Setting
 from ingot.runtime.files import write_atomically
 
 Trainable = Literal["sentencepiece", "bpe"]
+VOCAB_SIZE = Setting("--vocab-size")
 SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
 PORTION = 1 << 20  # characters that are learned from at once; only words at the seams of longer documents suffer
 # The golf challenge's own settings, and two more: SentencePiece would pass over all but short documents, and could leave the
@@ -62,8 +63,9 @@ def train_tokenizer(
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
         raise DataError(
-            f"the text has pieces for {tokenizer.vocab_size:,} ids and --vocab-size {vocab_size:,} asks for more; "
-            f"give {tokenizer.vocab_size} or less, or more text"
+            f"the text has pieces for {tokenizer.vocab_size:,} ids and {{0}} {vocab_size:,} asks for more; "
+            f"give {tokenizer.vocab_size} or less, or more text",
+            VOCAB_SIZE,
         )
     try:
         write_atomically(output.resolve(), contents)
@@ -164,8 +166,9 @@ def _check(output: Path, kind: str, vocab_size: int, documents: int | None, over
 def _explained(error: Exception, vocab_size: int) -> DataError:
     if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
         return DataError(
-            f"--vocab-size {vocab_size:,} is too small for this text: its characters, all bytes and the special ids alone are "
-            f"{small[1]}; give more"
+            f"{{0}} {vocab_size:,} is too small for this text: its characters, all bytes and the special ids alone are "
+            f"{small[1]}; give more",
+            VOCAB_SIZE,
         )
     reason = " ".join(str(error).split())
     return DataError(f"the trainer cannot learn from this text: {reason[:200]}")

@@ -16,7 +16,7 @@ from ingot.data.store.dataset import MANIFEST
 from ingot.data.store.findings import Finding
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.verify.checks import check_bytes, check_marks, check_range, check_round_trip, check_sha256
-from ingot.data.verify.counts import Counts, count_tokens, read_index, starts_by_marks
+from ingot.data.verify.counts import Counts, SplitCounts, bytes_per_token, count_documents, read_index
 from ingot.data.verify.folder import AuditSplit, Folder, Starts, open_folder
 from ingot.data.verify.overlap import Match, Side, find_overlap
 from ingot.errors import ConfigError
@@ -55,17 +55,6 @@ class Limits:
         for name in ("byte_gap", "overlap_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not a share; give 0 to 1")
-
-
-@dataclass(frozen=True)
-class SplitCounts:
-    """What a split holds; `bytes` is the size of the original text, where that was recorded, and None is not known."""
-
-    documents: int | None
-    tokens: int
-    bytes: int | None
-    piece_bytes: int | None
-    bytes_per_token: float | None
 
 
 @dataclass(frozen=True)
@@ -168,8 +157,8 @@ def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Mete
     told = _split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes) if record else None
     if tokenizer is None:
         return None, told or _split_counts(None, split.tokens, None, None)
-    counts = count_tokens(split, tokenizer, index, meter.tell)
-    side = Side(split, starts_by_marks(split, counts.marks) if index is None else index, tokenizer)
+    counts, starts = count_documents(split, tokenizer, index, meter.tell)
+    side = Side(split, starts, tokenizer)
     marked, same = _fits(side, counts, index, findings)
     if marked and split.whole and (index is not None or tokenizer.bos is not None):
         check_bytes(split, tokenizer, counts, limits.byte_gap, findings)
@@ -190,8 +179,7 @@ def _fits(side: Side, counts: Counts, index: Starts | None, findings: list[Findi
 
 
 def _split_counts(documents: int | None, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
-    known = piece_bytes if size is None else size
-    return SplitCounts(documents, tokens, size, piece_bytes, known / tokens if tokens and known is not None else None)
+    return SplitCounts(documents, tokens, size, piece_bytes, bytes_per_token(tokens, size, piece_bytes))
 
 
 def _side(other: Folder, findings: list[Finding], meter: _Meter) -> Side | None:
@@ -203,8 +191,8 @@ def _side(other: Folder, findings: list[Finding], meter: _Meter) -> Side | None:
     if index is not None:
         meter.tell(split.tokens)
         return Side(split, index, tokenizer)
-    counts = count_tokens(split, tokenizer, None, meter.tell)
-    side = Side(split, starts_by_marks(split, counts.marks), tokenizer)
+    counts, starts = count_documents(split, tokenizer, None, meter.tell)
+    side = Side(split, starts, tokenizer)
     return side if _fits(side, counts, None, findings)[1] else None
 
 

@@ -28,6 +28,23 @@ class Counts:
     piece_bytes: int
 
 
+@dataclass(frozen=True)
+class SplitCounts:
+    """What a split holds; `bytes` is the size of the original text, where that was recorded, and None is not known."""
+
+    documents: int | None
+    tokens: int
+    bytes: int | None
+    piece_bytes: int | None
+    bytes_per_token: float | None
+
+
+def bytes_per_token(tokens: int, size: int | None, piece_bytes: int | None) -> float | None:
+    """The bytes of the text, or else those that the tokens stand for, by tokens."""
+    known = piece_bytes if size is None else size
+    return known / tokens if tokens and known is not None else None
+
+
 def count_tokens(
     split: AuditSplit,
     tokenizer: Tokenizer,
@@ -55,6 +72,14 @@ def count_tokens(
         previous = int(part[-1])
         tell(len(part))
     return Counts(ids, np.concatenate(marks), int(ids @ sizes) + extra)
+
+
+def count_documents(
+    split: AuditSplit, tokenizer: Tokenizer, index: Starts | None, tell: Callable[[int], None]
+) -> tuple[Counts, Starts]:
+    """Reads a split; documents begin where its index says, or else at their marks."""
+    counts = count_tokens(split, tokenizer, index, tell)
+    return counts, starts_by_marks(split, counts.marks) if index is None else index
 
 
 def starts_by_marks(split: AuditSplit, marks: NDArray[np.int64]) -> Starts:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.verify.counts import Counts, count_tokens, read_index, starts_by_marks
+from ingot.data.verify.counts import Counts, SplitCounts, bytes_per_token, count_documents, read_index
 from ingot.data.verify.folder import AuditSplit, Folder, Starts, open_folder
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
@@ -77,14 +77,11 @@ class Beginning:
 
 
 @dataclass(frozen=True)
-class SplitInspection:
-    """What a split holds; `bytes` is the size of the original text, where that was recorded."""
+class SplitInspection(SplitCounts):
+    """What a split holds, its ids and its documents."""
 
     documents: int
-    tokens: int
-    bytes: int | None
     piece_bytes: int
-    bytes_per_token: float | None
     vocabulary: Vocabulary
     lengths: Lengths | None
     beginnings: list[Beginning]
@@ -173,21 +170,19 @@ def _inspect(folder: Folder, split: AuditSplit, top: int, beginnings: int, tell:
     index = read_index(split) if split.record else None
     if isinstance(index, str):
         raise DataError(f"{split.folder}: the document index of {split.name} {index}; ingot data verify lists everything")
-    counts = count_tokens(split, tokenizer, index, tell)
+    counts, starts = count_documents(split, tokenizer, index, tell)
     if (outside := int(counts.ids[tokenizer.vocab_size :].sum())) > 0:
         raise DataError(
             f"{split.folder}: {outside:,} tokens of {split.name} are outside the {tokenizer.kind} vocabulary of "
             f"{tokenizer.vocab_size:,} ids; give the tokenizer that made them"
         )
-    starts = starts_by_marks(split, counts.marks) if index is None else index
     size = split.record.bytes if split.record else None
-    known = counts.piece_bytes if size is None else size
     return SplitInspection(
         documents=len(starts) - 1,
         tokens=split.tokens,
         bytes=size,
         piece_bytes=counts.piece_bytes,
-        bytes_per_token=known / split.tokens if split.tokens else None,
+        bytes_per_token=bytes_per_token(split.tokens, size, counts.piece_bytes),
         vocabulary=_vocabulary(tokenizer, counts, top),
         lengths=_lengths(starts),
         beginnings=_beginnings(split, tokenizer, starts, beginnings),

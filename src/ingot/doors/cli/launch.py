@@ -1,7 +1,8 @@
 """Start one process per rank on this machine and share their fate: signals go to all, one failure ends all.
 
 Every rank has a session of its own, so a Ctrl-C reaches this launcher alone and each rank gets exactly one signal from it: the
-first means save and end, the second means end at once, and a rank must not count one key press as two.
+first means save and end, the second means end at once, and a rank must not count one key press as two. Where several machines
+train together torchrun starts the ranks of each: it waits for the other machines and ends all of them when one fails.
 """
 
 from __future__ import annotations
@@ -48,24 +49,29 @@ def launch(
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
 ) -> int:
-    """Run `ingot <argv>` (or another command) as `nproc` ranks and return the exit code of the first that failed, or 0."""
+    """Run `ingot <argv>` (or another command) as `nproc` ranks and return the exit code of the first that failed, or 0.
+
+    On several machines it is torchrun's, 1 for any failure.
+    """
     _check(nproc, nnodes, node_rank, master_port)
     # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
     command = [*([sys.executable, "-P", "-m", "ingot"] if command is None else command), *argv]
-    shared = {
-        "WORLD_SIZE": str(nproc * nnodes),
-        "LOCAL_WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": str(master_port or _free_port()),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // nproc)),
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // nproc))}
+    if nnodes > 1:
+        where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
+        words = [f"--{name}={value}" for name, value in {**where, "master-port": master_port}.items()]
+        command = [sys.executable, "-P", "-m", "torch.distributed.run", *words, "--no-python", *command]
+        own: list[dict[str, str]] = [{}]
+    else:
+        environment |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
+        environment |= {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port or _free_port())}
+        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)]
     events: _Events = queue.SimpleQueue()
     ranks: list[subprocess.Popen[bytes]] = []
     with _signals_into(events):
         try:
-            for local_rank in range(nproc):
-                own = {"RANK": str(node_rank * nproc + local_rank), "LOCAL_RANK": str(local_rank)}
-                ranks.append(_start(command, {**os.environ, **shared, **own}))
+            for of_rank in own:
+                ranks.append(_start(command, {**environment, **of_rank}))
             for rank in ranks:
                 threading.Thread(target=_report_end, args=(rank, events), daemon=True).start()
             return _supervise(ranks, events, grace_seconds)

@@ -1,22 +1,23 @@
-"""The `ingot` command: its verbs, its help, and how errors become one line and an exit code.
+"""The `ingot` command: its verbs, its help, and usage errors as errors of ours.
 
 Verb files import nothing heavy at their top, so that `ingot --help` answers at once and without torch.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from ingot.errors import INTERRUPTED, IngotError, PeerLost
+from ingot.doors.entry import explained
+from ingot.doors.output import print_json
+from ingot.errors import ConfigError
 
 VERBS = {
     "Train and use a model": ("train", "eval", "generate", "export", "import"),
@@ -25,8 +26,6 @@ VERBS = {
     "Settings": ("recipes", "config", "init"),
 }
 MODULES = {"import": "imports"}  # a verb that is a word of Python has another name as a file
-PATIENCE_SECONDS = 10
-BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
 UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
 
 
@@ -78,43 +77,30 @@ for _verb in (verb for verbs in VERBS.values() for verb in verbs):
 
 def run(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell: >&-
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
-    try:
-        code = _call(list(sys.argv[1:] if args is None else args))
-        sys.stdout.flush()
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
-        code = BROKEN_PIPE if error.errno == errno.EPIPE else _fail(str(error.strerror), 1)
-    sys.exit(code)
+    given = list(sys.argv[1:] if args is None else args)
+    with explained("ingot", interrupted="error: interrupted", every_rank=True) as outcome:
+        outcome.code = _call(given)
+    if outcome.error is not None and "--json" in given and os.environ.get("RANK", "0") == "0":
+        with suppress(OSError):
+            print_json({"error": str(outcome.error), "exit_code": outcome.code})
+    sys.exit(outcome.code)
 
 
 def _call(args: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         with command.make_context("ingot", args) as context:
-            outcome = command.invoke(context)
-        return outcome if isinstance(outcome, int) else 0
+            code = command.invoke(context)
+        return code if isinstance(code, int) else 0
     except typer.Exit as exit:
         return exit.exit_code
-    except PeerLost as error:
-        time.sleep(PATIENCE_SECONDS)  # the rank that knows why speaks first; whoever started the ranks then ends this one
-        return error.exit_code
-    except IngotError as error:
-        return _fail(str(error), error.exit_code)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except UsageError as error:
-        return _fail(error.format_message(), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
-
-
-def _fail(message: str, code: int) -> int:
-    asked_nothing = message.startswith("Usage:")  # a bare `ingot` gets the whole help
-    print(message if asked_nothing else f"ingot: error: {' '.join(message.split())}", file=sys.stderr)
-    return code
+        said = error.format_message()
+        if said.startswith("Usage:"):  # a bare `ingot` gets the whole help
+            print(said, file=sys.stderr)
+            return int(error.exit_code)
+        mistake = ConfigError(said)
+        mistake.exit_code = error.exit_code
+        raise mistake from None

@@ -15,7 +15,7 @@ from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.train.start import TrainingResult
+    from ingot.runs.result import TrainingResult
 
 
 def register(app: typer.Typer) -> None:

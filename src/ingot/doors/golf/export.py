@@ -11,11 +11,12 @@ from typing import Any
 from ingot.doors.golf.bundle import bundle
 from ingot.doors.golf.files import read_file, read_golf, write_packed, write_state
 from ingot.doors.golf.log import Journal, timing
-from ingot.doors.golf.variables import CODE, PACKED, STATE, differing
+from ingot.doors.golf.variables import CODE, PACKED, STATE, as_text, differing
 from ingot.errors import RunError
 from ingot.eval.evaluator import Score
 from ingot.runtime.files import write_atomically, writing
-from ingot.train.start import Exported
+from ingot.runtime.version import made_by
+from ingot.train.export import Exported
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
 
@@ -25,8 +26,8 @@ QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
 class GolfExporter:
     """Writes and scores what the challenge asks for; `over` says afterwards by how many bytes it is too large."""
 
-    def __init__(self, values: Mapping[str, Any], journal: Journal):
-        self._v, self._journal, self.over = values, journal, 0
+    def __init__(self, values: Mapping[str, Any], journal: Journal, data: Mapping[str, Any]):
+        self._v, self._journal, self._data, self.over = values, journal, data, 0
         # Now, not after the training: who changed the package hears of mistakes first.
         self._code = bundle(differing(values)) if journal.writes else b""
 
@@ -46,7 +47,20 @@ class GolfExporter:
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
         trainer.backend.load_weights(read_golf(content, PACKED), str(PACKED))
         score = score_lines(trainer, self._journal)
-        return Exported(PACKED, len(content), score.bits_per_byte)
+        return Exported(PACKED, len(content), score.bits_per_byte, facts=self._facts(trainer, score))
+
+    def _facts(self, trainer: Trainer, score: Score) -> dict[str, Any]:
+        """What `ingot golf pack` asks of a finished run."""
+        return {
+            "made_by": made_by(),
+            "variables": {name: as_text(value) for name, value in self._v.items() if value is not None},
+            "val_loss": score.loss,
+            "code_bytes": len(self._code),
+            "parameters": trainer.backend.parameters,
+            "ranks": trainer.backend.ranks.world_size,
+            "device": trainer.backend.device.name,
+            **self._data,
+        }
 
     def _write(self, trainer: Trainer) -> None:
         v, line = self._v, self._journal.line

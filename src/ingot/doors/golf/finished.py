@@ -1,34 +1,18 @@
-"""A finished golf run as its log tells it: settings, scores, sizes, and the files of its run folder.
-
-One log may hold several runs, and a run several sessions; a session begins with a head whose first lines are the version and the
-variables. Everything is read from the log, because the log is what others will see.
-"""
+"""A finished golf run as its folder tells it: settings, scores, sizes, its log, its code and its artifact."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.doors.golf.log import RULE
-from ingot.doors.golf.variables import CODE, NAMES, PACKED, read_variables
+from ingot.doors.golf.variables import CODE, LOG, PACKED, read_variables
 from ingot.errors import CheckpointError
-
-HEAD = re.compile(r"^ingot .*\n(?=DATA_PATH=)", re.MULTILINE)
-LINES = {
-    "folder": r"note: run folder (.+?), (.+), \w+, \d+ rows at once",
-    "parameters": r"model_params:(\d+)",
-    "ranks": r"world_size:(\d+) .*",
-    "shards": r"train_loader:dataset:(.*) train_shards:(\d+)",
-    "tokens": r"val_loader:.* tokens:(\d+)",
-    "validation": r"note: (validation: .*)",
-    "stop": r"step:(\d+)/\d+ val_loss:\S+ val_bpb:\S+ train_time:(\d+)ms step_avg:(\S+)ms",
-    "code": r"Code size: (\d+) bytes",
-    "artifact": r"Serialized model int8\+zlib: (\d+) bytes .*",
-    "score": r"final_int8_zlib_roundtrip_exact val_loss:(\S+) val_bpb:(\S+)",
-}
+from ingot.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -67,91 +51,77 @@ class FinishedRun:
 
 def read_run(path: Path) -> FinishedRun:
     """The finished run of a run folder, logs/RUN_ID, or of a log, logs/RUN_ID.txt, whose last run it is."""
-    log, name = _log_of(path)
-    sessions = _sessions(log)
-    name = name or next(reversed(sessions), None)
-    if name not in sessions:
-        raise CheckpointError(f"{log} tells of no run of the folder {name}; it tells of {', '.join(sessions) or 'none'}")
-    folder = log.parent / name
-    texts, said = sessions[name], _said(sessions[name][-1], folder)
-    head = {what: re.search(rf"^Running {what} (\S+)", texts[-1], re.MULTILINE) for what in ("PyTorch", "Python")}
+    folder = _folder_of(path)
+    result = _result(Run.open(folder))
+    facts = result["export"]
+    environment = json.loads(_read(folder / "environment.json"))
+    milliseconds = 1000 * result["training_seconds"]
     run = FinishedRun(
         path=folder,
-        log="".join(texts),
-        ended=log.stat().st_mtime,
-        maker=texts[-1].partition("\n")[0],
-        values=_values(texts[-1]),
+        log=_read(folder / LOG).decode("utf-8", "replace"),
+        ended=datetime.fromisoformat(result["ended_at"]).timestamp(),
+        maker=facts["made_by"],
+        values=read_variables(facts["variables"]),
         artifact=_read(folder / "artifact" / PACKED),
         code=_read(folder / CODE),
-        val_loss=float(said["score"][0]),
-        val_bpb=float(said["score"][1]),
-        steps=int(said["stop"][0]),
-        train_ms=int(said["stop"][1]),
-        step_ms=float(said["stop"][2]),
-        parameters=int(said["parameters"][0]),
-        ranks=int(said["ranks"][0]),
+        val_loss=_score(facts["val_loss"]),
+        val_bpb=_score(result["artifact_bpb"]),
+        steps=result["total_steps"],
+        train_ms=round(milliseconds),
+        step_ms=round(milliseconds / max(result["total_steps"], 1), 2),
+        parameters=facts["parameters"],
+        ranks=facts["ranks"],
         data=(
-            said["shards"][0],
-            f"{said['shards'][1]} training shards",
-            f"{said['tokens'][0]} tokens scored",
-            *said["validation"],
+            facts["dataset"],
+            f"{facts['train_shards']} training shards",
+            f"{facts['scored_tokens']} tokens scored",
+            facts["validation"],
         ),
-        device=said["folder"][1],
-        torch=head["PyTorch"][1] if head["PyTorch"] else "",
-        python=head["Python"][1] if head["Python"] else "",
+        device=facts["device"],
+        torch=environment["packages"]["torch"],
+        python=environment["python"],
     )
-    for what, content in (("artifact", run.artifact), ("code", run.code)):
-        if len(content) != int(said[what][0]):
+    for what, content, told in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, facts["code_bytes"])):
+        if len(content) != told:
             raise CheckpointError(
-                f"the {what} in {folder} has {len(content):,} bytes and {log} says {int(said[what][0]):,}; it is not the run's"
+                f"the {what} in {folder} has {len(content):,} bytes and its result.json says {told:,}; it is not the run's"
             )
     if not math.isfinite(run.val_bpb):
         raise CheckpointError(f"{folder} scored {run.val_bpb} bits per byte, which is no score")
     return run
 
 
-def _log_of(path: Path) -> tuple[Path, str | None]:
-    """The log of what was given, and the name of the run folder in it where that was given."""
-    if path.is_file():
-        return path, None
-    if not path.is_dir():
+def _folder_of(path: Path) -> Path:
+    """The run folder of what was given; a log may tell of several runs, of which the last has the highest number."""
+    if path.is_dir():
+        return path
+    if not path.is_file():
         raise CheckpointError(f"there is no run {path}; give run folders, logs/RUN_ID, or logs, logs/RUN_ID.txt")
-    path = path.resolve()
-    for name in (path.name, re.sub(r"-\d+$", "", path.name)):  # the second run of a name has a folder of its own and no log
-        if (log := path.with_name(f"{name}.txt")).is_file():
-            return log, path.name
-    raise CheckpointError(f"{path} has no log beside it: {path.name}.txt is missing; give the folder of a run of train_gpt.py")
+    name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?")
+    found = {int(match[1] or 1): one for one in path.parent.iterdir() if one.is_dir() and (match := name.fullmatch(one.name))}
+    if not found:
+        raise CheckpointError(f"{path} is no log of train_gpt.py with its run folder {path.stem} beside it; give the run folder")
+    return found[max(found)]
 
 
-def _sessions(log: Path) -> dict[str, list[str]]:
-    """The sessions of every run that a log tells of, by the name of its folder; those that trained nothing are left out."""
-    text = _read(log).decode("utf-8", "replace")
-    starts = [found.start() for found in HEAD.finditer(text)]
-    if not starts:
-        raise CheckpointError(f"{log} is no log of train_gpt.py as this package writes it")
-    found: dict[str, list[str]] = {}
-    for start, end in zip(starts, [*starts[1:], None], strict=True):
-        if folder := re.search(f"^{LINES['folder']}$", text[start:end], re.MULTILINE):
-            name = Path(folder[1]).name
-            found[name] = [*found.pop(name, []), text[start:end]]  # the run that was last at work is the last
-    return found
-
-
-def _values(session: str) -> dict[str, Any]:
-    lines = session.split("\n")[1 : len(NAMES) + 1]
-    return read_variables(dict(line.split("=", 1) for line in lines if line.partition("=")[0] in NAMES))
-
-
-def _said(session: str, folder: Path) -> dict[str, tuple[str, ...]]:
-    """What the lines of a session say, the last of each kind."""
-    lines = session.rpartition(RULE)[2]
-    found = {name: list(re.finditer(f"^{pattern}$", lines, re.MULTILINE)) for name, pattern in LINES.items()}
-    if not all(found.values()):
+def _result(run: Run) -> dict[str, Any]:
+    result, status = run.result(), run.status().status
+    if result is None and status == "completed":
         raise CheckpointError(
-            f"{folder} is not finished: its log does not end with a score; the command it was started with goes on, "
-            f"with RUN_ID={folder.name}"
+            f"{run.path} has no result.json: an earlier Ingot made it; pack it with that one, or run it again with another RUN_ID"
         )
-    return {name: matches[-1].groups() for name, matches in found.items()}
+    if result is None or result["status"] != "completed" or status != "completed":
+        raise CheckpointError(
+            f"{run.path} is not finished: it is {status}; the command it was started with goes on, with RUN_ID={run.path.name}"
+        )
+    if "variables" not in result["export"]:
+        raise CheckpointError(f"{run.path} is not a run of train_gpt.py; give the folder of one")
+    return result
+
+
+def _score(value: float | None) -> float:
+    """A score with the digits that the log has; one that was not finite is none in JSON."""
+    return math.nan if value is None else round(value, 8)
 
 
 def _read(path: Path) -> bytes:

@@ -17,7 +17,7 @@ from ingot.backends.open import framework_version
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.doors.golf.translate import SPANS, accumulation
-from ingot.doors.golf.variables import as_lines
+from ingot.doors.golf.variables import LOG, as_lines
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
 from ingot.runtime.files import open_to_append, writing
 from ingot.runtime.version import made_by
@@ -28,10 +28,12 @@ ALWAYS_LOGGED = 10
 
 
 class Journal:
-    """Writes lines to the console and appends them to a file."""
+    """Writes lines to the console and appends them to a file and, once there is a run folder, to one of its own there."""
 
     def __init__(self, path: Path | None):
         self._path = path  # None on ranks that do not write
+        self._copy: Path | None = None
+        self._early = ""  # what was written before there was a run folder
         self.writes = path is not None
 
     def line(self, text: str, console: bool = True) -> None:
@@ -40,8 +42,16 @@ class Journal:
             return
         if console:
             print(text, flush=True)
-        with writing(self._path), open_to_append(self._path, buffering=-1) as file:
-            file.write((text + "\n").encode(errors="backslashreplace"))
+        _append(self._path, text + "\n")
+        if self._copy is not None:
+            _append(self._copy, text + "\n")
+        else:
+            self._early += text + "\n"
+
+    def keep_in(self, folder: Path) -> None:
+        """Let the run folder have all that this session says: the log of a name may hold several runs."""
+        self._copy, early, self._early = folder / LOG, self._early, ""
+        _append(self._copy, early)
 
     def note(self, text: str) -> None:
         """What the original's log has no line for."""
@@ -56,6 +66,11 @@ class Journal:
         head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
         head += [f"Running Python {sys.version}", f"Running PyTorch {framework_version()}", _gpu(), RULE]
         self.line("\n".join(head), console=False)
+
+
+def _append(path: Path, text: str) -> None:
+    with writing(path), open_to_append(path, buffering=-1) as file:
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def _gpu() -> str:
@@ -73,6 +88,7 @@ class GolfReporter(Reporter):
 
     def begin(self, report: BeginReport) -> None:
         v, line = self._v, self._journal.line
+        self._journal.keep_in(Path(report.run))
         line(f"model_params:{report.parameters}")
         line(f"world_size:{report.ranks} grad_accum_steps:{accumulation(report.ranks)}")
         line(f"sdp_backends:{sdp_backends(report.attention)}")

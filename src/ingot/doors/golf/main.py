@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,56 +11,32 @@ from typing import Any
 
 from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import ResolvedConfig
+from ingot.doors.entry import explained, warn
 from ingot.doors.golf.data.check import check_data
 from ingot.doors.golf.log import GolfReporter, Journal
-from ingot.doors.golf.translate import reworded, translate
+from ingot.doors.golf.translate import advice, translate, variable
 from ingot.doors.golf.variables import STATE, look_alikes, read_variables
-from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost
+from ingot.errors import ConfigError, IngotError
 from ingot.runs.lock import RunLock
 from ingot.runs.state import read_state
 from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 
 LOGS = Path("logs")
-BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
-PATIENCE_SECONDS = 10
 
 
 def main() -> int:
     """Run as the environment says; a user's mistake is one line and the exit code of its class."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
-    try:
-        return golf(os.environ)
-    except IngotError as error:
-        if _speaks(error):
-            print(f"train_gpt.py: error: {' '.join(reworded(str(error)).split())}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(PATIENCE_SECONDS)  # the rank that knows why speaks first; whoever started the ranks then ends this one
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("train_gpt.py: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
-        return BROKEN_PIPE
-
-
-def _speaks(error: IngotError) -> bool:
-    """Whether this rank says what went wrong: what every rank finds wrong, the first one does."""
-    try:
-        first = ranks_from_environment().first
-    except ConfigError:
-        first = True  # nobody knows which one is
-    return not isinstance(error, PeerLost) and (first or not isinstance(error, ConfigError | DataError | CheckpointError))
+    with explained("train_gpt.py", variable, advice) as outcome:
+        outcome.code = golf(os.environ)
+    return outcome.code
 
 
 def golf(environment: Mapping[str, str]) -> int:
     """Train, or score what EVAL_ONLY_PATH names; 1 where the artifact is over its limit."""
     values, ranks = read_variables(environment), ranks_from_environment(environment)
     for warning in look_alikes(environment) if ranks.first else ():
-        print(f"train_gpt.py: warning: {warning}", file=sys.stderr)
+        warn(f"train_gpt.py: warning: {warning}")
     run_id = values["RUN_ID"] or str(uuid.uuid4())
     if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable():
         raise ConfigError(f"RUN_ID={run_id} names a file in {LOGS}/; it may not be a path or have line breaks")
@@ -79,20 +53,20 @@ def golf(environment: Mapping[str, str]) -> int:
             print(LOGS / f"{run_id}.txt", flush=True)
             journal.head(resolved, values)
         try:
-            check_data(values, journal, ranks.first)
+            data = check_data(values, journal, ranks.first)
             if values["EVAL_ONLY_PATH"]:
                 return _score(values, resolved, ranks, journal)
-            return _train(values, resolved, journal, run_id)
+            return _train(values, resolved, journal, run_id, data)
         except IngotError as error:
-            journal.line(f"error: {reworded(str(error))}", console=False)
+            journal.line(f"error: {error.render(variable, advice)}", console=False)
             raise
 
 
-def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal, run_id: str) -> int:
+def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal, run_id: str, data: Mapping[str, Any]) -> int:
     from ingot.doors.golf.export import GolfExporter
     from ingot.train.start import run
 
-    exporter = GolfExporter(values, journal)
+    exporter = GolfExporter(values, journal, data)
     result = run(resolved, GolfReporter(values, journal), exporter)
     if result.status == "stopped":
         journal.note(f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={run_id} goes on")
@@ -104,8 +78,9 @@ def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, jo
     from ingot.doors.golf.export import score_lines
     from ingot.doors.golf.files import is_state, read_file, read_golf
     from ingot.runs.report import Reporter
+    from ingot.train.progress import Progress
     from ingot.train.start import open_data
-    from ingot.train.trainer import Progress, Trainer
+    from ingot.train.trainer import Trainer
 
     path = Path(values["EVAL_ONLY_PATH"])
     content = read_file(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,25 +28,30 @@ SETTINGS = {
     "BETA2": "optimizer.beta2", "ADAM_EPS": "optimizer.epsilon", "GRAD_CLIP_NORM": "optimizer.clip_norm",
 }  # fmt: skip
 
-# What errors of the engine say of settings that are no variables, in words that help here.
-PHRASES = {
-    "make room for it or choose another training.output_dir": "make room for it or run in another folder",
-    "lengthen optimizer.warmup_steps": "set GRAD_CLIP_NORM",
-    " or set training.gradient_checkpointing=true": "",
-    "training.micro_batch": "TRAIN_BATCH_TOKENS",
-    "training.output_dir": "RUN_ID",
-    "optimizer.muon_momentum_start": "MUON_MOMENTUM_WARMUP_START",
-    "model.embedding_dtype": "EMBED_DTYPE",
+# Settings that follow from a variable, and the advice that helps here in place of the engine's.
+VARIABLES = {path: name for name, path in SETTINGS.items()} | {
+    "training.micro_batch": "TRAIN_BATCH_TOKENS", "training.output_dir": "RUN_ID",
+    "optimizer.muon_momentum_start": "MUON_MOMENTUM_WARMUP_START", "model.embedding_dtype": "EMBED_DTYPE",
     "model.control": "CONTROL_TENSOR_NAME_PATTERNS",
-    " (python)": "",
+}  # fmt: skip
+ADVICE = {
+    "make room for it or choose another {0}": "make room for it or run in another folder",
+    "lower the learning rate, lengthen {0} or look at the data, and start again": (
+        "lower the learning rate, set GRAD_CLIP_NORM or look at the data, and start again"
+    ),
+    "lower {0} or set {1}, and start again": "lower {0}, and start again",
+    "shorten it, shrink the model or set {1}": "shorten it or shrink the model",
 }
 
 
-def reworded(said: str) -> str:
-    """A sentence about our settings as one about variables."""
-    for ours, theirs in (PHRASES | {path: name for name, path in SETTINGS.items()}).items():
-        said = re.sub(re.escape(ours) + r"(?!\w)", theirs, said)
-    return said
+def variable(path: str) -> str:
+    """What golf's users know a setting as."""
+    return VARIABLES.get(path, path)
+
+
+def advice(ours: str) -> str:
+    """What to do, said with variables."""
+    return ADVICE.get(ours, ours)
 
 
 def accumulation(world_size: int) -> int:
@@ -65,8 +69,8 @@ def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = Fal
     try:
         return load_config(python=settings, environment={})
     except ConfigError as error:
-        said = reworded(str(error))
-        raise ConfigError(said if values["TIE_EMBEDDINGS"] else said.replace("TIED_EMBED_LR", "EMBED_LR")) from None
+        untied = {} if values["TIE_EMBEDDINGS"] else {"optimizer.embedding_learning_rate": "EMBED_LR"}
+        raise ConfigError(error.render(lambda path: untied.get(path) or variable(path))) from None
 
 
 def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, Any]:

@@ -100,6 +100,7 @@ TABLE = (
 NAMES = {variable.name: variable for variable in TABLE}
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # what a run leaves
+LOG = "train_gpt.log"  # the lines of one run, in its folder
 OF_ONE_RUN = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")
 
 # What scripts of records read. They are no misspellings, and here they mean nothing.

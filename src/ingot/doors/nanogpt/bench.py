@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.entry import enter, say
+from ingot.doors.entry import say
+from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.keys import TRAIN, defaults
 from ingot.doors.nanogpt.mfu import find_peak, utilisation
 from ingot.doors.nanogpt.translate import check_data, data_path, fresh_args, settle, translate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,9 +12,11 @@ from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
 
-from ingot.doors.nanogpt.keys import BENCH, SAMPLE, TRAIN, Key, Value, defaults
+from ingot.doors.entry import explained, say
+from ingot.doors.nanogpt.keys import BENCH, SAMPLE, TRAIN, Key, Value, defaults, key_name
 from ingot.doors.nanogpt.presets import read_preset
 from ingot.errors import ConfigError
+from ingot.runtime.ranks import ranks_from_environment
 
 HELP = ("--help", "-h")
 ABOUT = {
@@ -30,6 +33,18 @@ class Given:
 
     values: dict[str, Value]
     origins: dict[str, str]
+
+
+def enter(program: str, body: Callable[[Given], None], arguments: Sequence[str] | None = None) -> int:
+    """Read the arguments of a program and let `body` do its work; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with explained(program, key_name) as outcome:
+        if any(word in HELP for word in given):
+            say(help_text(program))
+        else:
+            first = ranks_from_environment().first
+            body(read_arguments(program, given, say if first else lambda line: None))
+    return outcome.code
 
 
 def read_arguments(program: str, arguments: Sequence[str], say: Callable[[str], None] = print) -> Given:

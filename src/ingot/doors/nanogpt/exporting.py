@@ -7,8 +7,7 @@ from typing import Any
 
 from ingot.config.schema import Config
 from ingot.doors.nanogpt.checkpoint import write_ckpt
-from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, theirs
-from ingot.doors.nanogpt.translate import SETTINGS
+from ingot.doors.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, theirs
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 from ingot.trained.weights import Weights
 

@@ -21,9 +21,10 @@ from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import Dataset
 from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, DamagedCkpt, model_args, read_ckpt
+from ingot.doors.nanogpt.keys import key_name
 from ingot.doors.nanogpt.pretrained import read_pretrained
-from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, in_their_words, translate, vocabulary
-from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, translate, vocabulary
+from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Judge
 from ingot.runs.checkpoints import DAMAGED, Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
 from ingot.runs.folder import RunFolder
@@ -32,14 +33,14 @@ from ingot.runs.lock import RunLock
 from ingot.runs.wandb import NAME as WANDB
 from ingot.runtime.files import fsync_dir, writing
 from ingot.runtime.tensors import TensorRecord
-from ingot.train.start import check_fits, facts_of
-from ingot.train.trainer import Progress
+from ingot.train.progress import Progress
+from ingot.train.resume import check_fits, facts_of
 
 ASIDE = "earlier"
 UNKNOWN = ".unknown"  # of a ckpt.pt that may be of this run or of another
 PARTS = (
     CKPT, "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt", "state.json",
-    "wandb", "wandb.json",
+    "result.json", "wandb", "wandb.json",
 )  # fmt: skip
 Say = Callable[[str], None]
 Gelu = Literal["tanh", "erf"]
@@ -108,9 +109,9 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
         try:
             check_fits(start.ours, facts)
             return resolved, float(start.ours.progress["elapsed_seconds"])
-        except CheckpointError as error:
-            changes = in_their_words(str(error)).partition("cannot be continued: ")[2].rpartition("; set it back")[0]
-            warn(f"not exactly the run of {start.ours.path}: {'; '.join(dict.fromkeys(changes.split('; ')))}")
+        except CannotContinue as error:
+            changes = dict.fromkeys(change.render(key_name) for change in error.changes)  # two settings may be one key
+            warn(f"not exactly the run of {start.ours.path}: {'; '.join(changes)}")
     elif start.missing:
         warn(f"{start.missing}: the run goes on, and not exactly as an unbroken one would")
     set_aside(out, say, keep_ckpt=values["init_from"] == "resume")

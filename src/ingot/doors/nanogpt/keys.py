@@ -129,6 +129,26 @@ BENCH = _keys(
     Key("mfu_peak", float, None, "FLOP/s that MFU is a percentage of; None: this GPU's own", True, ours=True),
 )
 
+# Keys that are settings of ours under another name.
+SETTINGS = {
+    "out_dir": "training.output_dir", "batch_size": "training.micro_batch", "block_size": "data.seq_len",
+    "learning_rate": "optimizer.learning_rate", "weight_decay": "optimizer.weight_decay", "beta1": "optimizer.beta1",
+    "beta2": "optimizer.beta2", "grad_clip": "optimizer.clip_norm", "warmup_iters": "optimizer.warmup_steps",
+    "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
+    "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
+    "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer", "trust_tokens": "data.trust_tokens",
+    "deterministic": "training.deterministic",
+}  # fmt: skip
+NAMES = {path: name for name, path in SETTINGS.items()} | {
+    "data.tokenizer": "--tokenizer", "data.trust_tokens": "--trust_tokens",
+    "model.context": "block_size", "training.tokens_per_step": "tokens per iteration",
+}  # fmt: skip
+
+
+def key_name(path: str) -> str:
+    """What nanoGPT's users know a setting of ours as."""
+    return NAMES.get(path, path)
+
 
 def defaults(keys: Mapping[str, Key]) -> dict[str, Value]:
     """Every key with its default."""

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ingot.doors.nanogpt.entry import explained, say
+from ingot.doors.entry import explained, say
+from ingot.doors.nanogpt.keys import key_name
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
     add("--text-field", default="text", metavar="NAME", help="where documents are in lines of JSON and in columns (text)")
     add("--workers", type=int, metavar="N", help="processes that encode (one for each processor)")
     given = parser.parse_args(list(arguments))
-    with explained(PROGRAM) as outcome:
+    with explained(PROGRAM, key_name) as outcome:
         if given.input and given.bundled:
             raise ConfigError("--input and --bundled exclude each other; give one")
         if given.workers is not None and given.workers < 1:
@@ -77,7 +78,7 @@ def _prepare_text(folder: Path, arguments: Sequence[str], about: str, write: Cal
     parser = _parser(about, folder)
     parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
     given = parser.parse_args(list(arguments))
-    with explained(PROGRAM) as outcome:
+    with explained(PROGRAM, key_name) as outcome:
         if given.input and given.bundled:
             raise ConfigError("--input and --bundled exclude each other; give one")
         with _alone_in(given.output):

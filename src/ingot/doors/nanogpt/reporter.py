@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.doors.nanogpt.mfu import RunningMfu
-from ingot.doors.nanogpt.translate import in_their_words, learning_rate
+from ingot.doors.nanogpt.translate import learning_rate
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
@@ -84,7 +84,7 @@ class NanoGPTReporter(Reporter):
             self._warn(f"{self.failure}; training goes on and the next save tries again")
 
     def message(self, text: str) -> None:
-        self._warn(in_their_words(text))
+        self._warn(text)
 
     def end(self, result: Any) -> None:
         if result.status == "stopped":

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.entry import enter, say, warn
+from ingot.doors.entry import say, warn
+from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.keys import PRECISIONS
 from ingot.errors import ConfigError, DataError
 

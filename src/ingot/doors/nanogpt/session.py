@@ -19,8 +19,8 @@ from ingot.backends.torch.state import load_model
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import Random
 from ingot.data.loading.rows import Windows
+from ingot.doors.entry import warn
 from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.entry import warn
 from ingot.doors.nanogpt.initial import Start, check_dataset, find_start
 from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, defaults
 from ingot.doors.nanogpt.model import GPT, GPTConfig

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.entry import enter, say, warn
+from ingot.doors.entry import say, warn
+from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.mfu import RunningMfu, find_peak
 from ingot.doors.nanogpt.translate import ModelArgs, check_data, record, settle, settle_tokenizer, translate
 from ingot.errors import IngotError, PeerLost

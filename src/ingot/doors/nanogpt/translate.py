@@ -16,7 +16,7 @@ from typing import Any
 from ingot.backends.open import find_device
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.doors.nanogpt.command_line import Given
-from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, theirs
+from ingot.doors.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, key_name, theirs
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.devices import Device
 
@@ -28,16 +28,6 @@ POSITIVE = (
 )  # fmt: skip
 NOT_NEGATIVE = ("learning_rate", "max_iters", "weight_decay", "grad_clip", "warmup_iters", "lr_decay_iters", "min_lr", "mfu_peak")
 BELOW_ONE = ("dropout", "beta1", "beta2")
-# Keys that are settings of ours under another name.
-SETTINGS = {
-    "out_dir": "training.output_dir", "batch_size": "training.micro_batch", "block_size": "data.seq_len",
-    "learning_rate": "optimizer.learning_rate", "weight_decay": "optimizer.weight_decay", "beta1": "optimizer.beta1",
-    "beta2": "optimizer.beta2", "grad_clip": "optimizer.clip_norm", "warmup_iters": "optimizer.warmup_steps",
-    "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
-    "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
-    "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer", "trust_tokens": "data.trust_tokens",
-    "deterministic": "training.deterministic",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -153,21 +143,7 @@ def translate(values: Mapping[str, Any], args: ModelArgs, gelu: str = "erf") -> 
     try:
         return load_config(python=settings, environment={})
     except ConfigError as error:
-        raise ConfigError(in_their_words(str(error)).replace(" (python)", "")) from None
-
-
-def in_their_words(said: str) -> str:
-    """What our rooms say, with the names that the keys have."""
-    words = {path: name for name, path in SETTINGS.items()}
-    words |= {
-        "data.tokenizer": "--tokenizer",
-        "data.trust_tokens": "--trust_tokens",
-        "model.context": "block_size",
-        "training.tokens_per_step": "tokens per iteration",
-    }
-    for path, name in words.items():
-        said = said.replace(path, name)
-    return said
+        raise ConfigError(error.render(key_name)) from None
 
 
 def learning_rate(values: Mapping[str, Any], iteration: int) -> float:
@@ -256,4 +232,4 @@ def device_named(name: str) -> Device:
     try:
         return find_device(name)
     except ConfigError as error:
-        raise ConfigError(in_their_words(str(error))) from None
+        raise ConfigError(error.render(key_name)) from None

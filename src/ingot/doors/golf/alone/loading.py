@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ingot.config.schema import Config
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ResolvedConfig:
 
 
 def load_config(python: Mapping[str, Any], environment: Mapping[str, str]) -> ResolvedConfig:
-    """The config of these values by dotted path; every mistake found is in the one ConfigError raised."""
+    """The config of these values by dotted path; the first mistake is the ConfigError raised."""
     tree: dict[str, dict[str, Any]] = {}
     for path, value in python.items():
         section, _, name = path.partition(".")
@@ -30,11 +30,12 @@ def load_config(python: Mapping[str, Any], environment: Mapping[str, str]) -> Re
     try:
         return ResolvedConfig(Config.model_validate(tree), dict.fromkeys(python, "python"), None)
     except ValidationError as error:
-        raise ConfigError("; ".join(_said(detail) for detail in error.errors())) from None
+        raise _said(error.errors()[0]) from None
 
 
-def _said(detail: Any) -> str:
+def _said(detail: Any) -> ConfigError:
     if "error" in detail.get("ctx", {}):
-        return str(detail["ctx"]["error"])
+        return ConfigError(str(detail["ctx"]["error"]))
     place = detail["loc"]
-    return f"{place[0]}.{place[-1]}={detail['input']}: {detail['msg'].replace('Input should be', 'must be')}"
+    setting = Setting(f"{place[0]}.{place[-1]}", detail["input"])
+    return ConfigError(f"{{0}}: {detail['msg'].replace('Input should be', 'must be')}", setting)

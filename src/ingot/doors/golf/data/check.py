@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from ingot.data.formats.foreign import shard_files
-from ingot.data.formats.manifest import listed_dataset
+from ingot.data.formats.manifest import listed_dataset, manifest_of, tokenizer_of
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
-from ingot.doors.golf.data.manifest import check_tokenizer_pair
 from ingot.doors.golf.log import Journal
 from ingot.errors import ConfigError, DataError
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
-def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None:
-    """Refuse data that would train or score wrongly, and write what was found; only the first rank counts."""
+def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> dict[str, Any]:
+    """Refuse data that would train or score wrongly, and write and return what was found; only the first rank counts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
@@ -41,19 +40,41 @@ def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> None
     if usable <= 0:
         raise DataError(f"the validation split has {val.tokens} tokens and needs more than TRAIN_SEQ_LEN={length}")
     if not first:
-        return
+        return {}
     journal.line(f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}")
     shards = len(dataset.manifest.splits["train"].shards)
-    journal.line(f"train_loader:dataset:{Path(os.path.abspath(path)).name} train_shards:{shards}")  # noqa: PTH100 (a link keeps its name)
+    name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
+    journal.line(f"train_loader:dataset:{name} train_shards:{shards}")
     journal.line(f"val_loader:shards pattern={pattern(values, 'val')} tokens:{usable}")
     documents, size = _counts(dataset, val, usable)
-    journal.note(
+    validation = (
         f"validation: {val.tokens} tokens in {documents} documents; scored: {usable} tokens, {size} bytes, "
         f"{size / usable:.6f} bytes per token"
     )
+    journal.note(validation)
     _check_listed(path, val.tokens, documents)
     for warning in warnings:
         journal.note(f"warning: {warning}")
+    return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
+
+
+def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
+    """Refuse a tokenizer that is not the data set's by its manifest; returns warnings."""
+    found, entry = manifest_of(dataset), listed_dataset(dataset)
+    if found is None or entry is None:
+        return []
+    where, manifest = found
+    expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
+    if expected and tokenizer.name != expected:
+        raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
+    stats = entry.get("stats")
+    listed = stats.get("files_train") if isinstance(stats, dict) else None
+    here = len(list(dataset.glob("fineweb_train_*.bin")))
+    if not isinstance(listed, int) or here == listed:
+        return []
+    if here > listed:
+        raise DataError(f"{dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set")
+    return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:

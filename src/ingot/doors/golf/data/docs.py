@@ -20,7 +20,7 @@ from ingot.data.formats.manifest import MANIFEST, parse_manifest
 from ingot.data.formats.open import open_source
 from ingot.data.hub import FileInfo, Hub, client_messages
 from ingot.data.store.output import writing
-from ingot.data.text.records import read_lines
+from ingot.data.text.records import TEXT_FIELD, read_lines
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, read_source
 from ingot.doors.golf.data.placing import check_space, disk_of, place
@@ -57,7 +57,7 @@ def read_docs(path: Path, skip: int = 0, advance: Callable[[int], None] = lambda
         with path.open("rb") as file:
             yield from read_lines(cast(BinaryIO, _lines(file, skip, advance)), path, "text")
     except DataError as error:
-        raise DataError(str(error).partition("; name the right one with --text-field")[0]) from None  # no option of an export
+        raise DataError(error.what if TEXT_FIELD in error.settings else str(error)) from None  # no option of an export
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 

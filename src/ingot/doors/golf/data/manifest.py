@@ -1,4 +1,4 @@
-"""The manifest of a published data set: which files it asks for, which tokenizer it pairs them with, and where it came from.
+"""The manifest of a published data set: which files it asks for, and where the one in a folder came from.
 
 The manifest is a stranger's: every path it names is checked before it becomes a path here. Names of shards follow from our own
 arguments and its counts. Where a manifest came from stands in a small file beside it, because it does not say so itself.
@@ -10,9 +10,9 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from ingot.data.formats.manifest import MANIFEST, Record, listed_dataset, manifest_of, tokenizer_of
+from ingot.data.formats.manifest import MANIFEST, Record
 from ingot.data.hub import FileInfo
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
@@ -108,25 +108,6 @@ def _artifacts(entry: Record, repo: str, where: str) -> tuple[str, ...]:
         if not sound or re.search(r"[\\:\x00-\x1f]", name) or any(part.startswith(".") for part in parts):
             raise DataError(f"{where} of {repo} names {name!r} as a tokenizer's file; only names inside tokenizers/ are taken")
     return tuple(dict.fromkeys(names))
-
-
-def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
-    """Refuse a tokenizer that is not the data set's by its manifest; returns warnings."""
-    found, entry = manifest_of(dataset), listed_dataset(dataset)
-    if found is None or entry is None:
-        return []
-    where, manifest = found
-    expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
-    if expected and tokenizer.name != expected:
-        raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
-    stats = entry.get("stats")
-    listed = stats.get("files_train") if isinstance(stats, dict) else None
-    here = len(list(dataset.glob("fineweb_train_*.bin")))
-    if not isinstance(listed, int) or here == listed:
-        return []
-    if here > listed:
-        raise DataError(f"{dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set")
-    return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.data import SHARD_TOKENS
+from ingot.doors.entry import explained, warn
 from ingot.doors.golf.data import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.doors.output import print_json
 from ingot.doors.status_line import StatusLine, Work, fit, is_terminal
-from ingot.errors import INTERRUPTED, ConfigError, IngotError
+from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingot.doors.golf.data.download import Downloaded, Progress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 30.0  # without a terminal, a slow file is heard of this often
 THREADS, BATCH = "MATCHED_FINEWEB_TOKENIZER_THREADS", "MATCHED_FINEWEB_SP_BATCH_SIZE"
 TIKTOKEN_THREADS, DECODE_BATCH = "MATCHED_FINEWEB_TIKTOKEN_THREADS", "MATCHED_FINEWEB_GPT2_DECODE_BATCH_SIZE"
+CONTINUES = "interrupted; the same command continues"
 VARIABLES = f"""variables:
   {REPO_VARIABLE}, {PREFIX_VARIABLE}
                         the repository and its folder, where the options do not say
@@ -51,7 +53,7 @@ def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -
     parser.add_argument("--with-docs", action="store_true", help="download docs_selected.jsonl and what it was made of")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     given = parser.parse_args(list(argv))
-    with _explained(name) as outcome:
+    with explained(name, interrupted=CONTINUES) as outcome:
         download_and_print(
             folder,
             given.json,
@@ -97,7 +99,7 @@ def _summary(result: Downloaded) -> str:
 def _download_display() -> Iterator[tuple[Callable[[str], None], Callable[[Progress], None]]]:
     """Where lines and progress go: a bar with lines above it, or lines alone."""
     if not is_terminal(sys.stderr):
-        yield _say, _Lines()
+        yield warn, _Lines()
         return
     work = Work("asking the hub", "bytes")
     with StatusLine(lambda width: fit(work.parts(width), width)) as line:
@@ -124,14 +126,14 @@ class _Lines:
         amount = (
             f"{progress.files:,} of {progress.of_files:,} files, {progress.bytes / 1e6:,.1f} of {progress.of_bytes / 1e6:,.1f} MB"
         )
-        _say(f"{progress.fetched or 'downloading'} ({amount})")
+        warn(f"{progress.fetched or 'downloading'} ({amount})")
 
 
 def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data")) -> int:
     """Download golf's documents and export them as shards of the tokenizers in a spec file; returns the exit code."""
     name = "download_hf_docs_and_tokenize.py"
     given = _export_parser(name, folder).parse_args(list(argv))
-    with _explained(name) as outcome:
+    with explained(name, interrupted=CONTINUES) as outcome:
         from ingot.data.hub import Hub
         from ingot.doors.golf.data.export import export
         from ingot.doors.golf.data.specs import load_specs
@@ -222,35 +224,11 @@ def _print(result: Exported) -> None:
     print(f"{result.folder}/manifest.json lists them, {result.seconds:.1f} s")
 
 
-class _Outcome:
-    code = 0
-
-
-@contextmanager
-def _explained(name: str) -> Iterator[_Outcome]:
-    """Turn our errors into a line and an exit code; whoever reads the output may leave."""
-    outcome = _Outcome()
-    try:
-        yield outcome
-        sys.stdout.flush()
-    except IngotError as error:
-        print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        outcome.code = error.exit_code
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command continues", file=sys.stderr)
-        outcome.code = INTERRUPTED
-    except BrokenPipeError:
-        from ingot.doors.golf.main import BROKEN_PIPE
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
-        outcome.code = BROKEN_PIPE
-
-
 @contextmanager
 def _display() -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int], None]]]:
     """Where lines and progress go: a bar with lines above it on a terminal, else lines alone."""
     if not sys.stderr.isatty():
-        yield _say, lambda what, done, total: None
+        yield warn, lambda what, done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -270,8 +248,3 @@ def _display() -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int]
             bars.update(task, completed=done, total=total)
 
         yield lambda line: console.print(line, markup=False, soft_wrap=True), show
-
-
-def _say(line: str) -> None:
-    with suppress(OSError, ValueError):  # whoever read the lines may have left
-        print(line, file=sys.stderr, flush=True)

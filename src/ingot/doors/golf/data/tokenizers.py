@@ -64,7 +64,7 @@ def _named(spec: Spec) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"tokenizer {spec.name}: {str(error).replace('--vocab-size', 'vocab_size')}") from None
+        raise DataError(f"tokenizer {spec.name}: {error.render(lambda option: option.strip('-').replace('-', '_'))}") from None
 
 
 def bigram_size(vocab_size: int) -> int:

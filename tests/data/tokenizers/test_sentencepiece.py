@@ -17,7 +17,7 @@ from ingot.data.tokenizers.training import train_tokenizer
 from ingot.errors import DataError
 from ingot.eval.evaluator import Score
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden/golden.json").read_text())["golf_bytes"]
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden/golden.json").read_text())["golf_bytes"]
 ENGLISH = "The cats sat on the mat, and 12 more came to see what the noise was about. " * 9
 texts = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("aeiou thn\n\t 12\u2581\u3000ﬁ")))
 

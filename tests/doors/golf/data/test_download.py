@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.data.store.shards import HEADER_INTS, MAGIC, VERSION
+from ingot.doors.golf.data.check import check_tokenizer_pair
 from ingot.doors.golf.data.download import Progress, download
-from ingot.doors.golf.data.manifest import check_tokenizer_pair, dataset_name, plan_files
+from ingot.doors.golf.data.manifest import dataset_name, plan_files
 from ingot.doors.golf.data.scripts import _summary
 from ingot.errors import ConfigError, DataError
 

@@ -799,7 +799,7 @@ def test_progress_is_told_to_its_end(folder, tmp_path):
 
 
 def test_every_code_is_explained_in_the_documents():
-    page = (Path(__file__).parents[2] / "docs/data-audit.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/data-audit.md").read_text()
     assert [code for code in CODES if f"| `{code}` |" not in page] == []
 
 

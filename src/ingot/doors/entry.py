@@ -1,0 +1,124 @@
+"""How a program of ours ends: an error is one line in its users' words, with the exit code of its class.
+
+Whatever starts ranks ends all of them when one fails, so the rank that knows why must be the first to speak; a rank that has
+nothing to add waits for that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ingot.errors import (
+    INTERRUPTED,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    IngotError,
+    PeerLost,
+    Rename,
+    RunError,
+    Setting,
+)  # fmt: skip
+from ingot.runtime.ranks import ranks_from_environment
+
+BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
+PATIENCE_SECONDS = 10
+
+
+class Outcome:
+    """How a program ended."""
+
+    code = 0
+    error: IngotError | None = None
+
+
+@contextmanager
+def explained(
+    program: str,
+    name: Rename = str,
+    advise: Rename = str,
+    *,
+    interrupted: str = "interrupted",
+    every_rank: bool = False,
+) -> Iterator[Outcome]:
+    """Turn errors into a line and an exit code, with a door's names for settings and its advice; readers may leave.
+
+    What every rank finds wrong is said by the first alone, unless `every_rank` may speak.
+    """
+    outcome = Outcome()
+    _open_streams()
+    try:
+        yield outcome
+        sys.stdout.flush()
+    except IngotError as error:
+        if isinstance(error, PeerLost) or not (every_rank or _speaks(error)):
+            time.sleep(PATIENCE_SECONDS)
+        else:
+            warn(f"{program}: error: {' '.join(error.render(name, advise).split())}")
+        outcome.code, outcome.error = error.exit_code, error
+    except KeyboardInterrupt:
+        warn(f"{program}: {interrupted}")
+        outcome.code = INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        outcome.code = BROKEN_PIPE
+    except OSError as error:
+        if error.filename is None:  # it is the output that cannot be written
+            _drop_stdout()
+        warn(f"{program}: error: {error}")
+        outcome.code = RunError.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not _no_memory(error):
+            raise
+        full = RunError(
+            "the memory is full",
+            Setting("training.micro_batch"),
+            Setting("data.seq_len"),
+            advice="lower {0} or {1}, ask for fewer texts or take a smaller model",
+        )
+        warn(f"{program}: error: {full.render(name, advise)}")
+        outcome.code, outcome.error = full.exit_code, full
+
+
+def say(line: str) -> None:
+    """Print a line of a log, at once: somebody may be watching it through a pipe."""
+    print(line, flush=True)
+
+
+def warn(line: str) -> None:
+    """Print a line that is no part of the output."""
+    with suppress(OSError, ValueError):  # whoever read it may have left
+        print(line, file=sys.stderr, flush=True)
+
+
+def _open_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        if hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
+
+
+def _speaks(error: IngotError) -> bool:
+    """Whether this rank says what went wrong: what every rank finds wrong, the first one does."""
+    try:
+        first = ranks_from_environment().first
+    except ConfigError:
+        first = True  # nobody knows which one is
+    return first or not isinstance(error, ConfigError | DataError | CheckpointError)
+
+
+def _drop_stdout() -> None:
+    """Let what is not yet printed go nowhere, or Python complains when it closes stdout."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _no_memory(error: BaseException) -> bool:
+    """Whether an error is that of torch's allocators, or Python's, at the end of the memory."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "not enough memory" in str(error)

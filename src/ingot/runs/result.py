@@ -1,0 +1,58 @@
+"""result.json: what the last session of a run came to, written when it ends; a session that died leaves none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.runs.state import Status, utc_now
+
+NAME = "result.json"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a session of a run came to."""
+
+    status: Status
+    final_loss: float | None  # nats per token, of the last step
+    val_loss: float | None
+    val_bpb: float | None  # bits per byte of the validation text
+    val_other: dict[str, float]  # the same by the other count of bytes, where there are two
+    val_rows: int  # by which these were found
+    val_rows_of: int  # of the rows of the validation split
+    total_tokens: int
+    total_steps: int
+    training_seconds: float
+    tokens_per_second: float
+    checkpoint_path: Path | None
+    artifact_path: Path | None
+    artifact_bytes: int | None
+    artifact_bpb: float | None  # of the artifact, read again by another process
+    artifact_rows: int | None  # by which that was found; None: by all
+    sample: str | None
+    run_dir: Path
+
+
+def as_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -> dict[str, Any]:
+    """What result.json says: the result, with paths from the run folder on, and what the exporter found worth telling."""
+    told = {name: _from(result.run_dir, value) for name, value in asdict(result).items() if name != "run_dir"}
+    return {"session": session, "ended_at": utc_now(), **told, "export": dict(export)}
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """What result.json says; None where there is none or a damaged one."""
+    try:
+        record = json.loads((folder / NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _from(folder: Path, value: Any) -> Any:
+    if not isinstance(value, Path):
+        return value
+    return str(value.relative_to(folder) if value.is_relative_to(folder) else value)

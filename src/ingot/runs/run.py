@@ -1,0 +1,88 @@
+"""A run as its folder shows it: settings, status, metrics, samples, checkpoints and result, for whoever looks on.
+
+Looking takes no lock and keeps nobody waiting: every file is replaced whole or only grows, and a last line of metrics.jsonl that
+is still being written is not read yet.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.config.loading import load_config
+from ingot.config.schema import Config
+from ingot.errors import CheckpointError
+from ingot.runs.checkpoints import saved_steps
+from ingot.runs.folder import RunFolder
+from ingot.runs.metrics import Mark
+from ingot.runs.result import read_result
+from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_state, this_process
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How a run is doing: what state.json says, how old that is, and whether its process can still be there."""
+
+    status: Status | Literal["crashed"]
+    state: State
+    age_seconds: float  # by our clock; another host's may differ
+
+
+class Run:
+    """A run folder to look into."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._folder = path, RunFolder(path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The run of a folder; CheckpointError where it is none."""
+        run = cls(Path(path))
+        if not run._folder.config_path.is_file() and read_state(run.path) is None:
+            raise CheckpointError(f"{path} is not a run folder: it has no {run._folder.config_path.name}; name a run folder")
+        return run
+
+    @property
+    def config(self) -> Config:
+        """Every setting of the run."""
+        return load_config(file=self._folder.config_path, environment={}).config
+
+    def status(self) -> RunStatus:
+        """How it is doing; `crashed` where it says that it is running and its process is gone or silent for too long."""
+        state = read_state(self.path)
+        if state is None:
+            raise CheckpointError(f"{self.path} has no readable state.json; name a run folder")
+        age = state.age_seconds
+        gone = state.status == "running" and not _may_run(state, age)
+        return RunStatus("crashed" if gone else state.status, state, age)
+
+    def metrics(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
+        """The records behind a mark, and the next mark; if its `start` is 0 they are all there are, as after a resume."""
+        return self._folder.metrics.read_since(since)
+
+    def samples(self) -> dict[int, Path]:
+        """The texts that the model wrote, by step."""
+        return {int(path.stem.removeprefix("step-")): path for path in sorted(self._folder.samples.glob("step-*.txt"))}
+
+    def checkpoints(self) -> dict[int, Path]:
+        """The checkpoints by step, oldest first."""
+        return saved_steps(self._folder.checkpoints)
+
+    def result(self) -> dict[str, Any] | None:
+        """What the last session came to; None before it has ended."""
+        return read_result(self.path)
+
+
+def _may_run(state: State, age: float) -> bool:
+    host, _, boot_id = this_process()
+    if (state.host, state.boot_id) != (host, boot_id):  # a number of another system's process says nothing here
+        return age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
+    try:
+        os.kill(state.pid, 0)
+    except (ProcessLookupError, TypeError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # somebody else's, and there
+    return True

@@ -1,0 +1,51 @@
+"""Where a run stands, and where its first rank writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ingot.runs.folder import RunFolder
+from ingot.runs.state import Heartbeat
+from ingot.train.plan import Position
+from ingot.train.saver import Saver
+
+
+class Interrupted(Exception):
+    """A signal came while the model was judged; raised on every rank."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands; with the weights, the optimizer's memory and the config it decides everything that follows."""
+
+    step: int = 0
+    sample: int = 0  # the next row of the data order, counted in rows of data.seq_len
+    tokens: int = 0
+    elapsed_seconds: float = 0.0
+    step_seconds: float = 0.0  # the longest of the last steps
+    loss: float | None = None
+    val_loss: float | None = None
+    val_bpb: float | None = None
+    val_step: int | None = None  # the step at which they were found
+    val_whole: bool = False  # and whether by the whole validation split
+    val_rows: int = 0  # or by how many
+    val_rows_of: int = 0  # of its rows
+    val_final: bool = False  # and whether at the end of the run
+    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
+    best_step: int | None = None
+    best_bpb: float | None = None
+    evaluation_seconds: float = 0.0  # of evaluations during training, where they are bounded
+    starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
+
+    def position(self, seconds: float) -> Position:
+        """Where the next step begins, at a time that was agreed upon."""
+        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts))
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where the first rank writes: the run folder, its heartbeat and the thread that saves. Other ranks have none."""
+
+    folder: RunFolder
+    heartbeat: Heartbeat
+    saver: Saver

@@ -1,0 +1,66 @@
+"""What a run may not change between its sessions, and how a session goes on from a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ingot.backends.base import Backend
+from ingot.config.schema import Config
+from ingot.data.store.dataset import Dataset
+from ingot.errors import CannotContinue, Change
+from ingot.model.settings import FileSettings
+from ingot.runs.checkpoints import Checkpoint
+from ingot.train.progress import Progress
+
+# What a run may not change between its sessions, because the state it saved would mean something else.
+FIXED: dict[str, tuple[str, ...]] = {
+    "model": (),  # everything
+    "data": ("seq_len", "sampling", "spans", "document_mask", "seed"),
+    "optimizer": ("name", "groups"),
+    "training": ("tokens_per_step", "stages", "seed"),
+}
+
+
+def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
+    """Put a checkpoint's state into the backend; without one, the start of a run."""
+    if checkpoint is None:
+        return Progress()
+    backend.load(checkpoint.tensors)
+    known = {one.name for one in fields(Progress)}
+    return Progress(**{key: value for key, value in checkpoint.progress.items() if key in known})
+
+
+def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
+    """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
+    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSettings) else None
+    return {
+        "config": config.model_dump(mode="json"),
+        "tokenizer": dataset.tokenizer.spec(),
+        "tokenizer_fingerprint": dataset.tokenizer.fingerprint(),
+        "vocab_size": dataset.tokenizer.vocab_size,
+        "data_fingerprint": dataset.fingerprint,
+        "model_file_sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None,
+    }
+
+
+def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
+    """Refuse to continue a run with settings or data that would make it another one."""
+    was, now = checkpoint.progress, facts
+    changed = [
+        Change(f"{section}.{name}", was["config"][section].get(name), now["config"][section].get(name))
+        for section, names in FIXED.items()
+        for name in names or sorted((was["config"][section].keys() | now["config"][section].keys()) - {"file"})
+        if (name in was["config"][section] or not names) and was["config"][section].get(name) != now["config"][section].get(name)
+    ]
+    if was.get("model_file_sha256") != now["model_file_sha256"]:
+        said = "the contents of {0} are not what they were"
+        changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))
+    if was["data_fingerprint"] != now["data_fingerprint"]:
+        prints = [known["data_fingerprint"][:12] for known in (was, now)]
+        said = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"
+        changed.append(Change("data.path", prints[0], prints[1], said))
+    if changed:
+        raise CannotContinue(checkpoint.path, changed)

@@ -1,0 +1,122 @@
+"""How every program of ours ends: one line, one exit code, and output that goes to whoever reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ingot.doors import entry
+from ingot.doors.cli import main
+from ingot.doors.entry import BROKEN_PIPE, explained
+from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, PeerLost, RunError, Setting
+
+
+def ended(error: BaseException, **how) -> int:
+    with explained("it.py", **how) as outcome:
+        raise error
+    return outcome.code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("a\n  b"), 2, "it.py: error: a b\n"),
+        (DataError("no data"), 3, "it.py: error: no data\n"),
+        (CheckpointError("no room"), 4, "it.py: error: no room\n"),
+        (RunError("nan"), 1, "it.py: error: nan\n"),
+        (KeyboardInterrupt(), INTERRUPTED, "it.py: interrupted\n"),
+        (OSError(28, "No space left on device"), 1, "it.py: error: [Errno 28] No space left on device\n"),
+        (PermissionError(13, "Permission denied", "x"), 1, "it.py: error: [Errno 13] Permission denied: 'x'\n"),
+        (MemoryError(), 1, "it.py: error: the memory is full; lower training.micro_batch or data.seq_len, "),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_is_one_line_and_the_exit_code_of_its_class(capsys, error, code, said):
+    assert ended(error) == code
+    told = capsys.readouterr().err
+    assert told.startswith(said) and told.count("\n") == 1
+
+
+def test_a_bug_of_ours_keeps_its_traceback():
+    with pytest.raises(KeyError), explained("it.py"):
+        raise KeyError("a bug")
+
+
+def test_a_door_gives_settings_its_own_names_and_advice(capsys):
+    error = DataError("{0} is odd", Setting("data.seq_len", 7), advice="double it")
+    assert ended(error, name=lambda path: "T", advise=lambda ours: "add 1") == 3
+    assert capsys.readouterr().err == "it.py: error: T=7 is odd; add 1\n"
+
+
+@pytest.mark.parametrize("error", [ConfigError("x"), DataError("x"), CheckpointError("x")])
+def test_what_every_rank_finds_wrong_the_first_one_says(capsys, monkeypatch, error):
+    monkeypatch.setattr(entry, "PATIENCE_SECONDS", 0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = {}
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        assert ended(error) == error.exit_code
+        said[rank] = capsys.readouterr().err
+    assert said == {"0": "it.py: error: x\n", "1": ""}
+    assert ended(error, every_rank=True) == error.exit_code and capsys.readouterr().err == "it.py: error: x\n"
+
+
+@pytest.mark.parametrize("ranks", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "1"}])
+def test_where_nobody_knows_which_rank_is_first_every_one_speaks(capsys, monkeypatch, ranks):
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    assert ended(ConfigError("x")) == 2 and capsys.readouterr().err == "it.py: error: x\n"
+
+
+def test_a_rank_that_lost_another_is_silent_and_has_its_code(capsys, monkeypatch):
+    monkeypatch.setattr(entry, "PATIENCE_SECONDS", 0)
+    assert ended(PeerLost(4), every_rank=True) == 4 and capsys.readouterr().err == ""
+
+
+PROGRAM = """
+import sys
+from ingot.doors.entry import explained
+with explained("it.py") as outcome:
+    print("\\u2581" * 100_000 if "long" in sys.argv else "hello \\u2581")
+sys.exit(outcome.code)
+"""
+
+
+def shell(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    python = f"{sys.executable} -c '{PROGRAM}'"
+    return subprocess.run(
+        ["bash", "-c", command.format(python=python)], env={**os.environ, **variables}, capture_output=True, text=True
+    )
+
+
+def test_a_reader_that_leaves_is_no_error():
+    ran = shell("{python} long | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}")
+    assert (ran.returncode, ran.stderr) == (BROKEN_PIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"), [(">/dev/full", 1, "it.py: error: [Errno 28]"), (">&-", 0, ""), ("2>&-", 0, "")]
+)
+def test_an_output_that_cannot_be_written_is_one_line(where, code, said):
+    ran = shell(f"{{python}} {where}")
+    assert (ran.returncode, ran.stderr[: len(said)], ran.stderr.count("\n")) == (code, said, bool(said))
+
+
+def test_a_terminal_that_cannot_show_a_character_is_no_reason_to_fail():
+    ran = shell("{python}", PYTHONIOENCODING="ascii")
+    assert (ran.returncode, ran.stdout) == (0, "hello \\u2581\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--no-such"], 2), (["config", "show", "--training.seed", "x"], 2), (["data", "verify", "nowhere"], 3)]
+)
+def test_a_program_that_asks_for_json_gets_its_error_as_json_too(capsys, words, code):
+    with pytest.raises(SystemExit) as ended:
+        main.run([*words, "--json"])
+    told = capsys.readouterr()
+    assert ended.value.code == code and told.err.startswith("ingot: error: ") and told.err.count("\n") == 1
+    assert json.loads(told.out) == {"error": told.err.removeprefix("ingot: error: ").rstrip("\n"), "exit_code": code}

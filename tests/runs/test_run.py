@@ -1,0 +1,211 @@
+"""Looking into a run folder: what is there, without a lock, whatever the run does meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.config.loading import load_config
+from ingot.config.render import dump_yaml
+from ingot.errors import CheckpointError
+from ingot.runs.folder import RunFolder
+from ingot.runs.metrics import Mark
+from ingot.runs.result import TrainingResult
+from ingot.runs.run import Run
+from ingot.runs.state import State, this_process
+from ingot.runtime.files import to_json, write_atomically
+
+# A run that is killed and resumed over and over: it goes on from a step that was, like every other time, in the middle.
+WRITER = """
+import random, sys
+from pathlib import Path
+from ingot.runs.folder import RunFolder
+draw, folder, step = random.Random(0), RunFolder(Path(sys.argv[1])), 0
+for session in range(1, 201):
+    folder.session = session
+    step = draw.randint(0, step)
+    folder.metrics.truncate_after(step)
+    for step in range(step + 1, step + draw.randint(2, 40)):
+        folder.record("train", {"step": step, "padding": "x" * draw.randint(0, 5000)})
+    with folder.metrics.path.open("ab") as file:
+        file.write(b'{"kind": "train", "step": 1000000')  # what a kill in the middle of a line leaves
+print("over", flush=True)
+"""
+HOLD = """
+import sys
+from pathlib import Path
+from ingot.runs.state import Heartbeat
+with Heartbeat(Path(sys.argv[1]), 1000):
+    print("beats", flush=True)
+    sys.stdin.read()
+"""
+LOOK = """
+import sys
+sys.modules["torch"] = None
+from ingot.runs.run import Run
+run = Run.open(sys.argv[1])
+print(run.config.training.max_steps, run.status().status, len(run.metrics()[0]), run.samples(), run.checkpoints(), run.result())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path)
+    run.claim().release()
+    settings = {"data.path": "sample:shakespeare", "training.max_steps": 7}
+    run.write_config(dump_yaml(load_config(python=settings, environment={}).config, {}))
+    return run
+
+
+def write_state(folder: RunFolder, age_seconds: float = 0.0, **changes: Any) -> None:
+    host, pid, boot_id = this_process()
+    beat = (datetime.now(UTC) - timedelta(seconds=age_seconds)).isoformat()
+    state = replace(State("running", host, pid, boot_id, beat, beat, 5.0), **changes)
+    write_atomically(folder.path / "state.json", to_json(asdict(state)), durable=False)
+
+
+def status(folder: RunFolder) -> str:
+    return Run.open(folder.path).status().status
+
+
+def result(folder: RunFolder, **changes: Any) -> TrainingResult:
+    known = TrainingResult(
+        "completed", 1.5, 1.4, float("nan"), {}, 4, 4, 100, 7, 2.0, 50.0, folder.checkpoints / "step-00000007",
+        Path("elsewhere.ptz"), 10, 1.3, None, None, folder.path,
+    )  # fmt: skip
+    return replace(known, **changes)
+
+
+def test_a_run_shows_its_settings_samples_checkpoints_and_result(folder: RunFolder) -> None:
+    folder.sample(3, "three")
+    folder.sample(12, "twelve")
+    (folder.checkpoints / "step-00000007").mkdir()
+    (folder.checkpoints / "step-00000009.partial").mkdir()
+    run = Run.open(folder.path)
+    assert run.config.training.max_steps == 7 and run.result() is None
+    assert {step: path.read_text() for step, path in run.samples().items()} == {3: "three", 12: "twelve"}
+    assert run.checkpoints() == {7: folder.checkpoints / "step-00000007"}
+    folder.session = 2
+    folder.write_result(result(folder), {"ranks": 1})
+    told = run.result()
+    assert told is not None and (told["session"], told["status"], told["total_steps"]) == (2, "completed", 7)
+    assert told["checkpoint_path"] == "checkpoints/step-00000007" and told["artifact_path"] == "elsewhere.ptz"
+    assert told["export"] == {"ranks": 1} and told["val_bpb"] is None and datetime.fromisoformat(told["ended_at"])
+    folder.forget_result()
+    assert run.result() is None
+
+
+def test_what_is_not_a_run_folder_is_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(CheckpointError, match="is not a run folder"):
+            Run.open(path)
+
+
+def test_a_run_that_has_not_begun_has_no_status_yet(folder: RunFolder) -> None:
+    with pytest.raises(CheckpointError, match=r"no readable state\.json"):
+        Run.open(folder.path).status()
+
+
+def test_looking_needs_no_torch_takes_no_lock_and_writes_nothing(folder: RunFolder) -> None:
+    write_state(folder, status="stopped")
+    with folder.claim():
+        before = sorted(folder.path.rglob("*"))
+        ran = subprocess.run([sys.executable, "-c", LOOK, str(folder.path)], capture_output=True, text=True)
+    assert ran.stdout == "7 stopped 0 {} {} None\n", ran.stderr
+    assert sorted(folder.path.rglob("*")) == before
+
+
+def test_running_is_believed_only_of_a_process_that_is_there(folder: RunFolder, python) -> None:
+    holder = python(HOLD, folder.path)
+    assert holder.stdout.readline() == "beats\n"
+    assert status(folder) == "running"
+    holder.kill()
+    holder.wait()
+    assert status(folder) == "crashed"
+
+
+@pytest.mark.parametrize("said", ["stopped", "completed", "failed"])
+def test_a_run_that_ended_says_how_whoever_wrote_it(folder: RunFolder, said: str) -> None:
+    write_state(folder, status=said, pid=2**22 + 1, boot_id="another")
+    assert status(folder) == said
+
+
+@pytest.mark.parametrize("where", [{"host": "farm-7"}, {"boot_id": "another"}], ids=["host", "boot"])
+def test_a_process_of_another_system_is_judged_by_its_heartbeat_and_not_by_its_number(folder: RunFolder, where) -> None:
+    write_state(folder, age_seconds=60, pid=2**22 + 1, **where)
+    assert status(folder) == "running"
+    write_state(folder, age_seconds=1000, pid=os.getpid(), **where)
+    found = Run.open(folder.path).status()
+    assert found.status == "crashed" and found.age_seconds == pytest.approx(1000, abs=60)
+
+
+def test_a_process_here_is_believed_however_old_its_heartbeat_is(folder: RunFolder) -> None:
+    write_state(folder, age_seconds=1000)
+    assert status(folder) == "running"
+
+
+def test_metrics_say_when_they_were_written_and_in_which_session(folder: RunFolder) -> None:
+    for session in (1, 2):
+        folder.write_environment({})
+        folder.record("train", {"step": session})
+    found, _ = Run.open(folder.path).metrics()
+    assert [(one["kind"], one["session"], one["step"]) for one in found] == [("train", 1, 1), ("train", 2, 2)]
+    assert all(abs((datetime.now(UTC) - datetime.fromisoformat(one["time"])).total_seconds()) < 60 for one in found)
+
+
+def test_metrics_are_read_on_from_a_mark(folder: RunFolder) -> None:
+    run = Run.open(folder.path)
+    assert run.metrics() == ([], Mark(0, 0))
+    folder.record("train", {"step": 1})
+    first, mark = run.metrics()
+    assert [one["step"] for one in first] == [1] and run.metrics(mark) == ([], replace(mark, start=mark.offset))
+    folder.record("train", {"step": 2})
+    with folder.metrics.path.open("ab") as file:
+        file.write(b'{"step": 3')
+    second, later = run.metrics(mark)
+    assert [one["step"] for one in second] == [2] and later.start == mark.offset
+    with folder.metrics.path.open("ab") as file:
+        file.write(b"}\n")
+    assert [one["step"] for one in run.metrics(later)[0]] == [3]
+
+
+def test_a_resume_makes_the_records_begin_anew_even_where_the_disk_uses_an_inode_again(folder: RunFolder) -> None:
+    for step in range(1, 6):
+        folder.record("train", {"step": step})
+    run = Run.open(folder.path)
+    _, mark = run.metrics()
+    folder.metrics.truncate_after(3)
+    folder.record("train", {"step": 4, "more": "x" * 1000})
+    again, now = run.metrics(mark)
+    assert [one["step"] for one in again] == [1, 2, 3, 4] and now.start == 0
+    again, now = run.metrics(replace(mark, inode=now.inode))
+    assert [one["step"] for one in again] == [1, 2, 3, 4] and now.start == 0
+
+
+def test_a_reader_beside_a_run_that_is_killed_and_resumed_always_sees_whole_lines_and_each_step_once(
+    folder: RunFolder, python
+) -> None:
+    run, known, mark, anew = Run.open(folder.path), [], None, 0
+    writer = python(WRITER, folder.path)
+    while True:
+        over = writer.poll() is not None
+        found, mark = run.metrics(mark)
+        if mark.start == 0:
+            known, anew = [], anew + 1
+        known += found
+        assert [one["step"] for one in known] == list(range(1, len(known) + 1))
+        sessions = [one["session"] for one in known]
+        assert sessions == sorted(sessions)
+        if over:
+            break
+    assert writer.returncode == 0, writer.stderr.read()
+    lines = folder.metrics.path.read_bytes().splitlines()
+    assert known == [json.loads(line) for line in lines[:-1]] and known[-1]["session"] == 200 and anew > 20

@@ -1,0 +1,47 @@
+"""`make` on a fresh machine: which Python it takes, and says so."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# A Python of any version, as far as `make` can tell, that goes no further than to make a venv.
+PYTHON = """#!{executable}
+import sys
+if sys.argv[1] == "-m":
+    sys.exit("made")
+sys.version_info = ({version}, 0, "final", 0)
+exec(sys.argv[2])
+"""
+
+
+def make(folder: Path, version: str) -> subprocess.CompletedProcess[str]:
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, folder)
+    python = folder / "python"
+    python.write_text(PYTHON.format(executable=sys.executable, version=version))
+    python.chmod(0o755)
+    return subprocess.run(["make", "train", f"PYTHON={python}"], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("version", ["3, 11", "3, 13", "3, 14", "3, 15"])
+def test_make_takes_any_python_from_3_11_on_and_says_which(tmp_path: Path, version: str) -> None:
+    ran = make(tmp_path, version)
+    assert f"setting up .venv with {sys.executable}, Python {version.replace(', ', '.')}\n" in ran.stdout
+    assert "made" in ran.stderr
+
+
+def test_make_refuses_an_older_python_with_what_to_do(tmp_path: Path) -> None:
+    ran = make(tmp_path, "3, 10")
+    assert f"ingot needs Python 3.11 or newer and {sys.executable} is 3.10; choose one with: make PYTHON=" in ran.stderr
+    assert ran.returncode and "made" not in ran.stderr and not (tmp_path / ".venv").exists()
+
+
+def test_no_python_is_refused_for_being_new() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"] == ">=3.11"
