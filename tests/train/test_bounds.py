@@ -24,7 +24,7 @@ class SlowJudge(Device):
     first_extra: float = 0.0
     scored: int = 0
 
-    def evaluate(self, batch: Any) -> float:
+    def score(self, batch: Any) -> float:
         self.time.now += self.row_seconds * len(batch) + (self.first_extra if not self.scored else 0.0)
         self.scored += len(batch)
         return 1.0
