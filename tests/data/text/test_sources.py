@@ -468,6 +468,17 @@ def test_what_was_fetched_once_is_there_without_the_hub(ask, tmp_path):
     assert said.startswith("DataError cannot fetch hf:org/name: gave up on the file list of org/name at http://127.0.0.1:9")
 
 
+def test_files_that_did_not_arrive_are_not_taken_for_there(ask, tmp_path):
+    with serving() as hub:
+        commit = hub.commit("org/name", {f"data/{split}-0.parquet": split.encode() for split in ("train", "test")})
+        assert ask(hub.endpoint, "hf:org/name") == ["train"]
+        for listing in (tmp_path / "hub").rglob(f"trees/{commit}*"):  # without which the client cannot tell what is missing
+            listing.unlink()
+        hub.fail(commit, status=500, times=99)
+        (said,) = ask(hub.endpoint, "hf:org/name:test")
+        assert said.startswith("DataError cannot fetch hf:org/name:test: data/test-0.parquet of org/name did not arrive"), said
+
+
 def test_what_a_name_stood_for_is_noted_in_the_hubs_cache_wherever_that_is(ask, tmp_path):
     cached = {"HF_HUB_CACHE": str(tmp_path / "cache")}
     with serving() as hub:

@@ -54,7 +54,7 @@
 56      doors/golf/test_golf_ranks.py::test_all_ranks_hold_the_same_weights_at_the_end
 57      doors/golf/test_golf_ranks.py::test_the_losses_are_the_same_for_any_number_of_ranks
 58      doors/golf/test_golf_log.py::test_how_often_a_run_is_primed_validated_and_logged_leaves_no_trace
-59      backends/test_torch_backend.py::test_gradients_are_clipped_to_the_norm
+59      backends/torch/test_backend.py::test_gradients_are_clipped_to_the_norm
 59      doors/golf/test_golf_variables.py::test_variables_with_a_rule_of_their_own
 61      doors/golf/test_golf_log.py::test_without_an_interval_validation_is_told_once_at_the_end
 62      doors/golf/test_golf_log.py::test_validation_is_told_at_the_start_by_the_interval_and_at_the_end

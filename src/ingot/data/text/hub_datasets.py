@@ -45,6 +45,8 @@ def fetch(name: str) -> list[Path]:
         revision, files, configs = _listing(hub, name)
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
         folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
+        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client gives what it has if the hub fails
+            raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
     except Unreachable as error:
         if before := _fetched_before(name, hub):
             log.warning("%s; using the files of %s that were fetched before", error, name)
