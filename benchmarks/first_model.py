@@ -31,7 +31,7 @@ from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
-from ingot.eval.evaluator import Judge
+from ingot.eval.evaluator import Evaluator
 from ingot.runtime.ranks import Ranks
 from ingot.train.plan import Position, following, plan_step, shapes
 
@@ -74,8 +74,8 @@ class Lane:
 
     def _validation_loss(self) -> float:
         length = self.config.data.seq_len
-        judge = Judge(self.dataset.split("val"), self.dataset.tokenizer, length, length, 64)
-        return judge.score(judge.rows(), self.backend.score).loss
+        evaluator = Evaluator(self.dataset.split("val"), self.dataset.tokenizer, length, length, 64)
+        return evaluator.score(evaluator.rows(), self.backend.score).loss
 
     @property
     def loss(self) -> float:

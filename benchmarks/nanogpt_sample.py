@@ -58,7 +58,7 @@ def ours(model: GPT, samples: int, tokens: int, at_once: int, record: bool) -> l
     for first in range(0, samples, at_once):
         sampling = Sampling(TEMPERATURE, TOP_K, seed=1337 + first)
         start, rows = [START % model.config.vocab_size], min(at_once, samples - first)
-        found += write_texts(model, start, rows, tokens, sampling, halve=True, record=record)
+        found += write_texts(model, start, rows, tokens, sampling, keep_half=True, record=record)
     return found
 
 

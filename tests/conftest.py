@@ -18,7 +18,7 @@ with suppress(ValueError):  # only the main thread may
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Timings of a busy machine are no failures.
+# Timings of a busy machine are not failures.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 

@@ -125,7 +125,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
 
 HOSTILE_ENTRIES = {
     "a negative offset": {"x": entry(offsets=[-8, 0])},
-    "offsets behind the end": {"x": entry(offsets=[8, 16])},
+    "offsets after the end": {"x": entry(offsets=[8, 16])},
     "offsets that turn back": {"x": entry(offsets=[8, 0])},
     "huge offsets": {"x": entry(offsets=[0, 2**64])},
     "a huge shape": {"x": entry(shape=[2**62, 2**62])},
@@ -162,7 +162,7 @@ def test_deep_json_is_refused(tmp_path):
     deep = b"[" * 4000
     refused(tmp_path / "a", MAGIC + len(deep).to_bytes(4, "little") + deep, r"its header is damaged")
     deep = b"[" * 100_000
-    refused(tmp_path / "a", len(deep).to_bytes(8, "little") + deep, r"its header is no JSON")
+    refused(tmp_path / "a", len(deep).to_bytes(8, "little") + deep, r"its header is not JSON")
 
 
 def test_a_well_formed_payload_is_what_the_hostile_ones_are_made_from(tmp_path):

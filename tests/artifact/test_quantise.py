@@ -350,7 +350,7 @@ HOSTILE = {
     "a scale for other rows": ([part("w", "I8", (2, 2)), part("w::scale", "F16", (3,))], {"w": "F32"}),
     "a scale per element": ([part("w", "I8", (2, 2)), part("w::scale", "F16", (2, 2))], {"w": "F32"}),
     "scales of integers": ([part("w", "I8", (2, 2)), part("w::scale", "I16", (2,))], {"w": "F32"}),
-    "scales that are no numbers": ([part("w", "I8", (2, 2)), part("w::scale", "F16", (2,), np.nan)], {"w": "F32"}),
+    "scales that are not numbers": ([part("w", "I8", (2, 2)), part("w::scale", "F16", (2,), np.nan)], {"w": "F32"}),
     "a format of integers": ([part("w", "F32", (2, 2))], {"w": "I64"}),
     "a format for integers": ([part("w", "I64", (2, 2))], {"w": "F32"}),
     "a format that is a list": ([part("w", "F32", (2, 2))], {"w": ["F32"]}),

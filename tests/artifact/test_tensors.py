@@ -162,7 +162,7 @@ HOSTILE = {
     "one offset": with_header({"x": entry(offsets=[0])}),
     "offsets that are no list": with_header({"x": entry(offsets=8)}),
     "a negative offset": with_header({"x": entry(offsets=[-8, 0])}),
-    "offsets behind the end": with_header({"x": entry(offsets=[8, 16])}),
+    "offsets after the end": with_header({"x": entry(offsets=[8, 16])}),
     "offsets that turn back": with_header({"x": entry(offsets=[8, 0])}),
     "fractions": with_header({"x": entry(offsets=[0.0, 8.0])}),
     "a negative shape": with_header({"x": entry(shape=[-1, -2])}),
@@ -176,7 +176,7 @@ HOSTILE = {
         {"x": entry(shape=[1], offsets=[0, 4]), "y": entry(shape=[1], offsets=[0, 4])}
     ),
     "a hole": with_header({"x": entry(offsets=[8, 16])}, bytes(16)),
-    "metadata that is no object": with_header({"__metadata__": 5, "x": entry()}),
+    "metadata that is not an object": with_header({"__metadata__": 5, "x": entry()}),
 }
 
 

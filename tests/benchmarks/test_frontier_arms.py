@@ -95,7 +95,7 @@ def test_the_models_have_the_weights_of_the_prototypes():
 
 
 def test_value_residual_mixes_the_first_layers_values_in():
-    """One token attends to itself alone, so with an identity behind it the branch is the mixed values."""
+    """One token attends to itself alone, so with an identity after it the branch is the mixed values."""
     size = 4
     w = {name: nn.Parameter(torch.randn(size, size)) for name in ("q", "k", "v")}
     w |= {"o": nn.Parameter(torch.eye(size)), "value_keep": nn.Parameter(torch.tensor(0.9))}

@@ -1,4 +1,4 @@
-"""Preparation in small steps, stopped behind a chosen one. As a program it prepares FOLDER/corpus and is killed there."""
+"""Preparation in small steps, stopped after a chosen one. As a program it prepares FOLDER/corpus and is killed there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data.prepare import blocks, pipeline
-from ingot.data.store.staging import Stage
+from ingot.data.store.staging import StagedFolder
 from ingot.data.store.writer import Encoded, SplitWriter
 
 Patch = Callable[[Any, str, Any], None]
@@ -26,9 +26,9 @@ def take_small_steps(patch: Patch = setattr) -> None:
 def stop_behind(points: int, act: Callable[[], None], patch: Patch = setattr) -> None:
     """Act when this many points have been saved and more has been written."""
     saved = 0
-    save, add = Stage.save, SplitWriter.add
+    save, add = StagedFolder.save, SplitWriter.add
 
-    def counted_save(self: Stage, point: Any) -> None:
+    def counted_save(self: StagedFolder, point: Any) -> None:
         nonlocal saved
         save(self, point)
         saved += 1
@@ -39,7 +39,7 @@ def stop_behind(points: int, act: Callable[[], None], patch: Patch = setattr) ->
             self._index.flush()
             act()
 
-    patch(Stage, "save", counted_save)
+    patch(StagedFolder, "save", counted_save)
     patch(SplitWriter, "add", watched_add)
 
 

@@ -211,7 +211,7 @@ def test_a_folder_of_something_else_is_never_replaced(call, run, tmp_path):
     (tmp_path / "precious" / "file").touch()
     result = call("export", run, "--format", "huggingface", "--output", tmp_path / "precious", "--force")
     assert isinstance(result.exception, ConfigError)
-    assert "is no folder with a model, so it is not replaced" in str(result.exception)
+    assert "is not a folder with a model, so it is not replaced" in str(result.exception)
     assert (tmp_path / "precious" / "file").exists()
 
 

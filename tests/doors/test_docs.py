@@ -84,7 +84,7 @@ def check(command: str, folder: Path) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -103,11 +103,11 @@ def test_there_are_documents_to_check() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_in_a_document_parses(page: Path, desk: Path) -> None:
-    write_named_blocks(page, desk)
+def test_every_command_in_a_document_parses(page: Path, outputs: Path) -> None:
+    write_named_blocks(page, outputs)
     for command in commands(page):
         try:
-            check(command, desk)
+            check(command, outputs)
         except (IngotError, main.UsageError) as error:
             pytest.fail(f"{page.name}: {command}\n{error}")
 
@@ -116,9 +116,9 @@ def test_every_command_in_a_document_parses(page: Path, desk: Path) -> None:
     "command",
     ["ingot trian", "ingot recipes shw", "ingot train --recipe dmo", "ingot train --model.wdth 3", "ingot generate"],
 )
-def test_a_wrong_command_would_be_noticed(command: str, desk: Path) -> None:
+def test_a_wrong_command_would_be_noticed(command: str, outputs: Path) -> None:
     with pytest.raises((IngotError, main.UsageError)):
-        check(command, desk)
+        check(command, outputs)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -169,9 +169,9 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_yaml_in_a_document_is_a_config(page: Path, desk: Path) -> None:
+def test_yaml_in_a_document_is_a_config(page: Path, outputs: Path) -> None:
     for number, (_, block) in enumerate(block for block in fences(page) if block[0] == "yaml"):
-        file = desk / f"{number}.yaml"
+        file = outputs / f"{number}.yaml"
         file.write_text(block)
         load_config(file=file, environment={})
 

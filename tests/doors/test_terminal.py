@@ -1,4 +1,4 @@
-"""What a user sees on a terminal: a line that moves from the first moment, never wraps, and leaves nothing behind."""
+"""What a user sees on a terminal: a line that moves from the first moment, never wraps, and leaves nothing after."""
 
 from __future__ import annotations
 

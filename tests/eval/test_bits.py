@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import DataError
-from ingot.eval.evaluator import Judge
+from ingot.eval.evaluator import Evaluator
 
 
 class Tokens:
@@ -32,8 +32,8 @@ def tilings(draw):
 
 def every_target(split, seq_len, stride, size, limit=None):
     """(place of the target, its inputs up to there) for each target that is scored, in order."""
-    judge = Judge(split, ByteTokenizer(), seq_len, stride, size)
-    for batch in judge.batches(judge.rows(limit)):
+    evaluator = Evaluator(split, ByteTokenizer(), seq_len, stride, size)
+    for batch in evaluator.batches(evaluator.rows(limit)):
         assert batch.shape[1:] == (2, seq_len)
         for row, target in zip(batch[:, 0], batch[:, 1], strict=True):
             for place in np.flatnonzero(target != -1):
@@ -67,7 +67,7 @@ def test_a_stride_gives_every_target_at_least_the_rest_of_the_row_as_context(til
 @given(tilings(), st.integers(1, 400))
 def test_a_limit_chooses_that_many_different_rows_over_the_whole_split(tiling, limit):
     split, seq_len, stride, size = tiling
-    rows = Judge(split, ByteTokenizer(), seq_len, stride, size).rows(limit)
+    rows = Evaluator(split, ByteTokenizer(), seq_len, stride, size).rows(limit)
     available = math.ceil((split.tokens - 1) / stride)
     assert len(np.unique(rows)) == len(rows) == min(limit, available)
     assert rows.min() == 0
@@ -76,13 +76,13 @@ def test_a_limit_chooses_that_many_different_rows_over_the_whole_split(tiling, l
 
 
 def test_without_a_limit_all_rows_are_read():
-    assert Judge(Tokens(np.arange(101)), ByteTokenizer(), 10, 10, 4).rows().tolist() == list(range(10))
+    assert Evaluator(Tokens(np.arange(101)), ByteTokenizer(), 10, 10, 4).rows().tolist() == list(range(10))
 
 
 @pytest.mark.parametrize("ids", [[], [1]])
 def test_a_split_without_targets_is_refused(ids):
     with pytest.raises(DataError, match=r"the validation split is empty; prepare the data with a larger --val-fraction"):
-        Judge(Tokens(ids), ByteTokenizer(), 10, 10, 4).rows()
+        Evaluator(Tokens(ids), ByteTokenizer(), 10, 10, 4).rows()
 
 
 def uniform(vocab_size):
@@ -96,8 +96,8 @@ def uniform(vocab_size):
 
 def score_of(tokenizer, documents, seq_len=16, stride=16, limit=None, size=3):
     split = Tokens(np.concatenate([tokenizer.encode_document(text) for text in documents]))
-    judge = Judge(split, tokenizer, seq_len, stride, size)
-    return split, judge.score(judge.rows(limit), uniform(tokenizer.vocab_size))
+    evaluator = Evaluator(split, tokenizer, seq_len, stride, size)
+    return split, evaluator.score(evaluator.rows(limit), uniform(tokenizer.vocab_size))
 
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), min_size=2, max_size=4).filter(
@@ -110,7 +110,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60),
 def test_bytes_of_the_byte_tokenizer_are_those_of_the_text(texts, stride):
     _, found = score_of(ByteTokenizer(), texts, stride=stride)
     size = len("".join(texts).encode())
-    assert found.bytes == size  # all of it: the first target stands behind the start of the first document
+    assert found.bytes == size  # all of it: the first target stands after the start of the first document
     assert found.tokens == size + len(texts) - 1  # the start of each other document is predicted too
 
 
@@ -154,15 +154,15 @@ def test_a_limit_scores_those_rows_alone():
 @given(st.integers(1, 5), st.integers(1, 16))
 def test_ranks_score_together_what_one_would(world_size, stride):
     split = Tokens(ByteTokenizer().encode_document("the quality of mercy is not strained; it droppeth as the gentle rain"))
-    judge = Judge(split, ByteTokenizer(), 16, stride, 4)
-    parts = [judge.score(part, uniform(260)) for part in np.array_split(judge.rows(), world_size)]
-    whole = judge.score(judge.rows(), uniform(260))
+    evaluator = Evaluator(split, ByteTokenizer(), 16, stride, 4)
+    parts = [evaluator.score(part, uniform(260)) for part in np.array_split(evaluator.rows(), world_size)]
+    whole = evaluator.score(evaluator.rows(), uniform(260))
     assert sum(part.nats for part in parts) == pytest.approx(whole.nats)
     assert (sum(part.tokens for part in parts), sum(part.bytes for part in parts)) == (whole.tokens, whole.bytes)
 
 
 class Folding(ByteTokenizer):
-    """Stands for half of what it was given, and less behind a newline: a count that needs the token before."""
+    """Stands for half of what it was given, and less after a newline: a count that needs the token before."""
 
     def target_bytes(self, previous, targets):
         return np.where(np.asarray(previous) == self.encode("\n")[0], 0, self.token_bytes()[targets])
@@ -173,8 +173,8 @@ def folding_score(rule, limit=None):
     split = Tokens(Folding().encode_document(text))
     split.bytes = 3 * len(text)
     split.piece_bytes = int(Folding().target_bytes(split.ids[:-1], split.ids[1:]).sum())
-    judge = Judge(split, Folding(), 16, 16, 4, rule=rule)
-    return split, judge.score(judge.rows(limit), uniform(260))
+    evaluator = Evaluator(split, Folding(), 16, 16, 4, rule=rule)
+    return split, evaluator.score(evaluator.rows(limit), uniform(260))
 
 
 def test_bytes_of_the_whole_text_are_those_that_preparation_recorded():
@@ -203,10 +203,10 @@ def test_a_tokenizer_that_loses_nothing_has_one_count():
 @settings(deadline=None)
 @given(st.integers(2, 300), st.integers(1, 64))
 def test_whole_rows_leave_out_what_does_not_fill_one(tokens, seq_len):
-    judge = Judge(Tokens(np.zeros(tokens)), ByteTokenizer(), seq_len, seq_len, 4, whole_rows=True)
+    evaluator = Evaluator(Tokens(np.zeros(tokens)), ByteTokenizer(), seq_len, seq_len, 4, whole_rows=True)
     whole = (tokens - 1) // seq_len
     if whole:
-        assert judge.score(judge.rows(), uniform(2)).tokens == whole * seq_len
+        assert evaluator.score(evaluator.rows(), uniform(2)).tokens == whole * seq_len
     else:
         with pytest.raises(DataError, match="does not fill a row"):
-            judge.rows()
+            evaluator.rows()

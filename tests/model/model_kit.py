@@ -57,7 +57,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], atol: flo
 
 
 def golden(file: str, *prefixes: str) -> tuple[dict[str, Tensor], ...]:
-    """The tensors of a golden file, and those behind each prefix, without it."""
+    """The tensors of a golden file, and those after each prefix, without it."""
     tensors = load_file(GOLDEN / file)
     return tensors, *({k[len(p) :]: v for k, v in tensors.items() if k.startswith(p)} for p in prefixes)
 

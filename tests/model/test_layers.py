@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model.layers import LayerCache, RMSNorm, Rotation, causal_attention, document_mask, places, rotate
+from ingot.model.layers import LayerCache, RMSNorm, Rotation, causal_attention, document_mask, positions, rotate
 
 torch.set_num_threads(1)
 
@@ -11,11 +11,11 @@ def heads(count, length, size=8, rows=2):
     return torch.randn(rows, count, length, size)
 
 
-def by_hand(q, k, v, visible):
+def by_hand(q, k, v, attention_mask):
     """Attention written out; visible: (T, S) or (B, 1, T, S)."""
     group = q.size(1) // k.size(1)
     k, v = (torch.stack([x[:, h // group] for h in range(q.size(1))], dim=1) for x in (k, v))
-    scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(~visible, -torch.inf)
+    scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(~attention_mask, -torch.inf)
     return scores.softmax(-1) @ v
 
 
@@ -23,17 +23,17 @@ def by_hand(q, k, v, visible):
 @pytest.mark.parametrize(("T", "S"), [(6, 6), (1, 6), (3, 6), (1, 1)])
 def test_queries_at_the_end_of_the_keys_see_no_later_key(kv_heads, T, S):
     q, k, v = heads(4, T), heads(kv_heads, S), heads(kv_heads, S)
-    visible = torch.tensor([[key <= query + S - T for key in range(S)] for query in range(T)])
-    torch.testing.assert_close(causal_attention(q, k, v), by_hand(q, k, v, visible), atol=1e-6, rtol=0)
+    attention_mask = torch.tensor([[key <= query + S - T for key in range(S)] for query in range(T)])
+    torch.testing.assert_close(causal_attention(q, k, v), by_hand(q, k, v, attention_mask), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_a_document_mask_hides_other_documents(kv_heads):
     numbers = [[0, 0, 0, 1, 1, 2], [5, 3, 5, 3, 3, 5]]
     q, k, v = heads(4, 6), heads(kv_heads, 6), heads(kv_heads, 6)
-    visible = torch.tensor([[[key <= i and row[key] == row[i] for key in range(6)] for i in range(6)] for row in numbers])
+    attention_mask = torch.tensor([[[key <= i and row[key] == row[i] for key in range(6)] for i in range(6)] for row in numbers])
     found = causal_attention(q, k, v, mask=document_mask(torch.tensor(numbers)))
-    torch.testing.assert_close(found, by_hand(q, k, v, visible[:, None]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found, by_hand(q, k, v, attention_mask[:, None]), atol=1e-6, rtol=0)
 
 
 def test_without_documents_there_is_no_mask():
@@ -47,10 +47,10 @@ def test_a_document_mask_and_a_filled_cache_are_refused():
 
 
 def test_rotation_tells_only_how_far_apart_two_places_are():
-    q, k, turn = heads(1, 1, 64), heads(1, 1, 64), Rotation(128, 64, 1e4)
+    q, k, rotary = heads(1, 1, 64), heads(1, 1, 64), Rotation(128, 64, 1e4)
 
     def score(query, key):
-        return (rotate(q, turn(torch.tensor([query]))) @ rotate(k, turn(torch.tensor([key]))).mT).squeeze()
+        return (rotate(q, rotary(torch.tensor([query]))) @ rotate(k, rotary(torch.tensor([key]))).mT).squeeze()
 
     torch.testing.assert_close(score(9, 2), score(107, 100), atol=1e-4, rtol=0)
     assert (score(9, 2) - score(9, 3)).abs().max() > 1e-2
@@ -93,9 +93,9 @@ def test_rms_norm_adds_its_epsilon_under_the_root():
 def test_places_follow_what_the_cache_holds():
     cache = [LayerCache(1, 1, 8, 2, torch.device("cpu"), torch.float32)]
     cache[0].extend(heads(1, 3, 2, rows=1), heads(1, 3, 2, rows=1))
-    assert places(torch.zeros(1, 5, dtype=torch.long), cache, 8).tolist() == [3, 4, 5, 6, 7]
+    assert positions(torch.zeros(1, 5, dtype=torch.long), cache, 8).tolist() == [3, 4, 5, 6, 7]
     with pytest.raises(ValueError, match="9 tokens do not fit into a context of 8"):
-        places(torch.zeros(1, 6, dtype=torch.long), cache, 8)
+        positions(torch.zeros(1, 6, dtype=torch.long), cache, 8)
 
 
 def test_attention_with_dropout_is_still_causal():

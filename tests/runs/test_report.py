@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from ingot.runs.report import BeginReport, Chorus, EvaluationReport, LineReporter, Reporter, StepReport, step_line
+from ingot.runs.report import BeginReport, EvaluationReport, LineReporter, MultiReporter, Reporter, StepReport, step_line
 
 BEGIN = BeginReport("r", "cpu", "fp32", 2, 1234, 5000, 64, 4, "default", 0)
 STEP = StepReport(
@@ -21,7 +21,7 @@ def test_a_step_line_names_what_is_known_and_nothing_else():
 
 def test_plain_lines_tell_every_event_once():
     lines: list[str] = []
-    reporter = Chorus(Reporter(), LineReporter(lines.append))
+    reporter = MultiReporter(Reporter(), LineReporter(lines.append))
     reporter.begin(BEGIN)
     reporter.step(STEP, log=False)
     reporter.step(STEP, log=True)

@@ -140,7 +140,7 @@ def test_an_evaluation_ends_at_a_signal_and_is_made_up_for(train: Train, tmp_pat
     expected = unbroken(**EVALUATED)
     batches = stop_in_evaluation(number * BATCHES + 3)
     stopped = train(tmp_path / "run", **EVALUATED)
-    assert len(batches) == number * BATCHES + 3  # none behind the signal
+    assert len(batches) == number * BATCHES + 3  # none after the signal
     assert (stopped.status, stopped.total_steps, stopped.artifact_path) == ("stopped", 4 * number, None)
     if number:
         assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [4 * n for n in range(number)]

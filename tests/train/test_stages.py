@@ -16,7 +16,7 @@ from tiny_runs import Train, records, state_of
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
 from ingot.data.loading.open import open_dataset
-from ingot.data.loading.reader import read_portion
+from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.checkpoints import load_checkpoint, note_progress, saved_steps
@@ -135,10 +135,10 @@ def test_every_token_is_read_once_per_epoch_in_the_order_of_one_rank(data: Path,
     starts, read = Counter(), []
     for plan in plans_of(config):
         buffers = [np.empty((plan.samples, 2, 64), np.int32) for _ in range(world_size)]
-        portions = [read_portion(source, plan, Ranks(rank, world_size), buffer) for rank, buffer in enumerate(buffers)]
-        together = np.concatenate([portion.batch for portion in portions])
+        portions = [read_rank_batch(source, plan, Ranks(rank, world_size), buffer) for rank, buffer in enumerate(buffers)]
+        together = np.concatenate([rank_batch.batch for rank_batch in portions])
         assert together.shape == (plan.rows, 2, plan.seq_len)
-        assert np.array_equal(together, read_portion(source, plan, Ranks(), np.empty((plan.samples, 2, 64), np.int32)).batch)
+        assert np.array_equal(together, read_rank_batch(source, plan, Ranks(), np.empty((plan.samples, 2, 64), np.int32)).batch)
         starts.update(source.order.starts(np.arange(plan.sample, plan.sample + plan.samples, dtype=np.uint64)).tolist())
         read.append(together[:, 0].ravel())
     assert starts == dict.fromkeys(range(0, windows * 64, 64), 1)

@@ -180,7 +180,7 @@ def test_a_budget_is_not_overrun_where_steps_are_uneven(data, seconds, budget):
 def test_a_budget_is_not_overrun_by_what_a_device_has_still_to_do(data, seconds, budget):
     notes, device = Notes(), Queue(Time(), seconds)
     trainer = make(data, device, reporter=notes, budget__seconds=budget)
-    trainer.desk = _Desk()
+    trainer.outputs = _Desk()
     trainer.run(Shutdown())
     # A step that finds the device idle takes as much longer as it takes to hand it over, which was hidden before.
     assert budget - 2 * max(seconds) <= trainer.progress.elapsed_seconds <= budget + device.handing_over
@@ -211,7 +211,7 @@ def test_a_report_tells_when_its_step_ended_not_when_it_was_asked(data):
 
     notes = Notes()
     trainer = make(data, Late(Time(), [2.0]), reporter=notes, training__max_steps=4)
-    trainer.desk = _Desk()
+    trainer.outputs = _Desk()
     trainer.run(Shutdown())
     assert [report.elapsed_seconds for report in notes.steps] == [2.0, 4.0, 6.0, 8.0]
 
@@ -229,7 +229,7 @@ def test_the_seconds_of_earlier_sessions_count_and_the_learning_rate_goes_on_whe
     make(data, unbroken, budget__seconds=20.0).run(Shutdown())
     first, second = Device(Time(), [1.0]), Device(Time(500.0), [1.0])
     stopped = make(data, first, reporter=Notes(stop_at=12), budget__seconds=20.0)
-    stopped.desk = _Desk()
+    stopped.outputs = _Desk()
     with Shutdown() as shutdown:
         assert stopped.run(shutdown) == "stopped"
     make(data, second, progress=Progress(**vars(stopped.progress)), budget__seconds=20.0).run(Shutdown())

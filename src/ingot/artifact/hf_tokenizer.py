@@ -60,7 +60,7 @@ def _ours(path: Path) -> Tokenizer:
     try:
         return from_spec(json.loads(path.read_bytes()))
     except (ValueError, AttributeError, RecursionError, OSError):
-        raise DataError(f"{path} is damaged: it is no tokenizer") from None
+        raise DataError(f"{path} is damaged: it is not a tokenizer") from None
 
 
 def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:

@@ -49,7 +49,7 @@ def read_gpt2(folder: Path) -> tuple[list[TensorRecord], dict[str, Any]]:
     for name, shape in shapes.items():
         record = found.get(name)
         if record is None:
-            raise CheckpointError(f"{folder} has no tensor {name}; it is no GPT-2, or not all of it")
+            raise CheckpointError(f"{folder} has no tensor {name}; it is not a GPT-2, or not all of it")
         if record.dtype not in FLOATS:
             raise CheckpointError(f"{folder}: {name} holds {record.dtype}; only floating-point weights can be read")
         if record.shape != shape:
@@ -68,7 +68,7 @@ def write_gpt2(
         raise ConfigError(f"a model of the family {settings['family']} has no place in GPT-2's layout; export it as ingot")
     found = {record.name.removeprefix(PREFIX): record for record in records}
     if not {"wte.weight", "wpe.weight"} <= found.keys():
-        raise CheckpointError("the model has no embeddings; it is no whole GPT-2")
+        raise CheckpointError("the model has no embeddings; it is not a whole GPT-2")
     embedding, positions = found["wte.weight"], found["wpe.weight"]
     shapes = _shapes({**settings, "vocab_size": embedding.shape[0], "context": positions.shape[0]})
     if unknown := sorted(found.keys() - shapes.keys()):
@@ -143,7 +143,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         pass
-    raise CheckpointError(f"{path} is damaged: it is no JSON object")
+    raise CheckpointError(f"{path} is damaged: it is not a JSON object")
 
 
 def _weights(folder: Path) -> dict[str, TensorRecord]:
@@ -192,5 +192,5 @@ def _turned(record: TensorRecord, name: str) -> TensorRecord:
 
 def _zeros(name: str, shape: tuple[int, ...], dtype: str) -> TensorRecord:
     if not name.endswith("bias"):
-        raise CheckpointError(f"the model has no tensor {PREFIX}{name}; it is no whole GPT-2")
+        raise CheckpointError(f"the model has no tensor {PREFIX}{name}; it is not a whole GPT-2")
     return TensorRecord(name, dtype, shape, memoryview(bytes(prod(shape) * ITEM_BYTES[dtype])))

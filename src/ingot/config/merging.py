@@ -131,7 +131,7 @@ def _understand(setting: Setting, value: Any) -> Any:
             return None
         value = str(value) if setting.takes_any_text or value in setting.choices else scalar(value)
     if isinstance(value, bool) and "boolean" not in setting.types:
-        raise TypeError("a truth value is no number")  # pydantic would take true for 1
+        raise TypeError("a truth value is not a number")  # pydantic would take true for 1
     return value
 
 

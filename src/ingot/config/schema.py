@@ -43,7 +43,7 @@ class DataSection(Section):
         "and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer ones are cut.",
     )
     spans: Positive = Field(
-        1, description="stream: parts a step is read in; each begins one token behind the last target of the one before."
+        1, description="stream: parts a step is read in; each begins one token after the last target of the one before."
     )
     document_mask: bool = Field(
         False, description="Tokens see only their own document, in training and in evaluation. false: the whole row before them."
@@ -88,7 +88,7 @@ class OptimizerSection(Section):
         None, description="Peak learning rate of a head that is not tied to the embedding. null: learning_rate."
     )
     scalar_learning_rate: Rate | None = Field(
-        None, description="Peak learning rate of what is no matrix of a layer: gains, biases, mixes. null: learning_rate."
+        None, description="Peak learning rate of what is not a matrix of a layer: gains, biases, mixes. null: learning_rate."
     )
     weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors of two or more dimensions.")
     beta1: Momentum = Field(0.9, description="AdamW: decay of the mean of gradients.")

@@ -90,7 +90,7 @@ def say(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Print a line that is no part of the output."""
+    """Print a line that is not a part of the output."""
     with suppress(OSError, ValueError):  # whoever read it may have left
         print(line, file=sys.stderr, flush=True)
 

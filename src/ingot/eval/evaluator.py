@@ -67,7 +67,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Evaluator:
     """How a split is scored: the length and distance of its rows, and what a byte is."""
 
     split: Split
@@ -80,7 +80,7 @@ class Judge:
     whole_rows: bool = False  # leave out a last row that the split does not fill
 
     @classmethod
-    def of(cls, config: Config, split: Split, tokenizer: Tokenizer) -> Judge:
+    def of(cls, config: Config, split: Split, tokenizer: Tokenizer) -> Evaluator:
         """The judge that a config describes."""
         data, e = config.data, config.evaluation
         return cls(split, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.golf_settings import GolfSettings
-from ingot.model.layers import LayerCache, Mask, Rotation, Turn, causal_attention, places, rotate, visible
+from ingot.model.layers import LayerCache, Mask, RotaryTables, Rotation, attention_mask, causal_attention, positions, rotate
 from ingot.model.loss import head_logits, head_loss
 
 
@@ -44,11 +44,11 @@ class Attention(nn.Module):
         self.proj = Linear(width, width)
         self.q_gain = nn.Parameter(torch.full((heads,), qk_gain))
 
-    def forward(self, x: Tensor, turn: Turn, mask: Mask | None, cache: LayerCache | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         projected = self.c_q(x), self.c_k(x), self.c_v(x)
         q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in projected)  # (B, H, T, D), twice (B, K, T, D)
-        q, k = rotate(norm(q), turn), rotate(norm(k), turn)
+        q, k = rotate(norm(q), rotary), rotate(norm(k), rotary)
         q = q * self.q_gain.to(q.dtype)[:, None, None]
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
@@ -75,10 +75,12 @@ class Block(nn.Module):
         self.mlp_scale = nn.Parameter(torch.ones(width))
         self.resid_mix = nn.Parameter(torch.stack([torch.ones(width), torch.zeros(width)]))
 
-    def forward(self, x: Tensor, x0: Tensor, turn: Turn, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, x0: Tensor, rotary: RotaryTables, mask: Mask | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
-        x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), turn, mask, cache)
+        x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)
         return x + self.mlp_scale.to(x.dtype) * self.mlp(norm(x))
 
 
@@ -104,7 +106,7 @@ class Golf(nn.Module):
         self.rotation = Rotation(context, self.head_size, s.rope_base)
         self._initialise(s.embedding_std)
         if s.embedding_dtype == "bf16":
-            self.tok_emb.to(torch.bfloat16)  # behind the draw, which is then the same for both
+            self.tok_emb.to(torch.bfloat16)  # after the draw, which is then the same for both
 
     @torch.no_grad()
     def _initialise(self, embedding_std: float) -> None:
@@ -121,9 +123,9 @@ class Golf(nn.Module):
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
-        cos, sin = self.rotation(places(tokens, cache, self.context))
+        cos, sin = self.rotation(positions(tokens, cache, self.context))
         backwards = cos, -sin  # the way round the challenge's weights are trained
-        mask = visible(documents, cache)
+        mask = attention_mask(documents, cache)
         x = x0 = norm(self.tok_emb(tokens))  # (B, T, C)
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):
@@ -139,7 +141,7 @@ class Golf(nn.Module):
         return head_logits(hidden, self.head, self.softcap)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets behind hidden states."""
+        """Mean loss of the targets after hidden states."""
         return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

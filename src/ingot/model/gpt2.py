@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.gpt2_settings import GPT2Settings
-from ingot.model.layers import LayerCache, LayerNorm, Mask, causal_attention, places, visible
+from ingot.model.layers import LayerCache, LayerNorm, Mask, attention_mask, causal_attention, positions
 from ingot.model.loss import head_logits, head_loss
 
 
@@ -74,9 +74,9 @@ class Trunk(nn.Module):
         self.dropout = dropout
 
     def forward(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Tensor:
-        positions = self.wpe(places(tokens, cache, self.wpe.num_embeddings))  # (T, C)
-        mask = visible(documents, cache)
-        x = F.dropout(self.wte(tokens) + positions, self.dropout, self.training)  # (B, T, C)
+        places = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
+        mask = attention_mask(documents, cache)
+        x = F.dropout(self.wte(tokens) + places, self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
             x = block(x, mask, cache[i] if cache else None)
         return self.ln_f(x)
@@ -123,7 +123,7 @@ class GPT2(nn.Module):
         return head_logits(hidden, self.transformer.wte.weight)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets behind hidden states."""
+        """Mean loss of the targets after hidden states."""
         return head_loss(hidden, self.transformer.wte.weight, targets, chunk=self.loss_chunk)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 IGNORED = -1  # a target with this value is not predicted: it adds neither loss nor gradient
 
 Mask = Tensor | BlockMask
-Turn = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2)
+RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2)
 
 
 class LayerNorm(nn.Module):
@@ -81,7 +81,7 @@ class LayerCache:
             self.keys, self.values = (F.pad(kept, (0, 0, 0, more)) for kept in (self.keys, self.values))
 
 
-def places(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
+def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
     """The places (T) of `tokens` in their row, behind what `cache` holds; they must fit into the context."""
     if cache and cache[0].place is not None:
         return cache[0].place
@@ -114,18 +114,18 @@ class Rotation(nn.Module):
         self._fill(fn(torch.empty(0, device=self._cos.device)).device)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
-    def forward(self, places: Tensor) -> Turn:
-        return self._cos[places], self._sin[places]  # (T, D / 2) each
+    def forward(self, positions: Tensor) -> RotaryTables:
+        return self._cos[positions], self._sin[positions]  # (T, D / 2) each
 
 
-def rotate(x: Tensor, turn: Turn) -> Tensor:
+def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
     """Turn the pairs (i, i + D / 2) of (B, H, T, D) queries or keys."""
-    cos, sin = (table.to(x.dtype) for table in turn)
+    cos, sin = (table.to(x.dtype) for table in rotary)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
 
-def visible(documents: Tensor | None, cache: list[LayerCache] | None) -> Mask | None:
+def attention_mask(documents: Tensor | None, cache: list[LayerCache] | None) -> Mask | None:
     """What tokens may see where that is not simply all before them: their own document, or the filled part of a buffer."""
     if cache and cache[0].place is not None:
         size = cache[0].keys.size(2)
@@ -142,10 +142,10 @@ def document_mask(documents: Tensor | None) -> Mask | None:
         same = documents[:, None, :, None] == documents[:, None, None, :]
         return same & torch.ones(T, T, dtype=torch.bool, device=device).tril()  # (B, 1, T, T)
 
-    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def attention_mask(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (documents[b, query] == documents[b, key])
 
-    return _fused(create_block_mask)(visible, B, None, T, T, device=device)
+    return _fused(create_block_mask)(attention_mask, B, None, T, T, device=device)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask: Mask | None = None) -> Tensor:
@@ -160,7 +160,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask
         if dropout:
             raise ValueError("document masking on a GPU knows no dropout; set model.dropout=0 or data.document_mask=false")
         return _fused(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
-    k, v = serve(k, q.size(1)), serve(v, q.size(1))
+    k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
     if mask is None and T == S:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
     if mask is None and T > 1:
@@ -168,7 +168,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
-def serve(x: Tensor, heads: int) -> Tensor:
+def repeat_kv(x: Tensor, heads: int) -> Tensor:
     """Repeat (B, K, S, D) keys or values for every head they serve. Not `enable_gqa`: only some kernels know it."""
     return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
 

@@ -16,7 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.layers import LayerCache, LayerNorm, Mask, RMSNorm, Rotation, Turn, causal_attention, places, rotate, visible
+from ingot.model.layers import (
+    LayerCache,
+    LayerNorm,
+    Mask,
+    RMSNorm,
+    RotaryTables,
+    Rotation,
+    attention_mask,
+    causal_attention,
+    positions,
+    rotate,
+)
 from ingot.model.llama_settings import LlamaSettings
 from ingot.model.loss import head_logits, head_loss
 
@@ -34,11 +45,11 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(width, width, bias=out_bias)
         self.dropout = dropout
 
-    def forward(self, x: Tensor, turn: Turn, mask: Mask | None, cache: LayerCache | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in projected)  # (B, H, T, D), twice (B, K, T, D)
-        q, k = rotate(q, turn), rotate(k, turn)
+        q, k = rotate(q, rotary), rotate(k, rotary)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
         y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask)
@@ -80,8 +91,8 @@ class Block(nn.Module):
         self.ln_2 = norm()
         self.mlp = mlp()
 
-    def forward(self, x: Tensor, turn: Turn, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), turn, mask, cache)
+    def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), rotary, mask, cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -133,8 +144,8 @@ class Llama(nn.Module):
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
-        angles = self.rotation(places(tokens, cache, self.context))
-        mask = visible(documents, cache)
+        angles = self.rotation(positions(tokens, cache, self.context))
+        mask = attention_mask(documents, cache)
         x = F.dropout(self.wte(tokens), self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
             x = block(x, angles, mask, cache[i] if cache else None)
@@ -145,7 +156,7 @@ class Llama(nn.Module):
         return head_logits(hidden, self.head)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets behind hidden states."""
+        """Mean loss of the targets after hidden states."""
         return head_loss(hidden, self.head, targets, chunk=self.loss_chunk)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

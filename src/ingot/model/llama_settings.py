@@ -15,7 +15,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     family: Literal["llama"] = Field("llama", description=FAMILY)
     bias: bool = Field(False, description="Biases in the linear layers, where the three settings below do not say otherwise.")
     qkv_bias: bool | None = Field(None, description="Biases in the projections to queries, keys and values. null: as bias.")
-    attention_out_bias: bool | None = Field(None, description="Bias in the projection behind attention. null: as bias.")
+    attention_out_bias: bool | None = Field(None, description="Bias in the projection after attention. null: as bias.")
     mlp_bias: bool | None = Field(None, description="Biases in the MLP. null: as bias.")
     mlp: Literal["gated", "plain"] = Field("gated", description="gated: down(up(x) * act(gate(x))). plain: down(act(up(x))).")
     activation: Literal["silu", "gelu", "relu"] = Field("silu", description="Activation of the MLP; gelu is its tanh form.")

@@ -25,7 +25,7 @@ def head_logits(hidden: Tensor, weight: Tensor, softcap: float | None = None) ->
 
 
 def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None = None, chunk: int | None = None) -> Tensor:
-    """Mean loss of (B, T) targets behind (B, T, C) hidden states, `chunk` tokens at a time; 0 where no target counts."""
+    """Mean loss of (B, T) targets after (B, T, C) hidden states, `chunk` tokens at a time; 0 where no target counts."""
     hidden, targets = hidden.flatten(0, 1), targets.flatten()
     if chunk is None:
         loss = _loss(head_logits(hidden, weight, softcap), targets)
@@ -46,8 +46,8 @@ def _chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: floa
         return torch.stack(parts).sum()
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    slope_of = _compiled_slope() if compiled else loss_and_slope
-    return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, dtype, slope_of)  # type: ignore[no-untyped-call]
+    grad_of = _compiled_slope() if compiled else loss_and_slope
+    return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, dtype, grad_of)  # type: ignore[no-untyped-call]
 
 
 def _parts(targets: Tensor, chunk: int) -> list[slice]:
@@ -66,7 +66,7 @@ class _ChunkedLoss(torch.autograd.Function):
         softcap: float | None,
         chunk: int,
         dtype: torch.dtype,
-        slope_of: Callable[..., tuple[Tensor, Tensor]],
+        grad_of: Callable[..., tuple[Tensor, Tensor]],
     ) -> Tensor:
         w = weight.to(dtype)
         loss = hidden.new_zeros((), dtype=torch.float32)
@@ -75,10 +75,10 @@ class _ChunkedLoss(torch.autograd.Function):
         for part in _parts(targets, chunk):
             ignored = (targets[part] == IGNORED)[:, None]
             h = hidden[part].to(dtype).masked_fill(ignored, 0.0)
-            more, slope = slope_of(h, w, targets[part], softcap)
+            more, grad = grad_of(h, w, targets[part], softcap)
             loss += more
-            d_hidden[part] = (slope @ w).masked_fill_(ignored, 0.0)
-            _add_product(d_weight, slope.T, h)
+            d_hidden[part] = (grad @ w).masked_fill_(ignored, 0.0)
+            _add_product(d_weight, grad.T, h)
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return loss
@@ -98,11 +98,11 @@ def loss_and_slope(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tu
     place = y.clamp(min=0)[:, None]
     hit = log_p.gather(1, place)  # (n, 1)
     loss = -hit.masked_fill((y == IGNORED)[:, None], 0.0).sum()
-    slope, slope_hit = log_p.exp_(), hit.expm1()  # p, but p - 1 at the target: taken before rounding, near 1 it is all there is
+    grad, grad_hit = log_p.exp_(), hit.expm1()  # p, but p - 1 at the target: taken before rounding, near 1 it is all there is
     if softcap is not None:
         bend = 1 - (logits / softcap).square()
-        slope, slope_hit = slope * bend, slope_hit * bend.gather(1, place)
-    return loss, slope.to(h.dtype).scatter_(1, place, slope_hit.to(h.dtype))
+        grad, grad_hit = grad * bend, grad_hit * bend.gather(1, place)
+    return loss, grad.to(h.dtype).scatter_(1, place, grad_hit.to(h.dtype))
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the mean
 loss over the targets that are not -1. What else it offers is used where present: `blocks` (for Muon and gradient checkpointing),
-`control` (parts of the names of parameters that are no matrices to Muon), `context`, `loss_chunk`, a third argument `documents`
+`control` (parts of the names of parameters that are not matrices to Muon), `context`, `loss_chunk`, a third argument `documents`
 of forward (for document masking), and `new_cache` with `hidden` and `logits` (for cached generation).
 """
 
@@ -38,7 +38,7 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
     except Exception as error:
         raise ValueError(f"model.file={_where(file, error)}: Model cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model.file={file}: Model is no torch.nn.Module")
+        raise ValueError(f"model.file={file}: Model is not a torch.nn.Module")
     return model
 
 
@@ -49,7 +49,7 @@ def load_class(file: str) -> Callable[..., nn.Module]:
         raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
     spec = importlib.util.spec_from_file_location(f"ingot_model_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"model.file={file} is no Python file; its name must end in .py")
+        raise ValueError(f"model.file={file} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look their annotations up
     try:

@@ -1,7 +1,7 @@
 """Which group a parameter belongs to, and what each group's optimizer and peak rates are. No framework is needed to say so.
 
 The groups of `optimizer.groups` come first, by the names of parameters; what they leave is grouped by kind, which the framework
-finds out (see groups.py). `rest` exists beside Muon alone: what has two or more dimensions and is no matrix of a block.
+finds out (see groups.py). `rest` exists beside Muon alone: what has two or more dimensions and is not a matrix of a block.
 """
 
 from __future__ import annotations

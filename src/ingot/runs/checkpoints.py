@@ -134,7 +134,7 @@ def read_index(path: Path) -> dict[str, Any]:
         record = json.loads(file.read_bytes())
         told = record.pop("sha256")
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is no checkpoint: it has no {INDEX}") from None
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {INDEX}") from None
     except (ValueError, KeyError, AttributeError, TypeError, OSError):
         raise CheckpointError(f"{file} is damaged: it cannot be read") from None
     if record.get("version", 0) > VERSION:

@@ -47,7 +47,7 @@ class Metrics:
                 raise
 
     def truncate_after(self, step: int, judged: bool = True) -> int:
-        """Drop the records of later steps and lines that are no records; returns how many lines went.
+        """Drop the records of later steps and lines that are not records; returns how many lines went.
 
         `judged`: whether the evaluation at this very step belongs to what is continued, or will be repeated.
         """
@@ -61,7 +61,7 @@ class Metrics:
         return len(lines) - len(kept)
 
     def read_since(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
-        """The records behind a mark, and the next mark; from the start where a resume has replaced the file."""
+        """The records after a mark, and the next mark; from the start where a resume has replaced the file."""
         try:
             with self.path.open("rb") as file:
                 inode, start = os.fstat(file.fileno()).st_ino, 0
@@ -76,8 +76,8 @@ class Metrics:
         records = []
         for number, line in enumerate(lines, start=1):
             if (record := _parse(line)) is None:
-                behind = f" behind byte {start:,}" if start else ""
-                raise CheckpointError(f"{self.path}, line {number}{behind}, is not a JSON object; delete that line")
+                after = f" after byte {start:,}" if start else ""
+                raise CheckpointError(f"{self.path}, line {number}{after}, is not a JSON object; delete that line")
             records.append(record)
         last = lines[-1] if lines else since.line if since is not None and start else b""
         return records, Mark(inode, start + sum(map(len, lines)), last, start)

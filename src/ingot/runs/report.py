@@ -136,7 +136,7 @@ class LineReporter(Reporter):
         self._write(f"{result.status} at step {result.total_steps}")
 
 
-class Chorus(Reporter):
+class MultiReporter(Reporter):
     """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter):

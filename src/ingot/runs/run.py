@@ -59,7 +59,7 @@ class Run:
         return RunStatus("crashed" if gone else state.status, state, age)
 
     def metrics(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
-        """The records behind a mark, and the next mark; if its `start` is 0 they are all there are, as after a resume."""
+        """The records after a mark, and the next mark; if its `start` is 0 they are all there are, as after a resume."""
         return self._folder.metrics.read_since(since)
 
     def samples(self) -> dict[int, Path]:

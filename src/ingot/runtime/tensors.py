@@ -75,16 +75,16 @@ def unpack_tensors(data: memoryview) -> tuple[dict[str, TensorRecord], dict[str,
     """The tensors and metadata in the bytes of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
-        raise ValueError("it is cut short or is no safetensors file")
+        raise ValueError("it is cut short or is not a safetensors file")
     try:
         header = json.loads(bytes(data[8 : 8 + length]))
     except (ValueError, RecursionError):
-        raise ValueError("its header is no JSON") from None
+        raise ValueError("its header is not JSON") from None
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict):
-        raise ValueError("its metadata is no JSON object")
+        raise ValueError("its metadata is not a JSON object")
     body = data[8 + length :]
     records = {name: _record(name, entry, body) for name, entry in header.items()}
     places = sorted(tuple(entry["data_offsets"]) for entry in header.values())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ingot.backends.base import Backend
 from ingot.config.schema import Config
-from ingot.eval.evaluator import Judge
+from ingot.eval.evaluator import Evaluator
 from ingot.runs.report import Reporter
 
 # An evaluation takes at most half as long as the training: with the last one and the artifact's, a run takes twice its budget.
@@ -36,14 +36,14 @@ class Bounds:
         bounded = final_rows == "auto" and budget.seconds is not None and budget.artifact_bytes is None
         self.seconds = max(ALWAYS_SECONDS, SHARE * self._budget_seconds) if bounded else None  # None: as long as it takes
 
-    def rows(self, judge: Judge, limit: int | None, now: Callable[[], float]) -> int | None:
+    def rows(self, evaluator: Evaluator, limit: int | None, now: Callable[[], float]) -> int | None:
         """`limit` where there is time for as many rows, else how many there is time for. Every rank calls it."""
-        ranks, whole = self._backend.ranks.world_size, judge.count(None)
-        wanted, batch = judge.count(limit), judge.micro_batch * ranks
+        ranks, whole = self._backend.ranks.world_size, evaluator.count(None)
+        wanted, batch = evaluator.count(limit), evaluator.micro_batch * ranks
         if self.seconds is None or wanted <= batch:
             return limit
         if self._row_seconds is None:
-            self._measure(judge, wanted, now)
+            self._measure(evaluator, wanted, now)
         if self._row_seconds is None or wanted * self._row_seconds <= self.seconds * ranks:
             return limit
         rows = max(batch, int(self.seconds / self._row_seconds) * ranks)
@@ -58,12 +58,12 @@ class Bounds:
         )
         return rows
 
-    def during_and(self, limit: int | None, judge: Judge, now: Callable[[], float]) -> tuple[int | None, int | None]:
+    def during_and(self, limit: int | None, evaluator: Evaluator, now: Callable[[], float]) -> tuple[int | None, int | None]:
         """The rows of evaluations during training, the same throughout, and those of one that is to read `limit`."""
         asked = self._config.evaluation.rows
-        found = self.rows(judge, limit, now) if limit != asked else None
+        found = self.rows(evaluator, limit, now) if limit != asked else None
         if self._during is None:
-            self._during = (self.rows(judge, asked, now),)
+            self._during = (self.rows(evaluator, asked, now),)
         [during] = self._during
         if limit == asked:
             return during, during
@@ -92,9 +92,9 @@ class Bounds:
         )
         return False
 
-    def _measure(self, judge: Judge, wanted: int, now: Callable[[], float]) -> None:
+    def _measure(self, evaluator: Evaluator, wanted: int, now: Callable[[], float]) -> None:
         """Time a batch; where that says there is too little time, another one, because the first may have compiled."""
-        batch = next(judge.batches(judge.rows(judge.micro_batch)))
+        batch = next(evaluator.batches(evaluator.rows(evaluator.micro_batch)))
         for attempt in range(2):
             self._reporter.waiting("measuring how fast rows are scored")
             began = now()

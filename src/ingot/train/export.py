@@ -38,7 +38,7 @@ Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every ran
 
 def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Exporter) -> TrainingResult:
     """Judge and export a completed run, and say how it went."""
-    config, progress, desk = trainer.config, trainer.progress, trainer.desk
+    config, progress, outputs = trainer.config, trainer.progress, trainer.outputs
     exported = None
     if status == "completed":
         try:
@@ -49,7 +49,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 exported = exporter(trainer, shutdown)
         except Interrupted:
             status = "stopped"  # what is left can be done by the next session
-    steps = saved_steps(desk.folder.checkpoints) if desk is not None else {}
+    steps = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
     result = TrainingResult(
         status=status,
         final_loss=progress.loss,
@@ -68,11 +68,11 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
         artifact_bpb=exported.bpb if exported is not None else None,
         artifact_rows=exported.rows if exported is not None else None,
         sample=trainer.last_sample,
-        run_dir=desk.folder.path if desk is not None else Path(config.training.output_dir or "."),
+        run_dir=outputs.folder.path if outputs is not None else Path(config.training.output_dir or "."),
     )
-    if desk is not None:
-        desk.folder.write_result(result, exported.facts if exported is not None else {})
-        desk.heartbeat.update(status=status)
+    if outputs is not None:
+        outputs.folder.write_result(result, exported.facts if exported is not None else {})
+        outputs.heartbeat.update(status=status)
     return result
 
 
@@ -81,9 +81,9 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
     scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
     rows = trainer.artifact_rows() if scored else None
     weights = trainer.backend.weights()
-    if trainer.desk is None:
+    if trainer.outputs is None:
         return None
-    report = _export(trainer, trainer.desk.folder, weights)
+    report = _export(trainer, trainer.outputs.folder, weights)
     return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
 
 

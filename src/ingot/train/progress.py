@@ -43,7 +43,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Desk:
+class RunOutputs:
     """Where the first rank writes: the run folder, its heartbeat and the thread that saves. Other ranks have none."""
 
     folder: RunFolder

@@ -22,13 +22,13 @@ from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
 from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
-from ingot.runs.report import BeginReport, Chorus, LineReporter, Reporter
+from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish
 from ingot.train.plan import shapes
-from ingot.train.progress import Desk, Progress
+from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import check_fits, facts_of, resume
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
@@ -50,15 +50,15 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
     with ExitStack() as stack:
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
-        desk, checkpoint = None, None
+        outputs, checkpoint = None, None
         if ranks.first:
             try:
                 folder = _claim(resolved, reporter, stack)
-                reporter = Chorus(reporter, LineReporter(folder.log))
+                reporter = MultiReporter(reporter, LineReporter(folder.log))
                 checkpoint = newest_sound(folder.checkpoints, reporter.message)
                 if checkpoint is not None:
                     check_fits(checkpoint, facts)
-                desk = _open_desk(resolved, folder, checkpoint, reporter, stack)
+                outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
             except IngotError as error:
                 backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
@@ -71,11 +71,11 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
         if checkpoint is None and config.training.weights is not None:
             weights = open_weights(Path(config.training.weights).expanduser())
             backend.load_weights(weights.tensors, str(weights.path))
-        trainer = Trainer(config, dataset, rows, backend, progress, reporter, desk)
+        trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.facts = facts
         reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
-        reporter.begin(_begin_report(config, dataset, backend, desk, progress))
+        reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime()
         status = trainer.run(shutdown)
         if backend.maximum([shutdown.requested])[0]:
@@ -121,9 +121,9 @@ def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> Ru
     return folder
 
 
-def _open_desk(
+def _open_outputs(
     resolved: ResolvedConfig, folder: RunFolder, checkpoint: Checkpoint | None, reporter: Reporter, stack: ExitStack
-) -> Desk:
+) -> RunOutputs:
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
     # First, because by it a run folder is known: whoever is killed in here can start again.
@@ -151,7 +151,7 @@ def _open_desk(
 
     saver = Saver(folder.checkpoints, config.training.keep_last, config.training.keep_every, saved, reporter.message)
     stack.callback(saver.wait)
-    return Desk(folder, heartbeat, saver)
+    return RunOutputs(folder, heartbeat, saver)
 
 
 def _write_config(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
@@ -167,10 +167,12 @@ def _write_config(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporte
         )
 
 
-def _begin_report(config: Config, dataset: Dataset, backend: Backend, desk: Desk | None, progress: Progress) -> BeginReport:
+def _begin_report(
+    config: Config, dataset: Dataset, backend: Backend, outputs: RunOutputs | None, progress: Progress
+) -> BeginReport:
     choices = backend.tuned()
     return BeginReport(
-        run=str(desk.folder.path) if desk is not None else "",
+        run=str(outputs.folder.path) if outputs is not None else "",
         device=backend.device.name,
         precision=choices["precision"],
         ranks=backend.ranks.world_size,

@@ -16,11 +16,11 @@ from typing import Any
 
 from ingot.backends.base import Backend, Pending, StepPlan, StepResult
 from ingot.config.schema import Config
-from ingot.data.loading.reader import Portion, RowReader, read_portion
+from ingot.data.loading.reader import RankBatch, RowReader, read_rank_batch
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import PeerLost, RunError, Setting
-from ingot.eval.evaluator import Judge, Score
+from ingot.eval.evaluator import Evaluator, Score
 from ingot.generate.sampling import Sampling, prompt_ids
 from ingot.optim.schedules import spent
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
@@ -28,7 +28,7 @@ from ingot.runs.state import Status
 from ingot.train.bounds import Bounds
 from ingot.train.clock import Clock, fits
 from ingot.train.plan import following, plan_step, shapes, starts_with
-from ingot.train.progress import Desk, Interrupted, Progress
+from ingot.train.progress import Interrupted, Progress, RunOutputs
 from ingot.train.stopping import Shutdown
 
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
@@ -50,10 +50,10 @@ class Trainer:
         backend: Backend,
         progress: Progress,
         reporter: Reporter,
-        desk: Desk | None,
+        outputs: RunOutputs | None,
     ):
         self.config, self.dataset, self.rows, self.backend = config, dataset, rows, backend
-        self.progress, self.reporter, self.desk = progress, reporter, desk
+        self.progress, self.reporter, self.outputs = progress, reporter, outputs
         self.clock = Clock(progress.elapsed_seconds)
         self.facts: dict[str, Any] = {}  # goes into every checkpoint beside the progress
         self.last_sample: str | None = None
@@ -83,11 +83,11 @@ class Trainer:
                 self.backend.step(first.batch, first.targets, plan).result()
                 self.reporter.primed(done, len(plans))
 
-    def _first(self, plan: StepPlan) -> Portion:
+    def _first(self, plan: StepPlan) -> RankBatch:
         """What the next step would read by a plan, which is not taken from the reader."""
         share = self.backend.ranks.share(plan.samples)
         buffer = self.backend.host_buffer((len(share), self.rows.planes, self.rows.seq_len))
-        return read_portion(self.rows, replace(plan, sample=self.progress.sample), self.backend.ranks, buffer)
+        return read_rank_batch(self.rows, replace(plan, sample=self.progress.sample), self.backend.ranks, buffer)
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
@@ -103,7 +103,7 @@ class Trainer:
         )
         try:
             status = self._loop(reader, shutdown)
-            self._settle()
+            self._finish_pending_step()
             self.backend.wait()
             self.clock.stop()
             p.elapsed_seconds = self.clock.elapsed
@@ -126,7 +126,7 @@ class Trainer:
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
                 began = self.clock.elapsed
-                elapsed, stop, spent = self._agree(shutdown, max(durations))
+                elapsed, stop, spent = self._sync_clock_and_stop(shutdown, max(durations))
                 if stop:
                     return "stopped"
                 if spent or self._at_end():
@@ -149,14 +149,14 @@ class Trainer:
         steps = self.config.training.max_steps
         return steps is not None and self.progress.step >= steps
 
-    def _agree(self, shutdown: Shutdown, step_seconds: float) -> tuple[float, bool, bool]:
+    def _sync_clock_and_stop(self, shutdown: Shutdown, step_seconds: float) -> tuple[float, bool, bool]:
         """The seconds trained, whether anybody was asked to stop, and whether the budget is spent: the same on every rank."""
         # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
         elapsed = spent = -1.0
         if self.backend.ranks.first:
             budget = self.config.budget
             if not fits(self.clock.elapsed, 2 * step_seconds, budget.seconds):
-                self._settle()  # the device may be a step behind, which matters near the end
+                self._finish_pending_step()  # the device may be a step behind, which matters near the end
             elapsed = self.clock.elapsed
             spent = float(not fits(elapsed, step_seconds, budget.seconds, budget.overshoot))
         elapsed, stop, spent = self.backend.maximum([elapsed, shutdown.requested, spent])
@@ -165,16 +165,16 @@ class Trainer:
     def _step(self, reader: RowReader[StepPlan], elapsed: float) -> None:
         p, at = self.progress, self.progress.position(elapsed)
         plan = plan_step(self.config, at)
-        portion = reader.next(plan)
-        pending = self.backend.step(portion.batch, portion.targets, plan)
-        self._settle()  # the step before: its numbers are there while the device works on this one
+        rank_batch = reader.next(plan)
+        pending = self.backend.step(rank_batch.batch, rank_batch.targets, plan)
+        self._finish_pending_step()  # the step before: its numbers are there while the device works on this one
         p.step += 1
         p.sample += plan.samples
-        p.tokens += portion.targets
+        p.tokens += rank_batch.targets
         p.starts = list(starts_with(at, plan))
-        self._pending = (pending, plan, portion.epoch)
+        self._pending = (pending, plan, rank_batch.epoch)
 
-    def _settle(self) -> None:
+    def _finish_pending_step(self) -> None:
         """Take the numbers of the pending step, refuse those that are not finite, and report the rest."""
         if self._pending is None:
             return
@@ -199,8 +199,8 @@ class Trainer:
         self.progress.loss = result.loss
         report = self._report(result, plan, epoch)
         log = report.step % self.config.tracking.log_every == 0 or report.step <= ALWAYS_LOGGED or report.step == report.max_steps
-        if self.desk is not None:
-            self.desk.heartbeat.update(
+        if self.outputs is not None:
+            self.outputs.heartbeat.update(
                 step=report.step,
                 loss=result.loss,
                 tokens=report.tokens,
@@ -208,7 +208,7 @@ class Trainer:
                 elapsed_seconds=report.elapsed_seconds,
             )
             if log:
-                self.desk.folder.record("train", asdict(report))
+                self.outputs.folder.record("train", asdict(report))
             self.reporter.step(report, log)
 
     def _report(self, result: StepResult, plan: StepPlan, epoch: int) -> StepReport:
@@ -237,14 +237,14 @@ class Trainer:
         """Evaluate and save where the step, or the clock that was agreed upon, says so."""
         c, step = self.config, self.progress.step
         if self._evaluation_is_due() and self.bounds.has_time(self.progress.evaluation_seconds, elapsed):
-            self._settle()
+            self._finish_pending_step()
             if self.evaluate(c.evaluation.rows):
                 self.save()
         save_by_step = c.training.save_every and step % c.training.save_every == 0
         save_by_clock = c.training.save_seconds and elapsed - self._saved_at >= c.training.save_seconds
         if (save_by_step or save_by_clock) and not self._at_end():  # the end of the run saves by itself
             self._saved_at = elapsed
-            self._settle()
+            self._finish_pending_step()
             self.save()
 
     def evaluate(self, limit: int | None, final: bool = False) -> bool:
@@ -252,7 +252,7 @@ class Trainer:
         c, p = self.config, self.progress
         with self.clock.paused():
             began = self.clock.now()
-            during, limit = self.bounds.during_and(limit, self.judge("val"), self.clock.now)
+            during, limit = self.bounds.during_and(limit, self.evaluator("val"), self.clock.now)
             found = self.score("val", limit)
             # The best is chosen by the rows that evaluations during training read: like is compared with like.
             judged = found if limit == during else self.score("val", during)
@@ -278,9 +278,9 @@ class Trainer:
                 rows=found.rows,
                 rows_of=found.rows_of,
             )
-            if self.desk is not None:
-                self.desk.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
-                self.desk.folder.record("evaluation", asdict(report))
+            if self.outputs is not None:
+                self.outputs.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
+                self.outputs.folder.record("evaluation", asdict(report))
                 self.reporter.evaluation(report)
             if c.evaluation.sample_tokens:
                 self.sample()
@@ -298,27 +298,29 @@ class Trainer:
         """How many rows the artifact is scored by; None: all. Every rank calls it."""
         if self.is_judged():
             return None if self.progress.val_whole else self.progress.val_rows
-        return self.bounds.rows(self.judge("val"), self.bounds.final_limit, self.clock.now)
+        return self.bounds.rows(self.evaluator("val"), self.bounds.final_limit, self.clock.now)
 
-    def judge(self, split: str) -> Judge:
+    def evaluator(self, split: str) -> Evaluator:
         """What scores a split as the config says."""
-        return Judge.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
+        return Evaluator.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
 
     def score(self, split: str, limit: int | None) -> Score:
         """The score of a split, or of `limit` rows of it, over all ranks."""
-        judge = self.judge(split)
-        rows = judge.rows(limit)
+        evaluator = self.evaluator(split)
+        rows = evaluator.rows(limit)
         share = self.backend.ranks.share(len(rows))
         mine, began = rows[share.start : share.stop], self.clock.now()
         most = -(-len(rows) // self.backend.ranks.world_size)  # that any rank has
         progress = partial(self.reporter.waiting, "evaluating")
-        part = judge.score(mine, self.backend.score, self._anybody_stops, progress, at_least=-(-most // judge.micro_batch))
+        part = evaluator.score(
+            mine, self.backend.score, self._anybody_stops, progress, at_least=-(-most // evaluator.micro_batch)
+        )
         stop = float(self._asked_to_stop())
         nats, tokens, size, done, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, part.rows, stop])
         if stopped:
             raise Interrupted
         self.bounds.learn(len(mine), self.clock.now() - began)
-        return judge.total(nats, int(tokens), int(size), int(done))
+        return evaluator.total(nats, int(tokens), int(size), int(done))
 
     def _anybody_stops(self, batch: int) -> bool:
         """Whether a signal came to any rank; ranks agree on it now and then, so that all of them break off at the same batch."""
@@ -338,8 +340,8 @@ class Trainer:
         ids = [row[0] for row in islice(self.backend.generate([prompt], sampling), c.evaluation.sample_tokens)]
         written = tokenizer.decode_bytes(ids, at_start=not c.evaluation.sample_prompt)
         self.last_sample = c.evaluation.sample_prompt + written.decode("utf-8", "replace")
-        if self.desk is not None:
-            self.desk.folder.sample(self.progress.step, self.last_sample)
+        if self.outputs is not None:
+            self.outputs.folder.sample(self.progress.step, self.last_sample)
         self.reporter.sample(self.progress.step, self.last_sample)
 
     def save(self, wait: bool = False) -> None:
@@ -348,19 +350,19 @@ class Trainer:
             if self.progress.step != self._saved_step:
                 self.progress.elapsed_seconds = self.clock.elapsed
                 state = self.backend.state()
-                if self.desk is not None:
-                    self.desk.saver.save(self.progress.step, state, self._record(), self.progress.best_step)
+                if self.outputs is not None:
+                    self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step)
                 self._saved_step = self.progress.step
-            if wait and self.desk is not None:
+            if wait and self.outputs is not None:
                 self.reporter.waiting("saving")
-                self.desk.saver.wait()
-                if self.desk.saver.error is not None:
-                    raise self.desk.saver.error
+                self.outputs.saver.wait()
+                if self.outputs.saver.error is not None:
+                    raise self.outputs.saver.error
 
     def note(self) -> None:
         """Let the checkpoint of this step know what was found out since it was saved."""
-        if self.desk is not None:
-            self.desk.saver.note(self.progress.step, self._record())
+        if self.outputs is not None:
+            self.outputs.saver.note(self.progress.step, self._record())
 
     def _record(self) -> dict[str, Any]:
         return {**asdict(self.progress), "choices": self.backend.tuned(), **self.facts}

@@ -117,7 +117,7 @@ def text_shards(tmp_path):
 
 def test_a_meta_that_is_not_understood_needs_the_tokenizer_to_be_named(tmp_path):
     folder = other_vocabulary(tmp_path / "d")
-    with pytest.raises(DataError, match=r"260 ids that are no single characters; name what made them with data\.tokenizer"):
+    with pytest.raises(DataError, match=r"260 ids that are not single characters; name what made them with data\.tokenizer"):
         open_dataset(str(folder))
     assert open_dataset(str(folder), "byte").tokenizer.kind == "byte"
 
@@ -127,7 +127,7 @@ def test_ids_that_stand_for_no_text_are_numbers_where_one_says_so(tmp_path):
     with pytest.raises(DataError, match=r"data\.tokenizer is number and .* has no meta\.pkl; write one that says vocab_size"):
         open_dataset(str(folder), "number")
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 7}))
-    with pytest.raises(DataError, match=r"7 ids that are no single characters; .* or number where they stand for no text"):
+    with pytest.raises(DataError, match=r"7 ids that are not single characters; .* or number where they stand for no text"):
         open_dataset(str(folder))
     found = open_dataset(str(folder), "number").tokenizer
     assert (found.kind, found.vocab_size, found.decode([3, 1])) == ("number", 7, "3 1")

@@ -231,7 +231,7 @@ def test_a_hostile_meta_is_refused_and_nothing_is_executed(tmp_path):
     [
         (b"", "is refused: "),
         (b"\x80\x04", "is refused: "),
-        (b"\x80\x04}r\xff\xff\xff\x7f.", "LONG_BINPUT is no part of a vocabulary"),  # would reserve 2**31 places
+        (b"\x80\x04}r\xff\xff\xff\x7f.", "LONG_BINPUT is not a part of a vocabulary"),  # would reserve 2**31 places
         (pickle.dumps({"vocab_size": 3})[:-4], "is refused: "),
         (pickle.dumps([1]), "does not say its vocab_size"),
         (pickle.dumps({"stoi": {}}), "does not say its vocab_size"),

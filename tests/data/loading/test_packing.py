@@ -60,7 +60,7 @@ def test_best_fit_takes_the_fullest_row_that_has_room():
 
 
 def test_labels_where_documents_end_with_a_mark():
-    """[a b E c d E pad] predicts b E . d E . . : the start of the next document is no target, the mark is."""
+    """[a b E c d E pad] predicts b E . d E . . : the start of the next document is not a target, the mark is."""
     rows = PackedRows(Documents([[1, 2, 9], [3, 4, 9]]), 7, seed=0, bos=None, documents=True)
     tokens, targets, documents = read(rows, 0, 1)[0].tolist()
     if tokens[0] == 3:  # which of the two comes first is the seed's affair

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ingot.data.loading.order import Shuffle
 from ingot.data.loading.packing import PackedRows
-from ingot.data.loading.reader import RowReader, read_portion
+from ingot.data.loading.reader import RowReader, read_rank_batch
 from ingot.data.loading.rows import Windows, read_pieces
 from ingot.runtime.batch import IGNORED
 from ingot.runtime.ranks import Ranks
@@ -91,17 +91,17 @@ def test_every_token_is_read_once_per_epoch_whatever_the_stages_and_ranks(stages
                 plan = Reading(sample, min(samples, max(0, order.windows - sample)), seq_len)
                 for rank in range(ranks):
                     buffer = np.empty((6, 2, LONG), np.int32)
-                    seen.update(read_portion(source, plan, Ranks(rank, ranks), buffer).batch[:, 0].ravel().tolist())
+                    seen.update(read_rank_batch(source, plan, Ranks(rank, ranks), buffer).batch[:, 0].ravel().tolist())
                 sample += plan.samples
     assert seen == dict.fromkeys(range(order.windows * LONG), 1)
 
 
 def test_ranks_share_the_rows_of_one_in_their_order():
     source, plan = Windows(Numbered(500), Shuffle(500, LONG, 7), LONG), Reading(3, 7, 4)
-    alone = read_portion(source, plan, Ranks(), np.empty((7, 2, LONG), np.int32))
-    shared = [read_portion(source, plan, Ranks(rank, 3), np.empty((3, 2, LONG), np.int32)) for rank in range(3)]
-    assert np.array_equal(np.concatenate([portion.batch for portion in shared]), alone.batch)
-    assert {portion.targets for portion in shared} == {alone.targets} == {7 * LONG}
+    alone = read_rank_batch(source, plan, Ranks(), np.empty((7, 2, LONG), np.int32))
+    shared = [read_rank_batch(source, plan, Ranks(rank, 3), np.empty((3, 2, LONG), np.int32)) for rank in range(3)]
+    assert np.array_equal(np.concatenate([rank_batch.batch for rank_batch in shared]), alone.batch)
+    assert {rank_batch.targets for rank_batch in shared} == {alone.targets} == {7 * LONG}
 
 
 class Counting(Windows):
@@ -131,7 +131,7 @@ def reader_of():
 
 
 def expected(source, plan):
-    return read_portion(source, plan, Ranks(), np.empty((20, 2, LONG), np.int32)).batch
+    return read_rank_batch(source, plan, Ranks(), np.empty((20, 2, LONG), np.int32)).batch
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])

@@ -290,9 +290,9 @@ class Steady(RowReader):
         super().__init__(source, ranks, first, *rest)
 
     def next(self):
-        portion = super().next(self.due)
+        rank_batch = super().next(self.due)
         self.due = self.due.following()
-        return portion
+        return rank_batch
 
 
 @pytest.fixture
@@ -413,7 +413,7 @@ def test_a_reader_may_be_closed_twice(split, reader_of):
 
 
 class Broken:
-    """Real data up to a place; what lies behind cannot be read."""
+    """Real data up to a place; what lies after cannot be read."""
 
     def __init__(self, split, end):
         self._split, self._end, self.tokens = split, end, split.tokens
@@ -439,8 +439,8 @@ class Straight:
 def test_a_portion_tells_of_the_whole_step(split, reader_of):
     reader = reader_of(split, Shuffle(1000, 10, 3), Ranks(1, 2), rows=60)
     portions = [reader.next() for _ in range(2)]
-    assert [portion.targets for portion in portions] == [600, 600]
-    assert [portion.epoch for portion in portions] == [0, 1]  # 99 windows are an epoch
+    assert [rank_batch.targets for rank_batch in portions] == [600, 600]
+    assert [rank_batch.epoch for rank_batch in portions] == [0, 1]  # 99 windows are an epoch
 
 
 def test_an_error_while_reading_ahead_comes_when_its_rows_are_due(split, reader_of):

@@ -210,7 +210,7 @@ def test_large_documents_are_not_read_ahead(small_blocks):
 
 
 @pytest.fixture
-def crew(monkeypatch):
+def started(monkeypatch):
     """The workers of an engine."""
     made = []
 
@@ -223,13 +223,13 @@ def crew(monkeypatch):
     return made
 
 
-def test_a_worker_that_is_killed_is_replaced(small_blocks, crew):
+def test_a_worker_that_is_killed_is_replaced(small_blocks, started):
     with local_engine(ByteTokenizer(), 2) as encode:
         found = []
         for number, encoded in enumerate(encode(text_blocks(TEXTS, 100))):
             found.append(encoded)
             if number in (3, 20):
-                crew[number % 2]._process.kill()
+                started[number % 2]._process.kill()
     assert unpacked(found, ByteTokenizer()) == TEXTS
 
 
@@ -242,25 +242,25 @@ class Bomb:
         return os._exit, (1,)
 
 
-def test_a_text_that_kills_every_worker_is_given_up(crew):
+def test_a_text_that_kills_every_worker_is_given_up(started):
     told = pytest.raises(RunError, match=r"ended 3 times at the same text.*fewer --workers")
     with told, local_engine(ByteTokenizer(), 2) as encode:
         list(encode([["a"], Bomb(), ["b"]]))
-    assert all(worker._process.poll() is not None for worker in crew)
+    assert all(worker._process.poll() is not None for worker in started)
 
 
-def test_no_more_workers_are_started_than_blocks_wait_for(crew):
+def test_no_more_workers_are_started_than_blocks_wait_for(started):
     with local_engine(ByteTokenizer(), 40) as encode:
         assert len(list(encode(text_blocks(["a", "b"], 1)))) == 2
-        assert 1 <= len(crew) <= 2
+        assert 1 <= len(started) <= 2
 
 
-def test_no_worker_outlives_its_engine(crew):
+def test_no_worker_outlives_its_engine(started):
     with pytest.raises(KeyboardInterrupt), local_engine(ByteTokenizer(), 2) as encode:
         for _ in encode(text_blocks(TEXTS, 10)):
             raise KeyboardInterrupt
-    assert 1 <= len(crew) <= 2
-    assert all(worker._process.poll() is not None for worker in crew)
+    assert 1 <= len(started) <= 2
+    assert all(worker._process.poll() is not None for worker in started)
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1])}

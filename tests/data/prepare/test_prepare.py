@@ -501,7 +501,7 @@ def test_an_engine_that_cannot_be_is_refused(tmp_path, text, settings, match):
 
 
 def killed(tmp_path, points=1, workers=1):
-    """Begins to prepare the corpus and is killed behind this many points to go on from; gives the folder that is left."""
+    """Begins to prepare the corpus and is killed after this many points to go on from; gives the folder that is left."""
     path = os.pathsep.join([str(Path(prepare_module.__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
     program = [sys.executable, str(Path(__file__).parents[1] / "stopping.py"), str(tmp_path), str(points), str(workers)]
     assert subprocess.run(program, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == -signal.SIGKILL

@@ -135,7 +135,7 @@ def test_another_text_field_can_be_named(tmp_path):
         ('{"body": 1, "id": 2}', "no field 'text'; fields found: 'body', 'id'; name the right one with --text-field"),
         ("{}", "no field 'text'; fields found: none"),
         ('{"text": 3}', "field 'text' is not a string but int"),
-        ('{"text": null}', "field 'text' is null, which is no text"),
+        ('{"text": null}', "field 'text' is null, which is not text"),
         ('{"text": "\\ud800"}', "field 'text' holds half a surrogate pair"),
     ],
 )
@@ -187,7 +187,7 @@ def test_an_object_over_several_lines_is_a_document(tmp_path):
         ('["a",\n"b', 2, "not JSON (Unterminated string starting at)"),
         ('["a",\n\n3]', 3, "expected a JSON object with a field 'text', found int"),
         ('[\n"a"\n"b"]', 3, "a comma or the end of the array is missing"),
-        ('["a"]\n\n"b"', 3, "there is more behind the array"),
+        ('["a"]\n\n"b"', 3, "there is more after the array"),
         ('["a",\n\n,"b"]', 3, "not JSON (Expecting value)"),
         ('"a"', 1, "expected a JSON object with a field 'text', found str"),
         ('["a",\n"\\ud800"]', 2, "field 'text' holds half a surrogate pair"),
@@ -255,7 +255,7 @@ def test_a_compressed_file_that_is_cut_anywhere_is_refused(tmp_path, codec):
     packed = PACK[codec](b'{"text": "abc"}\n' * 3)
     for end in range(len(packed)):
         path = put(tmp_path / f"a.jsonl.{codec}", packed[:end])
-        assert f"is cut short: its .{codec} stream ends behind" in refused(path)
+        assert f"is cut short: its .{codec} stream ends after" in refused(path)
 
 
 @pytest.mark.parametrize("codec", PACK)
@@ -263,7 +263,7 @@ def test_a_compressed_file_with_damage_or_something_behind_it_is_refused(tmp_pat
     packed = PACK[codec](os.urandom(50_000).hex().encode())
     for damaged in (packed + b"more", b"plain text", packed[:30_000] + b"\0\0\0\0" + packed[30_004:]):
         said = refused(put(tmp_path / f"a.txt.{codec}", damaged))
-        assert "is damaged behind" in said or "is cut short" in said
+        assert "is damaged after" in said or "is cut short" in said
 
 
 def test_zst_frames_with_large_windows_checksums_and_skippable_ones_are_read(tmp_path):
@@ -345,11 +345,11 @@ def test_every_row_of_a_parquet_file_is_a_document(tmp_path):
 
 def test_what_is_wrong_in_a_parquet_file_is_named(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", "b", None])
-    assert refused(path).startswith(f"{path}, row 3: field 'text' is null, which is no text")
+    assert refused(path).startswith(f"{path}, row 3: field 'text' is null, which is not text")
     assert "no column 'body'; columns found: 'id', 'text'" in refused(path, "body")
     whole = path.read_bytes()
     for damaged in (b"", b"PAR1", whole[:-20], whole[: len(whole) // 2]):
-        assert "is no parquet file, or it is damaged" in refused(put(path, damaged))
+        assert "is not a parquet file, or it is damaged" in refused(put(path, damaged))
 
 
 def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch):
@@ -399,7 +399,7 @@ def test_without_a_card_the_names_of_files_say_it(files, config, split, chosen):
     ("files", "configs", "config", "split", "problem"),
     [
         (FILES, CARD, "gone", "train", "no configuration 'gone'; there is sample-10BT, default, eval"),
-        (FILES, CARD[::2], None, "train", "hf:o/n has several configurations; name one behind a slash: sample-10BT, eval"),
+        (FILES, CARD[::2], None, "train", "hf:o/n has several configurations; name one after a slash: sample-10BT, eval"),
         (FILES, CARD, None, "test", "no parquet files for the split 'test'"),
         (["en/0.parquet"], [], "fr", "train", "no folder 'fr' with parquet files; there is en"),
         (["d/partial-train/0.parquet"], [], None, "train", "the hub has only a part of it as parquet"),
@@ -413,7 +413,7 @@ def test_a_dataset_without_what_was_asked_says_what_it_has(files, configs, confi
 
 @pytest.fixture
 def ask(tmp_path):
-    """What a process of its own, as the client reads its settings once, finds behind each name."""
+    """What a process of its own, as the client reads its settings once, finds after each name."""
     program = (
         "import sys, time; time.sleep = lambda seconds: None\n"
         "from pathlib import Path; from ingot.data.text.files import find_files; from ingot.errors import IngotError\n"
@@ -451,8 +451,8 @@ def test_a_dataset_on_the_hub_is_its_parquet_files(ask):
         assert said[:3] == ["train0 train1", "test0 test1", "test0 test1"]
         assert said[3] == "DataError hf:org/text has no parquet files; download its files and give those that hold text"
         assert said[4].startswith(f"DataError no access to dataset repository org/gone at {hub.endpoint} (HTTP 404); check")
-        assert said[5].startswith("DataError hf:org/name:no: no parquet files for the split 'no'; name another behind a colon")
-        assert said[6].startswith("ConfigError hf:! is no dataset of the Hugging Face hub; write hf:ORG/NAME")
+        assert said[5].startswith("DataError hf:org/name:no: no parquet files for the split 'no'; name another after a colon")
+        assert said[6].startswith("ConfigError hf:! is not a dataset of the Hugging Face hub; write hf:ORG/NAME")
 
 
 def test_what_was_fetched_once_is_there_without_the_hub(ask, tmp_path):

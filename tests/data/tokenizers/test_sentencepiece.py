@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
 
 
 def sizes(tokenizer, *pieces):
-    """The bytes of pieces, each behind the one before it; the first is only looked back at."""
+    """The bytes of pieces, each after the one before it; the first is only looked back at."""
     ids = np.array([piece_id(tokenizer, piece) for piece in pieces])
     return tokenizer.target_bytes(ids[:-1], ids[1:]).tolist()
 

@@ -115,7 +115,7 @@ def test_char_needs_its_text():
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"my.txt is no tokenizer that can be read"):
+    with pytest.raises(ConfigError, match=r"my.txt is not a tokenizer that can be read"):
         open_tokenizer(write(tmp_path / "my.txt", b"text"))
 
 
@@ -230,7 +230,7 @@ def test_the_hub_gives_a_tokenizer_and_a_cache_that_works_without_it(ask):
 def test_what_the_hub_cannot_give_is_one_line_that_says_what_to_do(ask, hub):
     said = ask("org/gone", "org/none", "org/gated", "org/damaged", "hf:not a name")
     assert [line.split()[0] for line in said] == ["DataError"] * 5
-    assert f"tokenizer org/gone, which is no file or folder here: no access to model repository org/gone at {hub}" in said[0]
+    assert f"tokenizer org/gone, which is not a file or folder here: no access to model repository org/gone at {hub}" in said[0]
     assert "the repository org/none has none of tokenizer.json, tokenizer.model" in said[1]
     assert "org/gated at" in said[2] and "(HTTP 403); check the name, and for a private or gated one log in" in said[2]
     assert "org/damaged: this is not a tokenizer.json, or it is damaged" in said[3]
@@ -239,7 +239,7 @@ def test_what_the_hub_cannot_give_is_one_line_that_says_what_to_do(ask, hub):
 
 def test_a_hub_that_does_not_answer_is_one_line_that_says_what_to_do(ask):
     refused = ask("org/both", HF_ENDPOINT="http://127.0.0.1:9")
-    assert refused[0].startswith("DataError cannot fetch the tokenizer org/both, which is no file or folder here: gave up on")
+    assert refused[0].startswith("DataError cannot fetch the tokenizer org/both, which is not a file or folder here: gave up on")
     assert "at http://127.0.0.1:9 after 1 attempt" in refused[0] and "or give the path of its tokenizer.json" in refused[0]
     assert "gave up on" in ask("org/broken")[0]
     assert "HF_HUB_OFFLINE is set and" in ask("org/both", HF_HUB_OFFLINE="1")[0]

@@ -167,7 +167,7 @@ def test_golfs_words_begin_with_spaces_lines_and_marks(tokenizers):
 
 def test_a_mark_inside_a_piece_begins_no_word():
     tokenizer = trained(vocab_size=420, split_by_unicode_script=False)
-    pieces = [tokenizer._model.id_to_piece(i) for i in range(260, tokenizer.vocab_size)]  # behind the bytes
+    pieces = [tokenizer._model.id_to_piece(i) for i in range(260, tokenizer.vocab_size)]  # after the bytes
     joined = {b for piece in pieces for a, b in pairwise(piece) if a in string.ascii_letters and b in string.punctuation}
     assert joined
     assert not set("".join(joined).encode()) & set(starts(tokenizer)[1])

@@ -35,8 +35,8 @@ from ingot.data.verify import overlap as audit_overlap
 from ingot.data.verify.audit import CODES, Limits, audit
 from ingot.data.verify.counts import count_tokens, starts_by_marks
 from ingot.data.verify.folder import AuditSplit, open_folder
-from ingot.data.verify.overlap import Side, find_overlap
-from ingot.data.verify.words import LONGEST, Speller, shingles
+from ingot.data.verify.overlap import ComparedSplit, find_overlap
+from ingot.data.verify.words import LONGEST, WordHasher, shingles
 from ingot.doors.cli.data_verify import verify_command
 from ingot.errors import ConfigError, DataError
 
@@ -242,7 +242,7 @@ def test_documents_that_do_not_start_at_their_marks_are_found(folder):
     edit(folder, lambda record: record["splits"]["val"].pop("document_index_sha256"), sign=False)  # as in older folders
     (finding,) = audit(folder).findings
     assert finding.code == "document-marks" and finding.place == f"token {starts[2] - 3:,}"
-    assert "1 starts have no mark and 1 marks are no start" in finding.problem
+    assert "1 starts have no mark and 1 marks are not start" in finding.problem
 
 
 def test_an_index_with_a_moved_start_is_found_where_no_mark_tells(tmp_path):
@@ -473,11 +473,11 @@ def test_folders_that_cannot_be_compared_are_refused(folder, tmp_path):
         audit(folder, against=tmp_path / "gone")
 
 
-def sides(tmp_path: Path, train: list[str], val: list[str], tokenizer=None) -> tuple[Side, Side]:
+def sides(tmp_path: Path, train: list[str], val: list[str], tokenizer=None) -> tuple[ComparedSplit, ComparedSplit]:
     folder = open_folder(prepare(tmp_path, train, val, tokenizer))
     indices = (np.fromfile(tmp_path / f"{name}.index", "<u8").astype(np.int64) for name in ("val", "train"))
     return tuple(
-        Side(folder.splits[name], index, folder.tokenizer) for name, index in zip(("val", "train"), indices, strict=True)
+        ComparedSplit(folder.splits[name], index, folder.tokenizer) for name, index in zip(("val", "train"), indices, strict=True)
     )
 
 
@@ -546,7 +546,7 @@ def spell(one: str) -> list[bytes]:
     return [part[i : i + LONGEST] for part in parts for i in range(0, len(part), LONGEST)]
 
 
-SPELLERS = [Speller(ByteTokenizer()), Speller(GPT2Tokenizer()), Speller(toy_hf(byte_level_config(), ""))]
+SPELLERS = [WordHasher(ByteTokenizer()), WordHasher(GPT2Tokenizer()), WordHasher(toy_hf(byte_level_config(), ""))]
 MAKERS = [ByteTokenizer(), GPT2Tokenizer(), toy_hf(byte_level_config(), "")]
 
 
@@ -555,10 +555,10 @@ MAKERS = [ByteTokenizer(), GPT2Tokenizer(), toy_hf(byte_level_config(), "")]
 def test_words_are_the_same_for_every_tokenizer_and_follow_the_rule(texts):
     expected = [spell(one) for one in texts]
     seen: dict[bytes, int] = {}
-    for speller, tokenizer in zip(SPELLERS, MAKERS, strict=True):
+    for hasher, tokenizer in zip(SPELLERS, MAKERS, strict=True):
         documents = [tokenizer.encode_document(one) for one in texts]
         starts = np.cumsum([0, *map(len, documents)])[:-1]
-        hashes, firsts = speller.words(np.concatenate(documents), starts)
+        hashes, firsts = hasher.words(np.concatenate(documents), starts)
         bounds = [*firsts.tolist(), len(hashes)]
         assert [b - a for a, b in pairwise(bounds)] == [len(words) for words in expected]
         for word, number in zip((word for words in expected for word in words), hashes.tolist(), strict=True):

@@ -86,7 +86,7 @@ class Ran:
         return {int(step): (float(loss), float(bpb)) for step, loss, bpb in found}
 
     def value(self, key: str) -> str:
-        """What stands behind `key:` the first time."""
+        """What stands after `key:` the first time."""
         found = re.search(rf"(?:^| |\(){re.escape(key)}:\s?(\S+?)\)?(?: |$)", self.out, re.M)
         assert found, f"no {key} in:\n{self.out}"
         return found[1]

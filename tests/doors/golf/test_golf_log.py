@@ -11,7 +11,7 @@ import pytest
 import torch
 from golf_toys import ROWS, Golf, Ran, shard
 
-from ingot.doors.golf.log import RULE, Journal, sdp_backends
+from ingot.doors.golf.log import RULE, RunLog, sdp_backends
 from ingot.doors.golf.variables import as_lines, read_variables
 from ingot.errors import CheckpointError
 
@@ -187,7 +187,7 @@ def test_without_a_name_a_run_draws_one(golf: Golf, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_as_text_is_written_otherwise(tmp_path: Path) -> None:
-    Journal(tmp_path / "log.txt").line("path \udcff", console=False)
+    RunLog(tmp_path / "log.txt").line("path \udcff", console=False)
     assert (tmp_path / "log.txt").read_text() == "path \\udcff\n"
 
 
@@ -235,5 +235,5 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "log.txt").symlink_to(tmp_path / "mine")
     with pytest.raises(CheckpointError, match=r"log\.txt is a symbolic link"):
-        Journal(tmp_path / "log.txt").line("a line", console=False)
+        RunLog(tmp_path / "log.txt").line("a line", console=False)
     assert (tmp_path / "mine").read_text() == "mine"

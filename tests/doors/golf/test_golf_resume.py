@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from golf_toys import Golf, Ran, run_here, variables
 
-from ingot.doors.golf.log import Journal
+from ingot.doors.golf.log import RunLog
 from ingot.doors.golf.main import main
 from ingot.doors.golf.translate import translate
 from ingot.doors.golf.variables import read_variables
@@ -27,14 +27,14 @@ LONG = {"ITERATIONS": "14", "WARMDOWN_ITERS": "8", "VAL_LOSS_EVERY": "6", "WARMU
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """SIGTERM, as a scheduler sends it, at the line of the log that begins as the variable STOP_AT says."""
-    write = Journal.line
+    write = RunLog.line
 
-    def line(journal: Journal, text: str, console: bool = True) -> None:
-        write(journal, text, console)
+    def line(run_log: RunLog, text: str, console: bool = True) -> None:
+        write(run_log, text, console)
         if "STOP_AT" in os.environ and text.startswith(os.environ["STOP_AT"]):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Journal, "line", line)
+    monkeypatch.setattr(RunLog, "line", line)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late, the tests go on
     yield
     signal.signal(signal.SIGTERM, before)
@@ -134,14 +134,14 @@ def test_a_run_may_go_on_with_other_settings_of_what_is_to_come(golf: Golf, stop
 def test_a_second_run_in_one_folder_is_refused_while_the_first_is_there(
     golf: Golf, toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, refused = Journal.line, []
+    write, refused = RunLog.line, []
 
-    def line(journal: Journal, text: str, console: bool = True) -> None:
-        write(journal, text, console)
+    def line(run_log: RunLog, text: str, console: bool = True) -> None:
+        write(run_log, text, console)
         if text.startswith("step:2/"):
             refused.append(run_here(toys, RUN_ID="second"))
 
-    monkeypatch.setattr(Journal, "line", line)
+    monkeypatch.setattr(RunLog, "line", line)
     first = golf()
     (second,) = refused
     assert second.code == 1 and second.out == ""

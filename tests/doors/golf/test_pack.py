@@ -267,8 +267,8 @@ def test_what_is_no_run_is_refused_with_a_sentence(logs: Path, tmp_path: Path) -
     (logs / "toy1338" / "result.json").write_text(json.dumps(other))
     for path, said in (
         (tmp_path / "nothing", "there is no run"),
-        (tmp_path / "notes.txt", "is no log of train_gpt.py"),
-        (logs / "elsewhere.txt", "is no log of train_gpt.py with its run folder elsewhere beside it"),
+        (tmp_path / "notes.txt", "is not a log of train_gpt.py"),
+        (logs / "elsewhere.txt", "is not a log of train_gpt.py with its run folder elsewhere beside it"),
         (logs / "toy1338" / "artifact", "is not a run folder"),
         (logs / "toy1338", "is not a run of train_gpt.py"),
     ):
@@ -293,7 +293,7 @@ def test_a_folder_that_is_there_is_replaced_only_if_asked_and_only_if_it_is_a_su
     pack([logs / "toy1337"], output, About("third"), force=True)
     assert json.loads((output / "submission.json").read_text())["name"] == "third"
     (output / "submission.json").unlink()
-    with pytest.raises(ConfigError, match="is no submission"):
+    with pytest.raises(ConfigError, match="is not a submission"):
         pack([logs / "toy1337"], output, About("fourth"), force=True)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

@@ -266,11 +266,11 @@ CONTENTS = {
     "other width": (lambda c: c.update(model_args={**c["model_args"], "n_embd": 32}), "n_embd is 32, and its tensors say 48"),
     "a word for dropout": (lambda c: c.update(model_args={**c["model_args"], "dropout": "much"}), "dropout is 'much'"),
     "another head": (changed(**{"lm_head.weight": torch.zeros(80, 48)}), "a head of its own"),
-    "no tensor": (changed(**{"transformer.ln_f.weight": 5}), "transformer.ln_f.weight is no tensor"),
+    "no tensor": (changed(**{"transformer.ln_f.weight": 5}), "transformer.ln_f.weight is not a tensor"),
     "numbers of another kind": (changed(**{"transformer.ln_f.weight": torch.ones(48, dtype=torch.int64)}), "holds I64"),
     "another shape": (changed(**{"transformer.ln_f.weight": torch.ones(7)}), "transformer.ln_f.weight has shape [7]"),
     "an unknown tensor": (changed(extra=torch.ones(7)), "has a tensor extra"),
-    "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is no GPT of nanoGPT"),
+    "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is not a GPT of nanoGPT"),
 }  # fmt: skip
 
 

@@ -187,7 +187,7 @@ def test_a_ckpt_pt_that_was_brought_into_a_folder_is_what_is_resumed(train):
 def test_a_ckpt_pt_that_was_brought_and_is_none_of_nanogpt_s_is_not_passed_over(train):
     train(words(max_iters=4, **KEYS))
     torch.save({"model": {"other.weight": torch.ones(2)}, "model_args": {}}, "out/ckpt.pt")
-    assert "it is no GPT of nanoGPT" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
+    assert "it is not a GPT of nanoGPT" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
 
 
 def test_a_finished_run_says_that_nothing_is_left_and_goes_on_when_there_is(train):

@@ -153,7 +153,7 @@ ERRORS = {
     "--top_p=0": (2, "top_p=0.0 must be above 0 and at most 1"),
     "--stop=": (2, "stop is empty"),
     "--dtype=int8": (2, "dtype=int8 must be float32, bfloat16, float16 or None"),
-    "--device=abacus": (2, "device=abacus is no device"),
+    "--device=abacus": (2, "device=abacus is not a device"),
     "--tempreature=1": (2, "did you mean temperature?"),
 }
 
@@ -217,7 +217,7 @@ def test_all_may_be_drawn_where_top_k_is_none_or_0(foreign, sample):
 
 
 def test_a_folder_with_gpt2_weights_writes_and_knows_the_end_of_a_text(sample, work):
-    """The real ids on a model of almost no width, padded to 50,304 rows: those behind 50,257 have no text."""
+    """The real ids on a model of almost no width, padded to 50,304 rows: those after 50,257 have no text."""
     torch.manual_seed(0)
     settings = {"family": "gpt2", "layers": 1, "heads": 1, "width": 4, "dropout": 0.0, "bias": True, "gelu": "tanh"}
     write_gpt2(work / "mine", model_records(build({**settings, "context": 16, "vocab_size": 50304})), settings, None)

@@ -68,7 +68,7 @@ def test_ckpt_pt_holds_what_nanogpt_s_does(train):
 
 
 def test_with_always_save_checkpoint_off_ckpt_pt_stays_the_best(train):
-    # A learning rate that ruins the model: the first evaluation behind the start is better, then all are worse.
+    # A learning rate that ruins the model: the first evaluation after the start is better, then all are worse.
     keys = {"learning_rate": 3e-3, "min_lr": 3e-3, "warmup_iters": 0, "eval_interval": 10}
     first = train(words(max_iters=10, lr_decay_iters=1000, always_save_checkpoint=False, **keys))
     best = torch.load("out/ckpt.pt", weights_only=True)
@@ -143,7 +143,7 @@ def test_a_run_of_this_door_is_a_run_folder_of_ours(train):
         ({"init_from": "scrach"}, 2, "init_from also knows resume, and in train.py scratch"),
         ({"out_dir": ""}, 2, "out_dir is empty; give a folder"),
         ({"block_size": 5000}, 3, "too few for rows of block_size=5,000"),
-        ({"device": "abacus"}, 2, "device=abacus is no device"),
+        ({"device": "abacus"}, 2, "device=abacus is not a device"),
         ({"eval_interval": 0}, 2, "eval_interval=0 must be 1 or more"),
         ({"out_dir": "data/words/train.bin"}, 2, "out_dir=data/words/train.bin is a file; give a folder"),
         ({"out_dir": "data/words/train.bin/x"}, 4, "choose another out_dir"),

@@ -15,7 +15,7 @@ from ingot.data.tokenizers import NumberTokenizer
 from ingot.generate.sampling import Sampling
 from ingot.generate.torch import reading
 from ingot.generate.torch.batch import write_texts
-from ingot.generate.torch.decode import Dice, generate
+from ingot.generate.torch.decode import UniformDraws, generate
 from ingot.generate.torch.reading import Step
 from ingot.model.registry import build
 from ingot.runtime.ranks import Ranks
@@ -84,15 +84,15 @@ def half_by_half(model, prompts, tokens=30):
 @pytest.mark.parametrize("length", [1, 5, 16, 17, 40])
 def test_behind_the_context_half_of_the_window_is_kept_and_read_again(model, length, record):
     prompts = prompts_of(length)
-    assert torch.equal(continuation(model, prompts, halve=True, record=record), half_by_half(model, prompts))
+    assert torch.equal(continuation(model, prompts, keep_half=True, record=record), half_by_half(model, prompts))
 
 
 @pytest.mark.parametrize("halve", [False, True])
-def test_steps_that_can_be_recorded_write_the_same(model, halve, monkeypatch):
+def test_steps_that_can_be_recorded_write_the_same(model, keep_half, monkeypatch):
     """Also while their buffers grow: 4, 8, 16 tokens."""
     monkeypatch.setattr(reading, "STEP_ROOM", 4)
     prompts, sampling = prompts_of(3), Sampling(temperature=1.0, top_k=20, seed=3)
-    plain, recorded = (continuation(model, prompts, sampling, halve=halve, record=record) for record in (False, True))
+    plain, recorded = (continuation(model, prompts, sampling, keep_half=keep_half, record=record) for record in (False, True))
     assert torch.equal(plain, recorded)
 
 
@@ -100,7 +100,7 @@ def test_reading_half_again_computes_little(model):
     lengths = []
     original = model.hidden
     model.hidden = lambda tokens, *rest: lengths.append(tokens.size(1)) or original(tokens, *rest)
-    continuation(model, prompts_of(5), tokens=30, halve=True)
+    continuation(model, prompts_of(5), tokens=30, keep_half=True)
     del model.hidden
     assert lengths == [5, *[1] * 11, 8, *[1] * 8, 8, *[1] * 8]
 
@@ -108,7 +108,7 @@ def test_reading_half_again_computes_little(model):
 def test_a_context_of_one_token_is_enough():
     model = build({"family": "gpt2", "vocab_size": 7, "context": 1, "width": 8, "layers": 1, "heads": 1})
     assert torch.equal(
-        continuation(model, torch.ones(1, 1, dtype=torch.long), tokens=5, halve=True),
+        continuation(model, torch.ones(1, 1, dtype=torch.long), tokens=5, keep_half=True),
         continuation(model, torch.ones(1, 1, dtype=torch.long), sampling=replace(GREEDY, use_cache=False), tokens=5),
     )
 
@@ -141,7 +141,7 @@ def test_a_loaded_model_writes_with_recorded_steps(monkeypatch):
 def test_a_gpu_replays_what_it_would_compute(model):
     model, prompts = model.cuda(), prompts_of(5).cuda()
     try:
-        plain, recorded = (continuation(model, prompts, tokens=60, halve=True, record=record) for record in (False, True))
+        plain, recorded = (continuation(model, prompts, tokens=60, keep_half=True, record=record) for record in (False, True))
     finally:
         model.cpu()
     assert torch.equal(plain, recorded)
@@ -149,15 +149,15 @@ def test_a_gpu_replays_what_it_would_compute(model):
 
 def test_row_i_writes_what_a_single_text_writes_with_the_seed_plus_i(gpt2):
     prompts = prompts_of(5, rows=1)
-    together = continuation(gpt2, prompts.expand(3, -1), Sampling(1.0, seed=7), halve=True)
-    alone = [continuation(gpt2, prompts, Sampling(1.0, seed=7 + row), halve=True) for row in range(3)]
+    together = continuation(gpt2, prompts.expand(3, -1), Sampling(1.0, seed=7), keep_half=True)
+    alone = [continuation(gpt2, prompts, Sampling(1.0, seed=7 + row), keep_half=True) for row in range(3)]
     assert torch.equal(together, torch.cat(alone))
     assert len({tuple(row.tolist()) for row in together}) == 3
 
 
 def test_throws_are_spread_evenly():
-    dice = Dice(0, 200, torch.device("cpu"))
-    throws = torch.cat([dice.throw() for _ in range(100)], dim=1)  # (200, 100)
+    draws = UniformDraws(0, 200, torch.device("cpu"))
+    throws = torch.cat([draws.uniform() for _ in range(100)], dim=1)  # (200, 100)
     assert throws.min() >= 0 and throws.max() < 1
     assert abs(float(throws.mean()) - 0.5) < 0.01
     assert (throws.mean(dim=1) - 0.5).abs().max() < 0.15  # each row by itself

@@ -27,14 +27,14 @@ class WeightAverage:
         torch._foreach_add_(self._average, way)
 
     @torch.no_grad()
-    def show(self) -> None:
+    def swap_in(self) -> None:
         """Put the average where the weights are."""
         if not self._kept:
             self._kept = [p.detach().clone() for p in self._weights]
             torch._foreach_copy_(list(self._weights), self._average)
 
     @torch.no_grad()
-    def hide(self) -> None:
+    def swap_out(self) -> None:
         """Put the weights back."""
         if self._kept:
             torch._foreach_copy_(list(self._weights), self._kept)

@@ -18,7 +18,7 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError("{0} is no device; use auto, cpu, cuda, cuda:N or mps", setting) from None
+        raise ConfigError("{0} is not a device; use auto, cpu, cuda, cuda:N or mps", setting) from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = local_rank if device.index is None else device.index

@@ -109,7 +109,7 @@ class TorchInference:
     def _show(self, average: bool) -> None:
         """Let the model hold the average of the weights, or the weights themselves."""
         if self._average is not None:
-            self._average.show() if average else self._average.hide()
+            self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
         """Tokens, targets and, where rows have them, document numbers, on the device."""

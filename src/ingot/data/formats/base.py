@@ -1,6 +1,6 @@
 """What token formats share: documents cut out of a stream, and a stream written into files.
 
-A document is a list of arrays, one behind the other, without the marks that a format puts around it: views of mapped files, so
+A document is a list of arrays, one after the other, without the marks that a format puts around it: views of mapped files, so
 that even a document larger than the memory passes through. Where a format has no index, the marks say where documents begin.
 """
 
@@ -29,7 +29,7 @@ Document = list[Ids]
 
 @dataclass(frozen=True)
 class Marks:
-    """The id in front of a document and the id behind it; formats use one of them."""
+    """The id in front of a document and the id after it; formats use one of them."""
 
     bos: int | None = None
     eos: int | None = None
@@ -53,9 +53,9 @@ class TokenSource(ABC):
 
 
 def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Document]:
-    """Documents out of a stream without an index, in which a mark stands in front of each or behind each.
+    """Documents out of a stream without an index, in which a mark stands in front of each or after each.
 
-    Marks are behind documents if the last token is one and the first is none; where both are, `ends_first` decides. Without any
+    Marks are after documents if the last token is one and the first is none; where both are, `ends_first` decides. Without any
     mark the stream is one document. Tokens in front of the first mark in front are a document too.
     """
     if not stream.tokens:

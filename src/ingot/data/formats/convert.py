@@ -126,7 +126,7 @@ def convert(
 
 
 def marks_of(tokenizer: Tokenizer) -> Marks:
-    """The ids that stand in front of documents and behind them; one stands for both where a vocabulary has one."""
+    """The ids that stand in front of documents and after them; one stands for both where a vocabulary has one."""
     bos, eos = tokenizer.bos, _end(tokenizer)
     return Marks(eos if bos is None else bos, bos if eos is None else eos)
 
@@ -163,11 +163,11 @@ def _check(source: TokenSource, output: Path, to: str, mark: int | None, layout:
     if source.format == to == "ingot":
         raise ConfigError(f"{source.path} is a prepared folder already")
     if mark is not None and not 0 <= mark <= 0xFFFF:
-        raise ConfigError(f"--mark {mark} is no token id; give 0 to 65,535")
+        raise ConfigError(f"--mark {mark} is not a token id; give 0 to 65,535")
     if not 1 <= layout.shard_tokens <= MAX_TOKENS:
         raise ConfigError(f"--shard-tokens {layout.shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
     if layout.name is not None and not re.fullmatch(r"\w[\w.-]*", layout.name):
-        raise ConfigError(f"--name {layout.name!r} is no name for files; use letters, digits, dots, - and _")
+        raise ConfigError(f"--name {layout.name!r} is not a name for files; use letters, digits, dots, - and _")
     if output.resolve() in (source.path.resolve(), *source.path.resolve().parents):
         raise ConfigError(f"output {output} is where the source lies; give another folder")
 

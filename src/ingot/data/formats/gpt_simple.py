@@ -2,7 +2,7 @@
 
 A document longer than a window is stored as several, each of which may repeat the end of the one before; the .idx says how much.
 Read back they are one document and no token is there twice. The .idx says too much where windows overlap by more than half, and
-behind the end of a document windows follow that repeat it, so repetitions are compared before they are dropped.
+after the end of a document windows follow that repeat it, so repetitions are compared before they are dropped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GPTSimpleSource(TokenSource):
         self.path = path
         self._files = {split: files for split, files in find_pairs(path).items() if files}
         if not self._files:
-            raise DataError(f"{path} holds no .bin with an .idx beside it; it is no data of gpt-simple")
+            raise DataError(f"{path} holds no .bin with an .idx beside it; it is not data of gpt-simple")
         self.tokens = {split: sum(Pair(file).stream.tokens for file in files) for split, files in self._files.items()}
         files = [file for files in self._files.values() for file in files]
         buckets = ", ".join(sorted({file.parent.name for file in files}))
@@ -204,7 +204,7 @@ def token_width(vocab_size: int) -> int:
 
 
 def _repeated(window: Ids, last: Ids | None, told: int, ended: bool) -> int | None:
-    """How many tokens of a window to leave out: all of one behind the end of its document; None if it repeats nothing."""
+    """How many tokens of a window to leave out: all of one after the end of its document; None if it repeats nothing."""
     if last is None:
         return None
     trailer = len(window) == told + 1 and window[-1] == last[-1] and _ends_with(last[:-1], window[:-1])

@@ -19,9 +19,9 @@ def parse_manifest(content: bytes, where: str) -> Record:
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError):
-        raise DataError(f"{where} is no JSON; it is damaged or not a manifest") from None
+        raise DataError(f"{where} is not JSON; it is damaged or not a manifest") from None
     if not isinstance(manifest, dict):
-        raise DataError(f"{where} is no manifest: it holds a {type(manifest).__name__} instead of an object")
+        raise DataError(f"{where} is not a manifest: it holds a {type(manifest).__name__} instead of an object")
     return manifest
 
 

@@ -1,6 +1,6 @@
 """nanoGPT's data folder: train.bin and val.bin, uint16 without a header, and for characters a meta.pkl.
 
-Nothing in the files says where documents begin: GPT-2's <|endoftext|> stands behind each, characters have no mark at all.
+Nothing in the files says where documents begin: GPT-2's <|endoftext|> stands after each, characters have no mark at all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NanoGPTSource(TokenSource):
         else:
             files = {"val" if path.name.startswith("val") else "train": path}
         if not files:
-            raise DataError(f"{path} has neither train.bin nor val.bin; it is no data of nanoGPT")
+            raise DataError(f"{path} has neither train.bin nor val.bin; it is not data of nanoGPT")
         for file in files.values() if not sure else ():
             _check_headerless(file)
         self._streams = {split: TokenStream([file], [len(open_plain(file))], open_plain) for split, file in files.items()}
@@ -64,7 +64,7 @@ class NanoGPTSource(TokenSource):
 
 
 def nanogpt_writer(folder: Path, split: str, marks: Marks, counter: ByteCounter | None, files: ExitStack) -> StreamWriter:
-    """Writes train.bin or val.bin: each document with its end mark behind it."""
+    """Writes train.bin or val.bin: each document with its end mark after it."""
     limit = 1 << 62
     return StreamWriter(Marks(None, marks.eos), counter, limit, lambda _: PlainWriter(folder / FILES[split], files))
 
@@ -106,7 +106,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         for code, argument, _ in pickletools.genops(contents):
             # A place in the memo is reserved with all those below it: a large number would take all memory there is.
             if code.name not in SAFE or (code.name.endswith("PUT") and int(argument or 0) > len(contents)):
-                raise pickle.UnpicklingError(f"{code.name} is no part of a vocabulary")
+                raise pickle.UnpicklingError(f"{code.name} is not a part of a vocabulary")
         found = _Plain(io.BytesIO(contents)).load()
     except Exception as error:  # damaged pickles raise almost anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -147,7 +147,7 @@ def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
     if name is None:
         size = read_meta(path)["vocab_size"]
         raise DataError(
-            f"{path} has {size:,} ids that are no single characters",
+            f"{path} has {size:,} ids that are not single characters",
             TOKENIZER,
             advice="name what made them with {0}, or number where they stand for no text",
         )

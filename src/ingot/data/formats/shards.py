@@ -53,7 +53,7 @@ class ShardSource(TokenSource):
 def shard_writer(
     folder: Path, split: str, marks: Marks, counter: ByteCounter | None, files: ExitStack, name: str, limit: int
 ) -> StreamWriter:
-    """Writes NAME_SPLIT_NUMBER.bin: each document behind its start mark."""
+    """Writes NAME_SPLIT_NUMBER.bin: each document after its start mark."""
     prefix = f"{name}_{split}" if name else split
     return StreamWriter(
         Marks(marks.bos, None), counter, limit, lambda number: ShardWriter(folder / f"{prefix}_{number:06d}.bin", files, limit)

@@ -3,7 +3,7 @@
 Documents are drawn in an order of their own for every epoch and fitted into rows a block at a time: the longest first, each into
 the fullest row that still has room. The rows of a block are then shuffled, for rows in the order of their making would be batches
 of one length. A document longer than a row is cut; every token is read once per epoch, and each is an input with its own
-successor as target, whichever document lies behind it in the row.
+successor as target, whichever document lies after it in the row.
 """
 
 from __future__ import annotations

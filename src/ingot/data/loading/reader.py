@@ -15,7 +15,7 @@ from ingot.data.loading.rows import Rows, read_pieces
 from ingot.runtime.batch import Batch
 from ingot.runtime.ranks import Ranks
 
-Lender = Callable[[tuple[int, int, int]], Batch]
+MakeBuffer = Callable[[tuple[int, int, int]], Batch]
 
 
 class Reading(Protocol):
@@ -35,7 +35,7 @@ Plan = TypeVar("Plan", bound=Reading)
 
 
 @dataclass(frozen=True)
-class Portion:
+class RankBatch:
     """What one rank reads for one step, and what is true of the step as a whole."""
 
     batch: Batch
@@ -47,7 +47,7 @@ class Portion:
 class _Ahead:
     """A portion that was read ahead, for which plan, and since which change of plans."""
 
-    portion: Portion
+    rank_batch: RankBatch
     plan: Reading
     turn: int
     buffer: Batch
@@ -71,7 +71,7 @@ class RowReader(Generic[Plan]):
         first: Plan,
         following: Callable[[Plan], Plan],
         shapes: Sequence[Reading],  # of all the steps that may come
-        lend: Lender,
+        lend: MakeBuffer,
     ):
         self._source, self._ranks, self._following = source, ranks, following
         self._plan, self._turn, self._changing = first, 0, threading.Lock()
@@ -85,7 +85,7 @@ class RowReader(Generic[Plan]):
         self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
         self._thread.start()
 
-    def next(self, plan: Plan) -> Portion:
+    def next(self, plan: Plan) -> RankBatch:
         """The rows of the next step, which has this plan."""
         found = self._take()
         if _rows_of(found.plan) != _rows_of(plan):
@@ -97,7 +97,7 @@ class RowReader(Generic[Plan]):
         self._lent.append(found.buffer)
         if len(self._lent) > 2:
             self._free.put(self._lent.pop(0))
-        return found.portion
+        return found.rank_batch
 
     def _take(self) -> _Ahead:
         found = self._ready.get()
@@ -123,7 +123,7 @@ class RowReader(Generic[Plan]):
                     return
                 with self._changing:
                     plan, turn = self._plan, self._turn
-                self._ready.put(_Ahead(read_portion(self._source, plan, self._ranks, buffer), plan, turn, buffer))
+                self._ready.put(_Ahead(read_rank_batch(self._source, plan, self._ranks, buffer), plan, turn, buffer))
                 with self._changing:
                     if turn == self._turn:
                         self._plan = self._following(plan)
@@ -135,7 +135,7 @@ def _rows_of(plan: Reading) -> tuple[int, int, int]:
     return plan.sample, plan.samples, plan.seq_len
 
 
-def read_portion(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> Portion:
+def read_rank_batch(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> RankBatch:
     """Read a rank's share of a step into the front of a buffer that is large enough for it."""
     share = ranks.share(plan.samples)
     rows = len(share) * (source.seq_len // plan.seq_len)
@@ -143,4 +143,4 @@ def read_portion(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> Po
     batch = buffer.reshape(-1)[: rows * source.planes * plan.seq_len].reshape(size)
     samples = range(plan.sample, plan.sample + plan.samples)
     targets = read_pieces(source, samples, share, batch)
-    return Portion(batch, targets, source.epoch(samples.stop))
+    return RankBatch(batch, targets, source.epoch(samples.stop))

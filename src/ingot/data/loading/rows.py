@@ -85,7 +85,7 @@ class Windows:
 
 
 def document_numbers(split: Split, start: int, length: int) -> NDArray[np.int32]:
-    """For every token of a window, how many documents have begun in it so far; behind the end of the stream comes its start."""
+    """For every token of a window, how many documents have begun in it so far; after the end of the stream comes its start."""
     starts = split.document_starts()
     numbers = np.zeros(length, np.int32)
     done = 0

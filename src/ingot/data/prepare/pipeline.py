@@ -26,7 +26,7 @@ from ingot.data.prepare.holdout import Piece, Rule, always, first_documents, hol
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
 from ingot.data.store.dataset import SPLITS, Manifest
 from ingot.data.store.shards import MAX_TOKENS
-from ingot.data.store.staging import Stage, check_output, staged
+from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
 from ingot.data.text.files import WHAT, Text, count_documents, file_bytes, find_files, read_texts
 from ingot.data.text.hub_datasets import commits
@@ -246,7 +246,7 @@ def _write(
 
 
 def fill_folder(
-    stage: Stage,
+    stage: StagedFolder,
     blocks_from: Callable[[Point], RuledBlocks],
     tokenizer: Tokenizer,
     engine: Callable[[], AbstractContextManager[Engine]],
@@ -277,7 +277,7 @@ def _write_blocks(
     encode: Engine,
     writers: dict[str, SplitWriter],
     begin: Point,
-    stage: Stage,
+    stage: StagedFolder,
     tell: Callable[[range], None],
 ) -> Point:
     rules: deque[Rule] = deque()

@@ -42,7 +42,7 @@ def ray_engine(tokenizer: Tokenizer, address: str | None, workers: int | None) -
     except ImportError:
         raise ConfigError("--engine ray needs the package ray; install it with: pip install 'ingot[ray]'") from None
     with ExitStack() as undo:
-        undo.enter_context(redirect_stdout(sys.stderr))  # what Ray says of the cluster is no result
+        undo.enter_context(redirect_stdout(sys.stderr))  # what Ray says of the cluster is not a result
         address = address or os.environ.get("RAY_ADDRESS") or LOCAL
         if not ray.is_initialized():
             _connect(ray, address, workers)

@@ -27,7 +27,7 @@ from ingot.runtime.children import python_command
 SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
 ATTEMPTS = 3  # at a block whose worker was killed
-BOOT = "from ingot.data.prepare.workers import serve; serve()"
+BOOT = "from ingot.data.prepare.workers import run_worker; run_worker()"
 
 T = TypeVar("T")
 
@@ -69,16 +69,16 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
         return
     spec = tokenizer.spec()
     idle: SimpleQueue[_Worker] = SimpleQueue()
-    crew: list[_Worker] = []
+    started: list[_Worker] = []
     starting, ended = Lock(), Event()
 
     def take() -> _Worker:
         with starting:
             if ended.is_set():
                 raise RunError("the work has ended")
-            if idle.empty() and len(crew) < workers:  # a block would wait though there may be another process
-                crew.append(_Worker(spec))
-                return crew[-1]
+            if idle.empty() and len(started) < workers:  # a block would wait though there may be another process
+                started.append(_Worker(spec))
+                return started[-1]
         return idle.get()
 
     def encode(block: Block) -> Encoded:
@@ -95,7 +95,7 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
     finally:
         with starting:
             ended.set()
-            for worker in crew:
+            for worker in started:
                 worker.close()
         threads.shutdown(cancel_futures=True)
 
@@ -154,10 +154,10 @@ class _Worker:
                 pipe.close()  # type: ignore[union-attr]
 
 
-def serve() -> None:
+def run_worker() -> None:
     """The life of a worker: a tokenizer's spec, then blocks, until the pipe ends."""
     requests, answers = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # whatever a library prints is not an answer
     with suppress(EOFError, BrokenPipeError):
         tokenizer = from_spec(pickle.load(requests))
         while True:

@@ -116,7 +116,7 @@ class Split(TokenStream):
         self._index = folder / record.document_index if record.document_index else None
 
     def document_starts(self) -> NDArray[np.uint64]:
-        """Where each document begins in the stream, and behind them the end of the last."""
+        """Where each document begins in the stream, and after them the end of the last."""
         if self._index is None:
             where = self.paths[0].parent
             raise DataError(f"nothing says where documents begin in {where}; make a folder that does: ingot data convert {where}")

@@ -34,7 +34,7 @@ class ShardWriter:
 
     A thread brings tokens to the disk and into the checksum while the caller makes more. The header comes first in a checksum and
     holds the count: `limit` is taken for it, and where it comes to be another, the file is read again. `written`: the tokens of a
-    shard that another process left unfinished; what it wrote behind them is cut off.
+    shard that another process left unfinished; what it wrote after them is cut off.
     """
 
     def __init__(self, path: Path, files: ExitStack, limit: int = MAX_TOKENS, written: int = 0) -> None:

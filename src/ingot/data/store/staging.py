@@ -31,7 +31,7 @@ ADVICE = {
     (errno.ENOSPC, errno.EDQUOT): "; free space, or give a folder on another disk",
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG): "; give a folder you can write to",
 }
-OLD = "-old"  # behind the name of the hidden folder: what the output was before
+OLD = "-old"  # after the name of the hidden folder: what the output was before
 FILES = re.compile(
     r"dataset\.json|meta\.pkl|(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
 )
@@ -39,7 +39,7 @@ FOLDERS = re.compile(r"(train|val)(/[^/]+)?")  # gpt-simple's splits and buckets
 EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # beside these a shard with its header shows that it is token data
 
 
-class Stage:
+class StagedFolder:
     """The folder and its journal; `saved` is the last point of it, None where nothing is to be continued."""
 
     def __init__(self, folder: Path, work: Any, saved: Any = None) -> None:
@@ -62,14 +62,14 @@ class Stage:
 @contextmanager
 def staged(
     output: Path, overwrite: bool, work: Any = None, is_sound: Callable[[Path, Any], bool] = lambda folder, point: False
-) -> Iterator[Stage]:
+) -> Iterator[StagedFolder]:
     """A locked folder beside `output` that takes its name when the block succeeds.
 
     When it fails, the folder vanishes, unless the same `work` can be continued later; None never can. `is_sound` says whether
     the files of a folder are what a point in its journal says.
     """
     target = output.resolve()
-    stage: Stage | None = None
+    stage: StagedFolder | None = None
     try:
         parents = [parent for parent in target.parents if not parent.exists()]
         with ExitStack() as undo:
@@ -121,7 +121,7 @@ def _is_ours(path: Path, name: str) -> bool:
     return FILES.fullmatch(name) is not None
 
 
-def _abandon(stage: Stage, error: BaseException | None) -> bool:
+def _abandon(stage: StagedFolder, error: BaseException | None) -> bool:
     """Removes the folder, unless it can be continued and the user did nothing wrong."""
     mistake = isinstance(error, ConfigError | DataError) and not isinstance(error.__cause__, OSError)
     if stage.can_continue and not mistake:
@@ -131,10 +131,10 @@ def _abandon(stage: Stage, error: BaseException | None) -> bool:
     return False
 
 
-def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> tuple[Stage, FolderLock]:
+def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> tuple[StagedFolder, FolderLock]:
     """The folder that a killed process left of the same work, or else a new one; other leftovers are removed."""
     prefix = f".{target.name}.partial-"
-    taken: tuple[Stage, FolderLock] | None = None
+    taken: tuple[StagedFolder, FolderLock] | None = None
     for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix) and not path.is_symlink()):
         with suppress(OSError):
             if folder.name.endswith(OLD) and not os.path.lexists(target):
@@ -147,7 +147,7 @@ def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
                 continue
             point, why = (None, "this command cannot continue it") if taken or work is None else _last_point(folder, work)
             if point is not None and is_sound(folder, point):
-                taken = Stage(folder, work, point), lock
+                taken = StagedFolder(folder, work, point), lock
                 continue
             log.warning("removing %s, which a run that was stopped left: %s", folder, why or "its files are not what it noted")
             shutil.rmtree(folder, ignore_errors=True)
@@ -155,7 +155,7 @@ def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
     if taken:
         return taken
     folder, lock = _locked_folder(target.parent, prefix)
-    return Stage(folder, work), lock
+    return StagedFolder(folder, work), lock
 
 
 def _last_point(folder: Path, work: Any) -> tuple[Any, str]:

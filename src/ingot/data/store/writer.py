@@ -1,7 +1,7 @@
-"""A prepared folder while it is written: documents one behind the other, cut into shards, and dataset.json last.
+"""A prepared folder while it is written: documents one after the other, cut into shards, and dataset.json last.
 
 `save` brings what was written so far to the disk and says what that is. Another process can go on from there: it cuts the files
-back to what was saved, so that it never matters what was written behind it.
+back to what was saved, so that it never matters what was written after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ingot.data.store.dataset import MANIFEST, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
 from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter
-from ingot.data.store.staging import JOURNAL, Stage
+from ingot.data.store.staging import JOURNAL, StagedFolder
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import OUTSIDE
 from ingot.runtime.files import file_sha256, write_atomically
@@ -73,7 +73,7 @@ def is_sound(folder: Path, saved: Any) -> bool:
         return False
 
 
-def where_to_begin(stage: Stage) -> Point:
+def where_to_begin(stage: StagedFolder) -> Point:
     """The point from which a folder is continued; files it does not speak of are removed."""
     point = Point.model_validate(stage.saved or {})
     for path in stage.folder.iterdir():
@@ -222,13 +222,13 @@ def index_name(split: str) -> str:
 
 
 class Encoded(NamedTuple):
-    """Documents as ids one behind the other; for each its tokens, its bytes, and the bytes that its tokens stand for."""
+    """Documents as ids one after the other; for each its tokens, its bytes, and the bytes that its tokens stand for."""
 
     ids: NDArray[np.uint16]
     tokens: NDArray[np.int64]
     bytes: NDArray[np.int64]
     piece_bytes: NDArray[np.int64]
-    empty: int  # texts without a character, which are no documents
+    empty: int  # texts without a character, which are not documents
 
     def select(self, which: NDArray[np.bool_]) -> Encoded:
         """Some of the documents."""

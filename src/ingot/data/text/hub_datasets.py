@@ -36,7 +36,7 @@ def fetch(name: str) -> list[Path]:
     parts = NAME.fullmatch(name)
     if not parts:
         raise ConfigError(
-            f"{name} is no dataset of the Hugging Face hub; write hf:ORG/NAME, hf:ORG/NAME/CONFIG or either with :SPLIT"
+            f"{name} is not a dataset of the Hugging Face hub; write hf:ORG/NAME, hf:ORG/NAME/CONFIG or either with :SPLIT"
         )
     from ingot.data.hub import Hub, Unreachable
 
@@ -102,7 +102,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
             raise DataError(f"{name}: no folder {config!r} with parquet files; there is {_some(folders)}")
         chosen = _of_split(inside, split)
     if not chosen:
-        raise DataError(f"{name}: no parquet files for the split {split!r}; name another behind a colon; files: {_some(files)}")
+        raise DataError(f"{name}: no parquet files for the split {split!r}; name another after a colon; files: {_some(files)}")
     if partial := next((file for file in chosen if "partial-" in file), None):
         raise DataError(f"{name}: the hub has only a part of it as parquet ({partial}); download its own files and give those")
     return sorted(chosen)
@@ -131,7 +131,7 @@ def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str)
         marked = [config for config in configs if config.get("default") is True]
         if len(names) == 1 or marked or "default" in names:
             return (marked or [names.get("default", configs[0])])[0]
-        raise DataError(f"{name} has several configurations; name one behind a slash: {_some(list(names))}")
+        raise DataError(f"{name} has several configurations; name one after a slash: {_some(list(names))}")
     if wanted not in names:
         raise DataError(f"{name}: no configuration {wanted!r}; there is {_some(list(names))}")
     return names[wanted]

@@ -34,4 +34,4 @@ def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) ->
                 advance(size)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is no parquet file, or it is damaged behind row {row:,}: {reason}; copy it again") from None
+        raise DataError(f"{path} is not a parquet file, or it is damaged after row {row:,}: {reason}; copy it again") from None

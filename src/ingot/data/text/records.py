@@ -1,6 +1,6 @@
 """One file to its documents: whole text, JSON lines, JSON arrays, tables.
 
-Nothing is skipped in silence: what is no document is an error that names the file and the line.
+Nothing is skipped in silence: what is not a document is an error that names the file and the line.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_lines(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
 
 
 def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """An array of objects or strings, or objects one behind the other."""
+    """An array of objects or strings, or objects one after the other."""
     text = _JsonText(stream, path)
     is_array = text.peek() == "["
     if is_array:
@@ -84,7 +84,7 @@ def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
         text.skip()
     if text.peek():
         raise DataError(
-            f"{path}:{text.line}: there is more behind the array; a .json file is one array, or one object after the other"
+            f"{path}:{text.line}: there is more after the array; a .json file is one array, or one object after the other"
         )
 
 
@@ -114,13 +114,13 @@ def field_text(record: Any, place: str, name: str) -> str:
         raise no_field(place, name, list(record), "field")
     text = record[name]
     if text is None:
-        raise DataError(f"{place}: field {name!r} is null, which is no text; leave the record out, or write an empty text")
+        raise DataError(f"{place}: field {name!r} is null, which is not text; leave the record out, or write an empty text")
     if not isinstance(text, str):
         raise DataError(f"{place}: field {name!r} is not a string but {type(text).__name__}", TEXT_FIELD, advice=NAME_IT)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{place}: field {name!r} holds half a surrogate pair, which is no character; remove it") from None
+        raise DataError(f"{place}: field {name!r} holds half a surrogate pair, which is not a character; remove it") from None
     return text
 
 
@@ -150,7 +150,7 @@ class _JsonText:
                 return ""
 
     def skip(self) -> None:
-        """Goes behind the character that `peek` gave."""
+        """Goes after the character that `peek` gave."""
         self._move(self._at + 1)
 
     def value(self) -> Any:

@@ -103,10 +103,10 @@ def _unpack(path: Path, chunks: Iterable[bytes], new: Callable[[], Any], broken:
                 try:
                     data = unpacker.decompress(piece)
                 except broken as error:
-                    raise DataError(f"{path} is damaged behind {found:,} bytes of text ({error}); copy it again") from None
+                    raise DataError(f"{path} is damaged after {found:,} bytes of text ({error}); copy it again") from None
                 piece = unpacker.unused_data if unpacker.eof else b""
                 found += len(data)
                 if data:
                     yield data
     if not unpacker.eof:
-        raise DataError(f"{path} is cut short: its {path.suffix} stream ends behind {found:,} bytes of text; copy it again")
+        raise DataError(f"{path} is cut short: its {path.suffix} stream ends after {found:,} bytes of text; copy it again")

@@ -67,7 +67,7 @@ class Tokenizer(ABC):
         """The JSON object from which `from_spec` makes this tokenizer again."""
 
     def target_bytes(self, previous: Ids, targets: Ids) -> NDArray[np.int32]:
-        """How many bytes each target stands for behind the token before it; an id outside the vocabulary, -1 too, for none."""
+        """How many bytes each target stands for after the token before it; an id outside the vocabulary, -1 too, for none."""
         return self._sizes.take(self._rows(targets))
 
     def encode_document(self, text: str) -> NDArray[np.uint16]:
@@ -81,7 +81,7 @@ class Tokenizer(ABC):
         return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
-        """The ids of whole documents, which are given in UTF-8, one behind the other, and how many each has."""
+        """The ids of whole documents, which are given in UTF-8, one after the other, and how many each has."""
         found = list(self._encode_all(texts))
         counts = np.fromiter(map(len, found), np.int64, len(texts))
         mark = np.array([] if self.bos is None else [self.bos], np.uint16)

@@ -32,8 +32,8 @@ WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+
 WHITE = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"
 CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
 # Where a new word may begin without a look at what was before: with a run of white space, because only its last character can
-# join what follows and the rule looks no further ahead than to the run's end; and with a mark behind a letter or digit, because
-# no word has one behind the other. The rule never looks back.
+# join what follows and the rule looks no further ahead than to the run's end; and with a mark after a letter or digit, because
+# no word has one after the other. The rule never looks back.
 SPACES, MARKS = b"\t\n\v\f\r ", string.punctuation.encode()
 NOT_OURS = "; a file of ranks does not say how text is split into words, so only GPT-2's own can be read: give a tokenizer.json"
 
@@ -71,7 +71,7 @@ class GPT2Tokenizer(PieceTokenizer):
     def _encode_words(self, words: list[bytes], role: int) -> Flat:
         if role != INNER:
             return flat([self._ids(word.decode()) for word in words])
-        # One behind the other takes half the time; a mark needs a letter before it.
+        # One after the other takes half the time; a mark needs a letter before it.
         letter = np.array([word[0] not in SPACES for word in words])
         parts = [b" a" + word if marked else word for word, marked in zip(words, letter, strict=True)]
         ids = np.array(self._ids(b"".join(parts).decode()), np.uint16)

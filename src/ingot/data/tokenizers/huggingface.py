@@ -1,7 +1,7 @@
 """Any tokenizer.json, through the library `tokenizers`.
 
 What an id stands for is read off the file. Byte-level vocabularies spell bytes in a known alphabet: exact. Those that write a
-space as U+2581 are read like SentencePiece's, with every space counted as one byte. Of anything else each id is decoded behind a
+space as U+2581 are read like SentencePiece's, with every space counted as one byte. Of anything else each id is decoded after a
 word, which is right for vocabularies of whole words and their parts. Special tokens in a text are plain text.
 """
 
@@ -41,7 +41,7 @@ class HFTokenizer(FileTokenizer):
     def __init__(self, contents: bytes, bos: int | None, built: Any = None) -> None:
         self.contents, self.bos, self._tokenizer = contents, bos, built or _build(contents)
         if bos is not None and bos not in _specials(self._tokenizer):
-            raise DataError(f"damaged tokenizer: id {bos} cannot start a document, because it is no special token")
+            raise DataError(f"damaged tokenizer: id {bos} cannot start a document, because it is not a special token")
         with _explained(DAMAGED):
             config = json.loads(contents)
             self._style, self.lossless = _style(config), _is_lossless(config)
@@ -94,7 +94,7 @@ def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:
         return HFTokenizer(contents, _find_bos(tokenizer, specials), tokenizer)
     if bos and tokenizer.token_to_id(bos) not in specials:
         known = ", ".join(list(specials.values())[:10]) or "none"
-        raise DataError(f"{bos!r} is no special token and cannot start documents; special tokens: {known}")
+        raise DataError(f"{bos!r} is not a special token and cannot start documents; special tokens: {known}")
     return HFTokenizer(contents, tokenizer.token_to_id(bos) if bos else None, tokenizer)
 
 
@@ -202,7 +202,7 @@ def _from_spaces(token: str) -> Piece:
 
 
 def _decoded(tokenizer: Any, count: int) -> list[bytes]:
-    """What each id adds to a text behind a word."""
+    """What each id adds to a text after a word."""
     word = tokenizer.encode("a", add_special_tokens=False).ids
     before = tokenizer.decode(word, skip_special_tokens=False)
     texts = tokenizer.decode_batch([[*word, i] for i in range(count)], skip_special_tokens=False)

@@ -83,7 +83,7 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
             return gpt2.from_merges(_read(path), _read(path.with_name(dict(MERGES)[path.name])))
     except DataError as error:
         raise type(error)(f"{shown or path}: {error}") from None
-    raise ConfigError(f"{path} is no tokenizer that can be read; give {HOW}")
+    raise ConfigError(f"{path} is not a tokenizer that can be read; give {HOW}")
 
 
 def _file_in(folder: Path) -> Path:
@@ -128,10 +128,10 @@ def _fetch(repository: str, name: str) -> Path:
         except Unreachable as error:
             hub.offline, unreachable = True, unreachable or error  # another file may be in the cache
         except IngotError as error:
-            raise DataError(f"cannot fetch the tokenizer {name}, which is no file or folder here: {error}") from None
+            raise DataError(f"cannot fetch the tokenizer {name}, which is not a file or folder here: {error}") from None
     if unreachable:
         raise DataError(
-            f"cannot fetch the tokenizer {name}, which is no file or folder here: {unreachable}; go online once, or give the "
+            f"cannot fetch the tokenizer {name}, which is not a file or folder here: {unreachable}; go online once, or give the "
             "path of its tokenizer.json"
         )
     raise DataError(f"the repository {name} has none of {', '.join(HUB_FILES)}; give the path of a tokenizer file")

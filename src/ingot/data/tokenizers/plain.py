@@ -19,7 +19,7 @@ GOLF_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_offset": 4
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes behind four special ids, as in the SentencePiece vocabularies: pad 0, bos 1, eos 2, unk 3."""
+    """UTF-8 bytes after four special ids, as in the SentencePiece vocabularies: pad 0, bos 1, eos 2, unk 3."""
 
     kind = "byte"
     specials = 4

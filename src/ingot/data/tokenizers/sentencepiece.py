@@ -1,6 +1,6 @@
 """SentencePiece models, and the rule by which golf counts their bytes.
 
-The rule: control, unknown and unused ids stand for nothing; a byte piece for one byte; any other piece for the UTF-8 bytes behind
+The rule: control, unknown and unused ids stand for nothing; a byte piece for one byte; any other piece for the UTF-8 bytes after
 its first U+2581, and one more for that U+2581, unless one of those ids stands before it. Scores are compared by it, so it is kept
 to the letter: a second U+2581 in a piece counts its own three bytes. The models normalise text and fold white space, so the sum
 is that of the normalised text and not of the original.
@@ -46,7 +46,7 @@ class SentencePieceTokenizer(FileTokenizer):
                 "text would be counted wrong; train one on text with spaces in it"
             )
         if sum(piece is not None and piece.endswith(b" ") and not starts for piece, starts, _ in table) > sum(spaced):
-            raise DataError("the model has spaces behind words (treat_whitespace_as_suffix): their bytes would be counted wrong")
+            raise DataError("the model has spaces after words (treat_whitespace_as_suffix): their bytes would be counted wrong")
         self.contents, self._model, self._piece_sizes = contents, model, sizes
         self.bos = model.bos_id() if model.bos_id() >= 0 else None
         adds_space = any(spaced[token] for token in model.encode("a")[:1])
@@ -69,7 +69,7 @@ class SentencePieceTokenizer(FileTokenizer):
     def _table(self) -> WordTable | None:
         if (starts := word_starts(self.contents, self._model)) is None:
             return None
-        # A U+2581 of the text itself is no space for the normaliser and one for the pieces.
+        # A U+2581 of the text itself is not a space for the normaliser and one for the pieces.
         return trusted(WordTable(self._encode_words, *starts, foreign=SPACE.encode()), self.encode)
 
     def _encode_words(self, words: list[bytes], role: int) -> Flat:

@@ -18,7 +18,7 @@ from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.verify.checks import check_bytes, check_marks, check_range, check_round_trip, check_sha256
 from ingot.data.verify.counts import Counts, SplitCounts, bytes_per_token, count_documents, read_index
 from ingot.data.verify.folder import AuditSplit, Folder, Starts, open_folder
-from ingot.data.verify.overlap import Match, Side, find_overlap
+from ingot.data.verify.overlap import ComparedSplit, Match, find_overlap
 from ingot.errors import ConfigError
 from ingot.runtime.files import file_sha256
 
@@ -51,7 +51,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.ngram_words < 1:
-            raise ConfigError(f"--ngram-words {self.ngram_words} is no run of words; give 1 or more")
+            raise ConfigError(f"--ngram-words {self.ngram_words} is not a run of words; give 1 or more")
         for name in ("byte_gap", "overlap_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not a share; give 0 to 1")
@@ -150,7 +150,7 @@ def _other(folder: Folder, path: Path, tokenizer: str | None) -> Folder:
     return other
 
 
-def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Meter) -> tuple[Side | None, SplitCounts]:
+def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Meter) -> tuple[ComparedSplit | None, SplitCounts]:
     record, findings, tokenizer = split.record, folder.findings, folder.tokenizer
     sound = check_sha256(split, findings) and split.whole
     index = _index(split, findings)
@@ -158,7 +158,7 @@ def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Mete
     if tokenizer is None:
         return None, told or _split_counts(None, split.tokens, None, None)
     counts, starts = count_documents(split, tokenizer, index, meter.tell)
-    side = Side(split, starts, tokenizer)
+    side = ComparedSplit(split, starts, tokenizer)
     marked, same = _fits(side, counts, index, findings)
     if marked and split.whole and (index is not None or tokenizer.bos is not None):
         check_bytes(split, tokenizer, counts, limits.byte_gap, findings)
@@ -167,7 +167,7 @@ def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Mete
     return side if same and not recounted else None, told or _split_counts(documents, split.tokens, None, piece_bytes)
 
 
-def _fits(side: Side, counts: Counts, index: Starts | None, findings: list[Finding]) -> tuple[bool, bool]:
+def _fits(side: ComparedSplit, counts: Counts, index: Starts | None, findings: list[Finding]) -> tuple[bool, bool]:
     """Whether ids and marks are the tokenizer's, and whether the text is too.
 
     Text by another tokenizer is not what was written, and all of it may look alike: it is neither counted nor compared.
@@ -182,7 +182,7 @@ def _split_counts(documents: int | None, tokens: int, size: int | None, piece_by
     return SplitCounts(documents, tokens, size, piece_bytes, bytes_per_token(tokens, size, piece_bytes))
 
 
-def _side(other: Folder, findings: list[Finding], meter: _Meter) -> Side | None:
+def _side(other: Folder, findings: list[Finding], meter: _Meter) -> ComparedSplit | None:
     """The train split of another folder, if its tokens can be the tokenizer's; those of a prepared folder are."""
     split, tokenizer = other.splits["train"], other.tokenizer
     if tokenizer is None:
@@ -190,9 +190,9 @@ def _side(other: Folder, findings: list[Finding], meter: _Meter) -> Side | None:
     index = _index(split, [])
     if index is not None:
         meter.tell(split.tokens)
-        return Side(split, index, tokenizer)
+        return ComparedSplit(split, index, tokenizer)
     counts, starts = count_documents(split, tokenizer, None, meter.tell)
-    side = Side(split, starts, tokenizer)
+    side = ComparedSplit(split, starts, tokenizer)
     return side if _fits(side, counts, None, findings)[1] else None
 
 
@@ -209,7 +209,7 @@ def _index(split: AuditSplit, findings: list[Finding]) -> Starts | None:
     return found if split.whole and split.tokens == split.record.tokens else None
 
 
-def _compare(folder: Folder, val: Side, train: Side, limits: Limits, meter: _Meter) -> Comparison:
+def _compare(folder: Folder, val: ComparedSplit, train: ComparedSplit, limits: Limits, meter: _Meter) -> Comparison:
     found = find_overlap(val, train, limits.ngram_words, limits.overlap_share, meter.tell)
     folder.findings.extend(_overlap_finding(match, val, train, limits.ngram_words) for match in found.matches)
     similar = sum(match.kind == "runs" for match in found.matches)
@@ -217,7 +217,7 @@ def _compare(folder: Folder, val: Side, train: Side, limits: Limits, meter: _Met
     return Comparison(str(train.split.folder), found.documents, copied, similar, found.runs, found.runs_found, found.share)
 
 
-def _overlap_finding(match: Match, val: Side, train: Side, run_words: int) -> Finding:
+def _overlap_finding(match: Match, val: ComparedSplit, train: ComparedSplit, run_words: int) -> Finding:
     file, place = val.split.place(int(val.starts[match.document]))
     train_file, train_place = train.split.place(int(train.starts[match.train]))
     where = f"document {match.train:,} of train ({train_file}, {train_place})"

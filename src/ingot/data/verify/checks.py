@@ -14,7 +14,7 @@ from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.matching import HEAD, round_trips
 from ingot.data.verify.counts import CHUNK_TOKENS, Counts
 from ingot.data.verify.folder import AuditSplit, Starts
-from ingot.data.verify.overlap import Side
+from ingot.data.verify.overlap import ComparedSplit
 from ingot.runtime.files import file_sha256
 
 SAMPLED = 64  # documents whose text is encoded again
@@ -60,7 +60,7 @@ def check_marks(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, index: 
     starts = marks if index is None else index[:-1]
     without, inside = np.setdiff1d(starts, marks), np.setdiff1d(marks, starts)
     if len(without) or len(inside):
-        counted = f"{len(without):,} starts have no mark and {len(inside):,} marks are no start"
+        counted = f"{len(without):,} starts have no mark and {len(inside):,} marks are not start"
         problem = f"a document of {split.name} does not start at its mark (id {bos}) from here on: {counted}"
         file, place = split.place(int(min([*without[:1], *inside[:1]])))
         findings.append(Finding("document-marks", file, problem, OTHER, place))
@@ -88,7 +88,7 @@ def check_bytes(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, gap: fl
         findings.append(Finding("byte-count", file, f"{problem}, and bits per byte by pieces are as wrong", advice, place))
 
 
-def check_round_trip(side: Side, findings: list[Finding]) -> bool:
+def check_round_trip(side: ComparedSplit, findings: list[Finding]) -> bool:
     """Does the tokenizer, given the text of some documents, make these tokens again? Another one hardly ever does."""
     split, starts, tokenizer = side.split, side.starts, side.tokenizer
     numbers = np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else np.empty(0, np.int64)

@@ -1,6 +1,6 @@
 """One pass over a split: how often each id occurs, where start marks stand, and the bytes that the tokens stand for.
 
-A token stands for the bytes that the tokenizer's table says, except behind a special id or where a document starts. Only those
+A token stands for the bytes that the tokenizer's table says, except after a special id or where a document starts. Only those
 places are asked for one by one, so the pass costs little more than counting.
 """
 

@@ -26,7 +26,7 @@ from ingot.data.store.stream import TokenStream
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import ConfigError, DataError
 
-Starts = NDArray[np.int64]  # where documents begin, and behind them the end of the last
+Starts = NDArray[np.int64]  # where documents begin, and after them the end of the last
 
 
 class AuditSplit(TokenStream):

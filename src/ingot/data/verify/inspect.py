@@ -134,7 +134,7 @@ def check_plot(file: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed; install it with: pip install 'ingot[plots]'")
     if file.suffix.lower() != ".png" or file.is_dir():
-        raise ConfigError(f"--plot {file} is no name for a PNG file; give one that ends in .png")
+        raise ConfigError(f"--plot {file} is not a name for a PNG file; give one that ends in .png")
     if not file.parent.is_dir():
         raise ConfigError(f"--plot {file} cannot be written: there is no folder {file.parent}")
 

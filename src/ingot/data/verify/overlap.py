@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.verify.folder import AuditSplit, Starts
-from ingot.data.verify.words import Hashes, Places, shingles, speller_of
+from ingot.data.verify.words import Hashes, Places, shingles, word_hasher
 
 BLOCK_TOKENS = 1 << 18
 SLOTS = 8  # of the filter, at least, for every hash; a filter of one in four lets one in twenty of the others pass
@@ -25,7 +25,7 @@ Kind = Literal["tokens", "words", "runs"]
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSplit:
     """A split to compare: its tokens, where its documents begin, and what they stand for."""
 
     split: AuditSplit
@@ -66,7 +66,11 @@ class Overlap:
 
 
 def find_overlap(
-    val: Side, train: Side, run_words: int, least_share: float, tell: Callable[[int], None] = lambda tokens: None
+    val: ComparedSplit,
+    train: ComparedSplit,
+    run_words: int,
+    least_share: float,
+    tell: Callable[[int], None] = lambda tokens: None,
 ) -> Overlap:
     """Compares validation with train. A document with more than `least_share` of its runs of words in train is a match.
 
@@ -91,7 +95,7 @@ def find_overlap(
 class _Held:
     """What is kept of validation: a key for every document and the hashes of all runs of words."""
 
-    def __init__(self, val: Side, run_words: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, val: ComparedSplit, run_words: int, tell: Callable[[int], None]) -> None:
         self._val, self._run_words = val, run_words
         self._documents: dict[bytes, list[int]] = {}
         keys, runs = _Keys(val.tokenizer), []
@@ -101,7 +105,7 @@ class _Held:
                 self._documents.setdefault(key, []).append(number)
         self._runs = RunSet(np.concatenate(runs) if runs else np.empty(0, np.uint64))
 
-    def search(self, train: Side, tell: Callable[[int], None]) -> tuple[dict[int, int], Places]:
+    def search(self, train: ComparedSplit, tell: Callable[[int], None]) -> tuple[dict[int, int], Places]:
         """The train document that each copied document is, and one for each run of words, or NOWHERE."""
         source = np.full(len(self._runs.hashes), NOWHERE, np.int64)
         copies: dict[int, int] = {}
@@ -127,7 +131,7 @@ class _Held:
     def mostly(self, document: int, source: Places) -> int:
         """The train document that has most of a document's runs of words."""
         starts = self._val.starts[document : document + 2]
-        reads = _reads(Side(self._val.split, starts, self._val.tokenizer), self._run_words)
+        reads = _reads(ComparedSplit(self._val.split, starts, self._val.tokenizer), self._run_words)
         sources = np.concatenate([source[self._runs.find(read.runs)[1]] for read in reads])
         numbers, counts = np.unique(sources[sources != NOWHERE], return_counts=True)
         return int(numbers[counts.argmax()])
@@ -201,16 +205,16 @@ class _Read:
         return self.block.first + np.searchsorted(self.firsts, self.places[runs], "right") - 1
 
 
-def _reads(side: Side, run_words: int, tell: Callable[[int], None] = lambda tokens: None) -> Iterator[_Read]:
+def _reads(side: ComparedSplit, run_words: int, tell: Callable[[int], None] = lambda tokens: None) -> Iterator[_Read]:
     """The blocks of a split in order."""
-    speller = speller_of(side.tokenizer)
+    hasher = word_hasher(side.tokenizer)
     for block in _blocks(side):
-        words, firsts = speller.words(block.ids, block.starts)
+        words, firsts = hasher.words(block.ids, block.starts)
         yield _Read(block, words, firsts, *shingles(words, firsts, run_words))
         tell(len(block.ids))
 
 
-def _blocks(side: Side) -> Iterator[_Block]:
+def _blocks(side: ComparedSplit) -> Iterator[_Block]:
     starts, document = side.starts, 0
     while document < len(starts) - 1:
         begin = int(starts[document])

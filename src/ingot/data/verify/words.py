@@ -20,14 +20,14 @@ Hashes = NDArray[np.uint64]
 Places = NDArray[np.int64]
 BETWEEN = 0  # the byte that stands for whatever is not in a word
 APART = 0xE3  # first UTF-8 byte of U+3000 and above
-QUOTES = 0xE2  # with 0x80 or 0x81 behind it: U+2000 to U+207F, which are spaces, dashes and quotes
+QUOTES = 0xE2  # with 0x80 or 0x81 after it: U+2000 to U+207F, which are spaces, dashes and quotes
 LONGEST = 64  # bytes of a word; a longer run of letters is several
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
 ASCII = bytes(ord(chr(b).lower()) if chr(b).isalnum() else BETWEEN for b in range(0x80)) + bytes(range(0x80, 0x100))
 MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
 
-class Speller:
+class WordHasher:
     """The words of a tokenizer's tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -52,7 +52,7 @@ class Speller:
         return _hash(letters, begins, lengths), np.searchsorted(begins, 1 + np.append(0, ends)[starts])
 
     def _spell(self, rows: Places) -> tuple[NDArray[np.uint8], Places]:
-        """The letters of the tokens behind one zero and in front of eight, and where each token ends without the one."""
+        """The letters of the tokens after one zero and in front of eight, and where each token ends without the one."""
         sizes = self._sizes[rows]
         ends = np.cumsum(sizes)
         source = np.repeat(self._starts[rows] - (ends - sizes), sizes)
@@ -63,9 +63,9 @@ class Speller:
 
 
 @lru_cache(maxsize=2)
-def speller_of(tokenizer: Tokenizer) -> Speller:
+def word_hasher(tokenizer: Tokenizer) -> WordHasher:
     """The speller of a tokenizer; it is asked for again and again, and a large vocabulary takes half a second."""
-    return Speller(tokenizer)
+    return WordHasher(tokenizer)
 
 
 def shingles(words: Hashes, firsts: Places, count: int) -> tuple[Hashes, Places]:

@@ -59,7 +59,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
 @dataclass(frozen=True)
-class Wish:
+class ExportOptions:
     """How the file is to be made: the run's settings, and over them what was asked for."""
 
     quantiser: str
@@ -110,10 +110,12 @@ def export(
             )
         found = _export_ckpt(source, output, force) | {"limit": limit}
     else:
-        wish = Wish(quantiser or a.quantiser, codec or a.codec, dtype or a.dtype, limit or source.config.budget.artifact_bytes)
+        options = ExportOptions(
+            quantiser or a.quantiser, codec or a.codec, dtype or a.dtype, limit or source.config.budget.artifact_bytes
+        )
         if score and data is None and not facts["data_fingerprint"]:
             raise ConfigError(f"{path} names no text it could be scored on; give --data DIR or --no-score")
-        found = _export_file(source, facts, wish, output, force)
+        found = _export_file(source, facts, options, output, force)
         if score and (data is not None or _has_text(source)):
             try:
                 found |= _scores(source, Path(found["artifact"]), data, device)
@@ -123,17 +125,19 @@ def export(
     _report(found, as_json)
 
 
-def _export_file(source: Weights, facts: dict[str, Any], wish: Wish, output: Path | None, force: bool) -> dict[str, Any]:
+def _export_file(
+    source: Weights, facts: dict[str, Any], options: ExportOptions, output: Path | None, force: bool
+) -> dict[str, Any]:
     from ingot.artifact.codecs import check_codec
     from ingot.artifact.container import artifact_name, write_artifact
 
-    check_codec(wish.codec)
-    target = _target(source, output, artifact_name(wish.codec), force)
+    check_codec(options.codec)
+    target = _target(source, output, artifact_name(options.codec), force)
     _bring_code(source, target)
     records = source.tensors.values()
     with progress_bar("compressing", in_bytes=True) as progress:
         try:
-            report = write_artifact(target, records, facts, wish.quantiser, wish.codec, wish.dtype, progress=progress)
+            report = write_artifact(target, records, facts, options.quantiser, options.codec, options.dtype, progress=progress)
         except OSError as error:
             raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
     found = {
@@ -142,11 +146,13 @@ def _export_file(source: Weights, facts: dict[str, Any], wish: Wish, output: Pat
         "bytes": report.bytes,
         "payload_bytes": report.payload_bytes,
         "parameters": report.parameters,
-        "quantiser": wish.quantiser,
-        "codec": wish.codec,
-        "limit": wish.limit,
+        "quantiser": options.quantiser,
+        "codec": options.codec,
+        "limit": options.limit,
     }
-    return found if wish.limit is None or report.bytes <= wish.limit else found | _alternatives(source, facts, wish.limit)
+    return (
+        found if options.limit is None or report.bytes <= options.limit else found | _alternatives(source, facts, options.limit)
+    )
 
 
 def _bring_code(source: Weights, target: Path) -> None:
@@ -206,7 +212,7 @@ def _export_folder(source: Weights, facts: dict[str, Any], dtype: str, output: P
 
     folder = _target(source, output, "huggingface", force)
     if folder.exists() and not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} is no folder with a model, so it is not replaced; give another --output")
+        raise ConfigError(f"{folder} is not a folder with a model, so it is not replaced; give another --output")
     records, _ = quantise(source.tensors.values(), "none", dtype)
     try:
         size = write_gpt2(folder, records, source.config.model.model_dump(), facts["tokenizer"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.doors.golf.bundle import bundle
 from ingot.doors.golf.files import read_file, read_golf, write_packed, write_state
-from ingot.doors.golf.log import Journal, timing
+from ingot.doors.golf.log import RunLog, timing
 from ingot.doors.golf.variables import CODE, PACKED, STATE, as_text, differing
 from ingot.errors import RunError
 from ingot.eval.evaluator import Score
@@ -27,27 +27,27 @@ QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
 class GolfExporter:
     """Writes and scores what the challenge asks for; `over` says afterwards by how many bytes it is too large."""
 
-    def __init__(self, values: Mapping[str, Any], journal: Journal, data: Mapping[str, Any]):
-        self._v, self._journal, self._data, self.over = values, journal, data, 0
+    def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
+        self._v, self._run_log, self._data, self.over = values, run_log, data, 0
         # Now, not after the training: who changed the package hears of mistakes first.
-        self._code = bundle(differing(values)) if journal.writes else b""
+        self._code = bundle(differing(values)) if run_log.writes else b""
 
     def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
         """Called on every rank: the first writes, all of them score what the file holds."""
-        p, line = trainer.progress, self._journal.line
+        p, line = trainer.progress, self._run_log.line
         if p.step < self._v["ITERATIONS"]:
             milliseconds = timing(p.elapsed_seconds, p.step).split()[0]
             line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{self._v['ITERATIONS']}")
         allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
         line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
         weights, content = trainer.backend.weights(), b""
-        if trainer.desk is not None:
+        if trainer.outputs is not None:
             self._write(trainer, weights)
             content = read_file(PACKED)
         # What the first rank read again goes to the others, which may be on machines that do not see the file.
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
         trainer.backend.load_weights(read_golf(content, PACKED), str(PACKED))
-        score = score_lines(trainer, self._journal)
+        score = score_lines(trainer, self._run_log)
         return Exported(PACKED, len(content), score.bits_per_byte, facts=self._facts(trainer, score))
 
     def _facts(self, trainer: Trainer, score: Score) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class GolfExporter:
         }
 
     def _write(self, trainer: Trainer, weights: list[TensorRecord]) -> None:
-        v, line, code = self._v, self._journal.line, self._code
+        v, line, code = self._v, self._run_log.line, self._code
         control, keep = v["CONTROL_TENSOR_NAME_PATTERNS"], v["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
         state = write_state(STATE, weights)
         line(f"Serialized model: {state} bytes")
@@ -88,23 +88,23 @@ class GolfExporter:
 
     def _keep(self, trainer: Trainer) -> None:
         """A copy of the file and of the code in the run folder: the next run here writes over the file."""
-        assert trainer.desk is not None
-        folder = trainer.desk.folder
+        assert trainer.outputs is not None
+        folder = trainer.outputs.folder
         for path, content in ((folder.artifact / PACKED.name, PACKED.read_bytes()), (folder.path / CODE, self._code)):
             with writing(path):
                 write_atomically(path, content)
 
 
-def score_lines(trainer: Trainer, journal: Journal, name: str = "final_int8_zlib_roundtrip") -> Score:
+def score_lines(trainer: Trainer, run_log: RunLog, name: str = "final_int8_zlib_roundtrip") -> Score:
     """Score what the model now holds and write it, once to read and once exactly."""
     began = time.perf_counter()
     score = trainer.score("val", None)
     milliseconds = 1000 * (time.perf_counter() - began)
     found = f"val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f}"
-    journal.line(f"{name} {found} eval_time:{milliseconds:.0f}ms")
-    journal.line(f"{name}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
+    run_log.line(f"{name} {found} eval_time:{milliseconds:.0f}ms")
+    run_log.line(f"{name}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
     if not math.isfinite(score.loss):
-        raise RunError(f"the loss is {score.loss}: the weights hold numbers that are not finite, and this is no score")
+        raise RunError(f"the loss is {score.loss}: the weights hold numbers that are not finite, and this is not a score")
     return score
 
 

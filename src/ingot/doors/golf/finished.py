@@ -87,7 +87,7 @@ def read_run(path: Path) -> FinishedRun:
                 f"the {what} in {folder} has {len(content):,} bytes and its result.json says {told:,}; it is not the run's"
             )
     if not math.isfinite(run.val_bpb):
-        raise CheckpointError(f"{folder} scored {run.val_bpb} bits per byte, which is no score")
+        raise CheckpointError(f"{folder} scored {run.val_bpb} bits per byte, which is not a score")
     return run
 
 
@@ -100,7 +100,9 @@ def _folder_of(path: Path) -> Path:
     name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?")
     found = {int(match[1] or 1): one for one in path.parent.iterdir() if one.is_dir() and (match := name.fullmatch(one.name))}
     if not found:
-        raise CheckpointError(f"{path} is no log of train_gpt.py with its run folder {path.stem} beside it; give the run folder")
+        raise CheckpointError(
+            f"{path} is not a log of train_gpt.py with its run folder {path.stem} beside it; give the run folder"
+        )
     return found[max(found)]
 
 

@@ -27,7 +27,7 @@ KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "ma
 ALWAYS_LOGGED = 10
 
 
-class Journal:
+class RunLog:
     """Writes lines to the console and appends them to a file and, once there is a run folder, to one of its own there."""
 
     def __init__(self, path: Path | None):
@@ -83,12 +83,12 @@ def _gpu() -> str:
 class GolfReporter(Reporter):
     """Tells a run in the original's lines."""
 
-    def __init__(self, values: Mapping[str, Any], journal: Journal):
-        self._v, self._journal, self._epoch = values, journal, 0
+    def __init__(self, values: Mapping[str, Any], run_log: RunLog):
+        self._v, self._run_log, self._epoch = values, run_log, 0
 
     def begin(self, report: BeginReport) -> None:
-        v, line = self._v, self._journal.line
-        self._journal.keep_in(Path(report.run))
+        v, line = self._v, self._run_log.line
+        self._run_log.keep_in(Path(report.run))
         line(f"model_params:{report.parameters}")
         line(f"world_size:{report.ranks} grad_accum_steps:{accumulation(report.ranks)}")
         line(f"sdp_backends:{sdp_backends(report.attention)}")
@@ -103,34 +103,34 @@ class GolfReporter(Reporter):
             f"warmup_steps:{v['WARMUP_STEPS']} max_wallclock_seconds:{v['MAX_WALLCLOCK_SECONDS']:.3f}"
         )
         line(f"seed:{v['SEED']}")
-        self._journal.note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
+        self._run_log.note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
         if report.resumed_at:
-            self._journal.note(f"goes on from step {report.resumed_at}")
+            self._run_log.note(f"goes on from step {report.resumed_at}")
             self._epoch = report.resumed_at * (v["TRAIN_BATCH_TOKENS"] + SPANS) // report.train_tokens
 
     def primed(self, step: int, steps: int) -> None:
         if steps <= 20 or step % 10 == 0 or step == steps:
-            self._journal.line(f"warmup_step:{step}/{steps}")
+            self._run_log.line(f"warmup_step:{step}/{steps}")
 
     def step(self, report: StepReport, log: bool) -> None:
         if report.epoch > self._epoch:
             self._epoch = report.epoch
-            self._journal.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
+            self._run_log.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
         every = self._v["TRAIN_LOG_EVERY"]
         if report.step <= ALWAYS_LOGGED or (every > 0 and report.step % every == 0):
-            self._journal.line(
+            self._run_log.line(
                 f"step:{report.step}/{self._v['ITERATIONS']} train_loss:{report.loss:.4f} "
                 f"{timing(report.elapsed_seconds, report.step)}"
             )
 
     def evaluation(self, report: EvaluationReport) -> None:
-        self._journal.line(
+        self._run_log.line(
             f"step:{report.step}/{self._v['ITERATIONS']} val_loss:{report.val_loss:.4f} val_bpb:{report.val_bpb:.4f} "
             f"{timing(report.elapsed_seconds, report.step)}"
         )
 
     def message(self, text: str) -> None:
-        self._journal.note(text)
+        self._run_log.note(text)
 
 
 def timing(seconds: float, step: int) -> str:

@@ -13,7 +13,7 @@ from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import ResolvedConfig
 from ingot.doors.entry import explained, warn
 from ingot.doors.golf.data.check import check_data
-from ingot.doors.golf.log import GolfReporter, Journal
+from ingot.doors.golf.log import GolfReporter, RunLog
 from ingot.doors.golf.translate import advice, translate, variable
 from ingot.doors.golf.variables import STATE, look_alikes, read_variables
 from ingot.errors import ConfigError, IngotError
@@ -43,37 +43,37 @@ def golf(environment: Mapping[str, str]) -> int:
     folder = _run_folder(run_id) if ranks.first else LOGS / run_id
     resolved = translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
     with ExitStack() as stack:
-        journal = Journal(None)
+        run_log = RunLog(None)
         if ranks.first:
             with writing(LOGS):
                 LOGS.mkdir(exist_ok=True)
             if not values["EVAL_ONLY_PATH"]:
                 stack.enter_context(RunLock(LOGS, elsewhere="another folder to run in"))
-            journal = Journal(LOGS / f"{run_id}.txt")
+            run_log = RunLog(LOGS / f"{run_id}.txt")
             print(LOGS / f"{run_id}.txt", flush=True)
-            journal.head(resolved, values)
+            run_log.head(resolved, values)
         try:
-            data = check_data(values, journal, ranks.first)
+            data = check_data(values, run_log, ranks.first)
             if values["EVAL_ONLY_PATH"]:
-                return _score(values, resolved, ranks, journal)
-            return _train(values, resolved, journal, run_id, data)
+                return _score(values, resolved, ranks, run_log)
+            return _train(values, resolved, run_log, run_id, data)
         except IngotError as error:
-            journal.line(f"error: {error.render(variable, advice)}", console=False)
+            run_log.line(f"error: {error.render(variable, advice)}", console=False)
             raise
 
 
-def _train(values: Mapping[str, Any], resolved: ResolvedConfig, journal: Journal, run_id: str, data: Mapping[str, Any]) -> int:
+def _train(values: Mapping[str, Any], resolved: ResolvedConfig, run_log: RunLog, run_id: str, data: Mapping[str, Any]) -> int:
     from ingot.doors.golf.export import GolfExporter
     from ingot.train.start import run
 
-    exporter = GolfExporter(values, journal, data)
-    result = run(resolved, GolfReporter(values, journal), exporter)
+    exporter = GolfExporter(values, run_log, data)
+    result = run(resolved, GolfReporter(values, run_log), exporter)
     if result.status == "stopped":
-        journal.note(f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={run_id} goes on")
+        run_log.note(f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={run_id} goes on")
     return 1 if exporter.over else 0
 
 
-def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, journal: Journal) -> int:
+def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, run_log: RunLog) -> int:
     """Read a file of an earlier run and score it as the end of a run does."""
     from ingot.doors.golf.export import score_lines
     from ingot.doors.golf.files import is_state, read_file, read_golf
@@ -87,18 +87,18 @@ def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, jo
     dataset, rows = open_data(resolved.config, ranks.world_size)
     backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, ranks)
     backend.load_weights(read_golf(content, path), str(path))
-    journal.line(f"model_params:{backend.parameters}")
+    run_log.line(f"model_params:{backend.parameters}")
     trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), Reporter(), None)
     if is_state(content):
-        score_lines(trainer, journal, STATE.stem)
+        score_lines(trainer, run_log, STATE.stem)
     else:
-        score_lines(trainer, journal)
+        score_lines(trainer, run_log)
     backend.close()
     return 0
 
 
 def _run_folder(run_id: str) -> Path:
-    """logs/RUN_ID; behind a run that is complete there, the next free or unfinished one: logs/RUN_ID-2 and so on."""
+    """logs/RUN_ID; after a run that is complete there, the next free or unfinished one: logs/RUN_ID-2 and so on."""
     folder, number = LOGS / run_id, 1
     while (state := read_state(folder)) is not None and state.status == "completed":
         number += 1

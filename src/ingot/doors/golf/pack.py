@@ -221,7 +221,7 @@ def _write_folder(output: Path, files: dict[str, bytes], force: bool) -> None:
     if output.exists() and not force:
         raise ConfigError(f"{output} exists; choose another --output, or replace it with --force")
     if output.exists() and not (output / SUBMISSION).is_file():
-        raise ConfigError(f"{output} is no submission and is not replaced; choose another --output")
+        raise ConfigError(f"{output} is not a submission and is not replaced; choose another --output")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_folder(output) as folder:

@@ -105,7 +105,7 @@ def read_ckpt(path: Path) -> Ckpt:
     found = _load(path)
     model, args = found.get("model"), found.get("model_args")
     if not isinstance(model, dict) or not isinstance(args, dict):
-        raise CheckpointError(f"{path} is no checkpoint of nanoGPT: it has no model and model_args")
+        raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it has no model and model_args")
     ours = found[OURS] if isinstance(found.get(OURS), dict) else {}
     weights = _weights(model, path)
     settings = _settings(args, weights, ours, path)
@@ -162,7 +162,7 @@ def _load(path: Path) -> dict[str, Any]:
         kind = CheckpointError if whole else DamagedCkpt
         raise kind(f"{path} is damaged, or holds more than weights and settings: {reason}") from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no checkpoint of nanoGPT: it holds no dictionary")
+        raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it holds no dictionary")
     return found
 
 
@@ -174,12 +174,12 @@ def _weights(model: Mapping[Any, Any], path: Path) -> dict[str, TensorRecord]:
         while name.startswith(PREFIXES):
             name = name.partition(".")[2]
         if not isinstance(value, Tensor) or value.dtype not in NAMES or value.layout is not torch.strided:
-            raise CheckpointError(f"{path}: {name:.100} is no tensor that can be read")
+            raise CheckpointError(f"{path}: {name:.100} is not a tensor that can be read")
         if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, in files of old
             found[name] = value
     head = found.pop(HEAD, None)
     if EMBEDDING not in found or POSITIONS not in found or found[EMBEDDING].dim() != 2 or found[POSITIONS].dim() != 2:
-        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is no GPT of nanoGPT")
+        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not a GPT of nanoGPT")
     if head is not None and not (head.shape == found[EMBEDDING].shape and _equal(head, found[EMBEDDING])):
         raise CheckpointError(f"{path} has a head of its own, and that of nanoGPT is its embedding; it cannot be read")
     return {name: _record(name, value) for name, value in found.items()}

@@ -13,7 +13,7 @@ from ingot.trained.weights import Weights
 
 
 def export_ckpt(source: Weights, path: Path) -> int:
-    """Write a ckpt.pt and return its bytes; what is no checkpoint has no optimizer's memory to go with it."""
+    """Write a ckpt.pt and return its bytes; what is not a checkpoint has no optimizer's memory to go with it."""
     if source.path.is_dir():
         found = load_checkpoint(source.path)
     else:

@@ -25,7 +25,7 @@ from ingot.doors.nanogpt.keys import key_name
 from ingot.doors.nanogpt.pretrained import read_pretrained
 from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, translate, vocabulary
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
-from ingot.eval.evaluator import Judge
+from ingot.eval.evaluator import Evaluator
 from ingot.runs.checkpoints import DAMAGED, Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
 from ingot.runs.folder import RunFolder
 from ingot.runs.lock import NAME as LOCK
@@ -61,7 +61,7 @@ class Start:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse an out_dir that is no folder or is somebody else's, before anything is read or built."""
+    """Refuse an out_dir that is not a folder or is somebody else's, before anything is read or built."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out_dir={out} is a file; give a folder")
     if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # what lies beside these is set aside
@@ -239,8 +239,8 @@ def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
             p = replace(p, **{name: known[name] for name in ("best_bpb", "val_loss", "val_bpb")})
             p = replace(p, best_step=at if known["best_step"] == at else None)
     elif start.best_val_loss is not None and at:
-        judge = Judge.of(config, dataset.split("val"), dataset.tokenizer)
-        sizes = judge.score(judge.rows(config.evaluation.rows), lambda batch: 0.0)
+        evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
+        sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
         best = start.best_val_loss / math.log(2) * sizes.tokens / sizes.bytes
         p = replace(p, best_bpb=best, best_step=at, val_loss=start.best_val_loss, val_bpb=best)
     return p

@@ -1,6 +1,6 @@
 """Every key of `train.py`, `sample.py` and `bench.py`: its type, default and meaning.
 
-The first 33, 11 and 9 are nanoGPT's, with nanoGPT's defaults; the few behind them, marked `ours`, are additions. A key without a
+The first 33, 11 and 9 are nanoGPT's, with nanoGPT's defaults; the few after them, marked `ours`, are additions. A key without a
 default (None) is settled when the device is known.
 """
 
@@ -109,7 +109,7 @@ SAMPLE = _keys(
     _DTYPE,
     Key("compile", bool, False, "torch.compile"),
     Key("top_p", float, 1.0, "only the likeliest tokens that make up this probability are drawn", ours=True),
-    Key("stop", str, None, "a text ends behind this; None: after max_new_tokens", True, ours=True),
+    Key("stop", str, None, "a text ends after this; None: after max_new_tokens", True, ours=True),
 )
 
 BENCH = _keys(

@@ -73,7 +73,7 @@ def _name_as_theirs(block: Any) -> None:
 
 
 class GPT(GPT2):
-    """`model(idx)` gives the logits (B, 1, V) behind the last token and None; `model(idx, targets)` all logits and the loss."""
+    """`model(idx)` gives the logits (B, 1, V) after the last token and None; `model(idx, targets)` all logits and the loss."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
@@ -110,14 +110,14 @@ class GPT(GPT2):
         return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
 
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-        """(B, T) tokens and as many new ones behind them; temperature 0 takes the likeliest each time.
+        """(B, T) tokens and as many new ones after them; temperature 0 takes the likeliest each time.
 
         The draws follow torch.manual_seed. Behind block_size, half of what is there is kept and read again.
         """
         if idx.size(1) == 0 or max_new_tokens < 0 or temperature < 0:
             raise ConfigError("generate needs a token to begin with, and neither max_new_tokens nor temperature below 0")
         seed = int(torch.randint(2**62, ()))
-        new = generate(self, idx, Sampling(temperature, top_k or 0, seed=seed), halve=True, record=True)
+        new = generate(self, idx, Sampling(temperature, top_k or 0, seed=seed), keep_half=True, record=True)
         return torch.cat([idx, *(token[:, None] for token in islice(new, max_new_tokens))], dim=1)
 
     @classmethod

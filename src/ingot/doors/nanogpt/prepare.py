@@ -47,7 +47,7 @@ def shakespeare(folder: Path, arguments: Sequence[str]) -> int:
 
 
 def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
-    """OpenWebText, or other documents, with GPT-2's tokens and <|endoftext|> behind each; returns the exit code."""
+    """OpenWebText, or other documents, with GPT-2's tokens and <|endoftext|> after each; returns the exit code."""
     parser = _parser(
         "OpenWebText, or other documents, with GPT-2's tokens, shuffled; one in two thousand is in val.bin. "
         "Needs 55 GB of disk: 20 to download, 17 for train.bin and as much while it is made.",
@@ -223,7 +223,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
 
 
 def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArray[np.int64]:
-    """Write the ids of every document with <|endoftext|> behind it, and say how many it has."""
+    """Write the ids of every document with <|endoftext|> after it, and say how many it has."""
     import numpy as np
 
     from ingot.data.prepare.blocks import EveryText, text_blocks

@@ -87,7 +87,7 @@ class _Reader:
             case ast.Import() | ast.ImportFrom():
                 raise self._refusal(statement, "is more than the clock, which is time.time and time.strftime")
             case _:
-                raise self._refusal(statement, "is no setting")
+                raise self._refusal(statement, "is not a setting")
 
     def _assign(self, target: ast.expr, value: Any) -> None:
         match target:

@@ -44,7 +44,7 @@ class NanoGPTReporter(Reporter):
         if self._behind is not None and report.resumed_at:
             self.saved(self._behind)
         if report.resumed_at > self._values["max_iters"]:
-            self._warn(f"iteration {report.resumed_at} is behind max_iters={self._values['max_iters']}: nothing is left to do")
+            self._warn(f"iteration {report.resumed_at} is past max_iters={self._values['max_iters']}: nothing is left to do")
 
     def step(self, report: StepReport, log: bool) -> None:
         iteration, seconds = report.step - 1, report.elapsed_seconds - self._elapsed

@@ -1,6 +1,6 @@
 """sample.py: let a model write, as nanoGPT does, with all texts side by side.
 
-What is printed is the start, what follows it, and a line of dashes behind each text.
+What is printed is the start, what follows it, and a line of dashes after each text.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sample(given: Given) -> None:
 
 
 def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], precision: str) -> Iterator[str]:
-    """The start and what a model writes behind it, num_samples times."""
+    """The start and what a model writes after it, num_samples times."""
     from ingot.doors.display import progress_bar
     from ingot.generate.sampling import Sampling
     from ingot.generate.torch.batch import write_texts
@@ -78,7 +78,7 @@ def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], precision:
                 ended if stop is not None else None,
                 progress,
                 vocab_size=tokenizer.vocab_size,
-                halve=True,
+                keep_half=True,
                 record=True,
             )
         )

@@ -26,7 +26,7 @@ from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, defaults
 from ingot.doors.nanogpt.model import GPT, GPTConfig
 from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settle, settle_tokenizer, translate
 from ingot.errors import ConfigError, DataError
-from ingot.eval.evaluator import Judge
+from ingot.eval.evaluator import Evaluator
 from ingot.model.gpt2 import GPT2
 from ingot.runtime.batch import Batch
 from ingot.runtime.ranks import Ranks
@@ -87,8 +87,8 @@ class Session:
 
         losses = {}
         for split in ("train", "val"):
-            judge = Judge.of(self._resolved, self._dataset.split(split), self._dataset.tokenizer)
-            losses[split] = torch.tensor(judge.score(judge.rows(self._resolved.evaluation.rows), nats).loss)
+            evaluator = Evaluator.of(self._resolved, self._dataset.split(split), self._dataset.tokenizer)
+            losses[split] = torch.tensor(evaluator.score(evaluator.rows(self._resolved.evaluation.rows), nats).loss)
         return losses
 
     def _check(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Several texts behind one prompt, written side by side."""
+"""Several texts after one prompt, written side by side."""
 
 from __future__ import annotations
 

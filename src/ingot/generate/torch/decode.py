@@ -25,18 +25,18 @@ def generate(
     prompts: Tensor,
     sampling: Sampling,
     vocab_size: int | None = None,
-    halve: bool = False,
+    keep_half: bool = False,
     record: bool = False,
 ) -> Generator[Tensor, None, None]:
     """Yield the next token of every row of `prompts` (B, T), for ever; only ids below `vocab_size` are drawn.
 
     Row i draws with the seed plus i. `halve` and `record` are explained in reading.py.
     """
-    dice = Dice(sampling.seed, prompts.size(0), prompts.device)
+    draws = UniformDraws(sampling.seed, prompts.size(0), prompts.device)
     training = model.training
     model.eval()
     try:
-        reader = Reader(model, prompts.size(0), sampling.use_cache, halve, record)
+        reader = Reader(model, prompts.size(0), sampling.use_cache, keep_half, record)
         tokens = prompts
         while True:
             logits = reader.read(tokens).float()  # (B, V)
@@ -44,13 +44,13 @@ def generate(
                 raise RunError("the model's scores are not finite, so it cannot write: its weights are damaged or diverged")
             if vocab_size is not None:
                 logits[:, vocab_size:] = -math.inf
-            tokens = choose(logits, sampling, dice.throw()) if sampling.temperature else logits.argmax(-1, keepdim=True)
+            tokens = choose(logits, sampling, draws.uniform()) if sampling.temperature else logits.argmax(-1, keepdim=True)
             yield tokens.squeeze(1)
     finally:
         model.train(training)
 
 
-class Dice:
+class UniformDraws:
     """A number from 0 to 1 per row and throw, from a generator of the row's own on the host."""
 
     def __init__(self, seed: int, rows: int, device: torch.device):
@@ -58,7 +58,7 @@ class Dice:
         self._device = device
         self._block: list[Tensor] = []
 
-    def throw(self) -> Tensor:
+    def uniform(self) -> Tensor:
         """One number per row, (B, 1)."""
         if not self._block:
             block = torch.stack([torch.rand(BLOCK, generator=generator) for generator in self._generators], dim=1)
@@ -66,7 +66,7 @@ class Dice:
         return self._block.pop()
 
 
-def choose(logits: Tensor, sampling: Sampling, throw: Tensor) -> Tensor:
+def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     """The token at which the probabilities of a row sum up to its throw (B, 1), as (B, 1)."""
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # none overflows, however cold
     ids: Tensor | None = None
@@ -78,7 +78,7 @@ def choose(logits: Tensor, sampling: Sampling, throw: Tensor) -> Tensor:
     if sampling.top_p < 1:
         p = p.masked_fill(p.cumsum(-1) - p >= max(sampling.top_p, 1e-9), 0.0)  # the likelier tokens' share
     sums = p.cumsum(-1)
-    found = torch.searchsorted(sums, throw * sums[:, -1:], right=True).clamp(max=p.size(-1) - 1)
+    found = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp(max=p.size(-1) - 1)
     # A sum that is rounded up may lead to a token that cannot be.
     found = torch.where(p.gather(-1, found) > 0, found, p.argmax(-1, keepdim=True))
     return found if ids is None else ids.gather(-1, found)

@@ -1,4 +1,4 @@
-"""The scores behind a growing text: what the model reads, what is kept of it, and what is read again.
+"""The scores after a growing text: what the model reads, what is kept of it, and what is read again.
 
 A cache of keys and values makes a step cost one token. It ends with the context: positions would shift with every token, so then
 a part of the text is read anew, from the first position on. The last `context` tokens at each step are the exact but slow way;
@@ -22,8 +22,8 @@ STEP_ROOM = 512  # tokens that recorded steps have room for at first; each time 
 class Reader:
     """Reads the tokens of `rows` texts as they come. `record`: steps of one token are recorded and replayed on a GPU."""
 
-    def __init__(self, model: nn.Module, rows: int, use_cache: bool = True, halve: bool = False, record: bool = False):
-        self._model, self._rows, self._halve = model, rows, halve
+    def __init__(self, model: nn.Module, rows: int, use_cache: bool = True, keep_half: bool = False, record: bool = False):
+        self._model, self._rows, self._keep_half = model, rows, keep_half
         context: int | None = getattr(model, "context", None)
         self._context = math.inf if context is None else context
         self._in_parts = all(hasattr(model, name) for name in ("new_cache", "hidden", "logits"))
@@ -33,7 +33,7 @@ class Reader:
         self._step = Step(model, self._cache) if record and self._cache is not None and can_record(model) else None
 
     def read(self, new: Tensor) -> Tensor:
-        """The scores (B, V) behind (B, T) new tokens."""
+        """The scores (B, V) after (B, T) new tokens."""
         self._seen = new if self._seen is None else torch.cat([self._seen, new], dim=1)
         if self._context < self._seen.size(1):
             self._seen = self._seen[:, -int(self._context) :]
@@ -49,7 +49,7 @@ class Reader:
     def _begin_again(self) -> Tensor:
         """Empty the cache and say what goes into it; or do without one from now on."""
         assert self._seen is not None
-        if not self._halve:
+        if not self._keep_half:
             self._cache = None
             return self._seen
         kept = self._seen if not self._held else self._seen[:, -max(1, int(self._context) // 2) :]
@@ -85,7 +85,7 @@ class Step:
         self._scores = torch.empty(0)
 
     def read(self, new: Tensor, held: int) -> Tensor:
-        """The scores behind one more token; `held` are in the cache."""
+        """The scores after one more token; `held` are in the cache."""
         for layer in self._cache:
             layer.reserve(max(held + 1, min(STEP_ROOM, layer.capacity)))
             layer.length = held + 1
@@ -130,7 +130,7 @@ class Step:
 
 
 def last_scores(model: Any, tokens: Tensor, cache: list[Any] | None) -> Tensor:
-    """The scores (B, V) behind the last token; those of the others are not computed."""
+    """The scores (B, V) after the last token; those of the others are not computed."""
     return model.logits(model.hidden(tokens, cache)[:, -1])
 
 

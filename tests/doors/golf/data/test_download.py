@@ -192,7 +192,7 @@ def test_a_number_of_files_that_is_none_is_refused(folder, count):
     listed = manifest()
     listed["datasets"][0]["stats"]["files_val"] = count
     folder.hub.commit(REPO, repository(listed=listed))
-    with pytest.raises(DataError, match="is no number of files"):
+    with pytest.raises(DataError, match="is not a number of files"):
         folder()
 
 
@@ -389,7 +389,7 @@ def test_what_always_arrives_damaged_is_refused_and_leaves_nothing(folder):
 
 def test_a_shard_that_is_no_shard_on_the_hub_is_refused(folder):
     folder.hub.commit(REPO, {**repository(), f"datasets/{VAL}": b"<html>" * 1000})
-    with pytest.raises(DataError, match=rf"datasets/{VAL} of {REPO} is no sound shard: unexpected header"):
+    with pytest.raises(DataError, match=rf"datasets/{VAL} of {REPO} is not a sound shard: unexpected header"):
         folder(workers=1)
     assert VAL not in folder.names()
 

@@ -65,7 +65,7 @@ def test_a_sidecar_that_counts_wrong_is_refused_and_nothing_is_published(reposit
 @pytest.mark.parametrize(("key", "value"), [("num_docs", "3"), ("num_docs", -1), ("docs_val", True)])
 def test_a_sidecar_whose_numbers_are_none_is_refused(repository, key, value):
     repository.commit(DOCS, json.dumps({**json.loads(sidecar(DOCS)), key: value}).encode())
-    with pytest.raises(DataError, match=f"says {key}={value!r}, which is no number of documents"):
+    with pytest.raises(DataError, match=f"says {key}={value!r}, which is not a number of documents"):
         repository(val_documents=None)
 
 

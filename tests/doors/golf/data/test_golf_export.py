@@ -220,7 +220,7 @@ def test_a_killed_export_publishes_nothing_and_the_same_command_goes_on_to_the_s
     again = python(KILLED, folder.path, specs, "go on")
     said, problem = again.communicate(timeout=30)
     assert (again.returncode, problem) == (0, "")
-    assert "going on behind document 36" in said
+    assert "going on after document 36" in said
     other = Folder(tmp_path / "other", TEXTS)
     other(val_documents=9, chunk_tokens=100)
     done, expected = folder.content(), other.content()
@@ -505,7 +505,7 @@ def test_the_script_prints_what_it_made_and_json_if_asked(folder, offline, capsy
         (["--num-val-docs", "9"], 2, "9 documents are to be validation"),
         (["--reuse-sp-model", "1024=/none.model"], 3, "cannot read /none.model"),
         (["--tokenizer-config", "/none.json"], 2, "cannot read the tokenizer specs /none.json"),
-        (["--remote-root", "../x"], 2, "is no folder of a repository"),
+        (["--remote-root", "../x"], 2, "is not a folder of a repository"),
         (["--from-gpt2-shards", "/none"], 3, "no data at /none"),
         (["--reuse-sp-model", "1024=a", "--reuse-sp-model", "1024=b"], 2, "two models"),
     ],
@@ -521,7 +521,7 @@ def test_a_mistake_is_one_line_and_the_exit_code_of_its_class(folder, offline, c
 def test_a_variable_that_is_no_number_is_refused(folder, offline, capsys, monkeypatch, name):
     monkeypatch.setenv(name, "many")
     code, _, err = run(capsys, "--output-root", folder.path)
-    assert code == 2 and f"{name}='many' is no whole number" in err
+    assert code == 2 and f"{name}='many' is not a whole number" in err
 
 
 def test_an_output_is_required(capsys):

@@ -23,14 +23,14 @@ Nodes = NDArray[np.int64]
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
-    """The spaces that begin words, and the marks that do behind a letter or digit; None if nothing can be proved."""
+    """The spaces that begin words, and the marks that do after a letter or digit; None if nothing can be proved."""
     fields = list(_fields(contents))
     trainer, normaliser = (dict(_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
     folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # runs of spaces become one; the compiled keys
     pieces = [dict(_fields(value)) for key, value in fields if key == 1]
     texts = [piece[1].decode() for piece in pieces if piece.get(3) not in (UNKNOWN, CONTROL, BYTE)]
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)
-    if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):  # spaces behind words, or not as U+2581
+    if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):  # spaces after words, or not as U+2581
         return None
     if rules and not folds:  # rules may make runs of spaces
         return None
@@ -73,7 +73,7 @@ class _Keys:
         return ord(character) in self._labels(self._first)
 
     def go_on(self, character: str) -> bool:
-        """Whether a key begins with an ASCII character and has more behind it."""
+        """Whether a key begins with an ASCII character and has more after it."""
         return len(self._children(self._first[self._labels(self._first) == ord(character)])) > 0
 
     def _labels(self, nodes: Nodes) -> Nodes:

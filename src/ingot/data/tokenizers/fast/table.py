@@ -1,7 +1,7 @@
 """Words that are encoded once: the ids of a text out of a table of the words seen before.
 
 A tokenizer may use this only where no token reaches from one word into the next; it says where words begin, and has to prove it.
-A word begins with the document, with a run of spaces, or with a mark right behind an ASCII letter or digit. Words are looked up a
+A word begins with the document, with a run of spaces, or with a mark right after an ASCII letter or digit. Words are looked up a
 portion of text at a time with numpy; only new ones reach the library. The table holds the words themselves and no hashes of
 them, so that two are never taken for each other. Its size is fixed: when it is full it is emptied.
 """
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Tokens = NDArray[np.uint16]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Flat = tuple[Tokens, Numbers]  # ids one behind the other, and how many belong to each word
+Flat = tuple[Tokens, Numbers]  # ids one after the other, and how many belong to each word
 EncodeWords = Callable[[list[bytes], int], Flat]  # of words in one of the roles below
 
 FIRST, INNER, LAST = range(3)  # words that start documents, other words, and those of them that end with a space
@@ -251,7 +251,7 @@ def _same(rows: NDArray[np.uint64], keys: NDArray[np.uint64]) -> Flags:
 
 
 def _behind_other_space(text: NDArray[np.uint8], places: Numbers) -> Numbers:
-    """The numbers of the places right behind a space that is not ASCII."""
+    """The numbers of the places right after a space that is not ASCII."""
     some = np.flatnonzero(OTHER_ENDS.take(text.take(places - 1)))
     last, middle, first = (text.take(places[some] - back, mode="wrap").astype(np.int32) for back in (1, 2, 3))
     return some[np.isin(middle << 8 | last, OTHER_BYTES) | np.isin(first << 16 | middle << 8 | last, OTHER_BYTES)]

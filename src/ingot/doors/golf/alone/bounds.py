@@ -13,10 +13,10 @@ class Bounds:
     def __init__(self, *_: Any):
         pass
 
-    def rows(self, judge: Any, limit: int | None, now: Any) -> int | None:
+    def rows(self, evaluator: Any, limit: int | None, now: Any) -> int | None:
         return limit
 
-    def during_and(self, limit: int | None, judge: Any, now: Any) -> tuple[int | None, int | None]:
+    def during_and(self, limit: int | None, evaluator: Any, now: Any) -> tuple[int | None, int | None]:
         return None, limit
 
     def learn(self, rows: int, seconds: float) -> None:

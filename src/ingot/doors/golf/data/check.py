@@ -13,13 +13,13 @@ from ingot.data.formats.foreign import shard_files
 from ingot.data.formats.manifest import listed_dataset, manifest_of, tokenizer_of
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
-from ingot.doors.golf.log import Journal
+from ingot.doors.golf.log import RunLog
 from ingot.errors import ConfigError, DataError
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
-def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> dict[str, Any]:
+def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool) -> dict[str, Any]:
     """Refuse data that would train or score wrongly, and write and return what was found; only the first rank counts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
@@ -41,20 +41,20 @@ def check_data(values: Mapping[str, Any], journal: Journal, first: bool) -> dict
         raise DataError(f"the validation split has {val.tokens} tokens and needs more than TRAIN_SEQ_LEN={length}")
     if not first:
         return {}
-    journal.line(f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}")
+    run_log.line(f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}")
     shards = len(dataset.manifest.splits["train"].shards)
     name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
-    journal.line(f"train_loader:dataset:{name} train_shards:{shards}")
-    journal.line(f"val_loader:shards pattern={pattern(values, 'val')} tokens:{usable}")
+    run_log.line(f"train_loader:dataset:{name} train_shards:{shards}")
+    run_log.line(f"val_loader:shards pattern={pattern(values, 'val')} tokens:{usable}")
     documents, size = _counts(dataset, val, usable)
     validation = (
         f"validation: {val.tokens} tokens in {documents} documents; scored: {usable} tokens, {size} bytes, "
         f"{size / usable:.6f} bytes per token"
     )
-    journal.note(validation)
+    run_log.note(validation)
     _check_listed(path, val.tokens, documents)
     for warning in warnings:
-        journal.note(f"warning: {warning}")
+        run_log.note(f"warning: {warning}")
     return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
 
 

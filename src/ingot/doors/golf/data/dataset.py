@@ -87,11 +87,11 @@ def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progres
 
 
 def _blocks(plan: Plan, what: str, target: Path, notify: Notify, progress: Progress, begin: Point) -> RuledBlocks:
-    """The documents behind those that were written before; those without text are documents too."""
+    """The documents after those that were written before; those without text are documents too."""
     path, done = plan.docs.path, 0
     total = path.stat().st_size
     if begin.documents:
-        notify(f"{target}: going on behind document {begin.documents:,}")
+        notify(f"{target}: going on after document {begin.documents:,}")
 
     def advance(size: int) -> None:
         nonlocal done

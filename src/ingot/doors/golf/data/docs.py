@@ -52,7 +52,7 @@ class Docs:
 
 
 def read_docs(path: Path, skip: int = 0, advance: Callable[[int], None] = lambda size: None) -> Iterator[str]:
-    """The documents behind the first `skip`; half a surrogate pair, which is no character, becomes a question mark."""
+    """The documents after the first `skip`; half a surrogate pair, which is not a character, becomes a question mark."""
     try:
         with path.open("rb") as file:
             yield from read_lines(cast(BinaryIO, _lines(file, skip, advance)), path, "text")
@@ -266,5 +266,5 @@ def _sidecar(output: Path) -> dict[str, Any] | None:
 def _number(sidecar: dict[str, Any], key: str, where: Path) -> int | None:
     number = sidecar.get(key)
     if number is not None and (type(number) is not int or number < 0):
-        raise DataError(f"{where} says {key}={number!r}, which is no number of documents")
+        raise DataError(f"{where} says {key}={number!r}, which is not a number of documents")
     return number

@@ -100,7 +100,7 @@ def download(
         raise ConfigError("--revision and --skip-manifest exclude each other: a manifest that is here has its revision")
     prefix = prefix.strip("/")
     if {".", "..", ""} & set(prefix.split("/")) and prefix:
-        raise ConfigError(f"the prefix {prefix!r} is no folder of a repository")
+        raise ConfigError(f"the prefix {prefix!r} is not a folder of a repository")
     with client_messages(notify):
         hub = Hub(repo, endpoint=endpoint, cache=cache, attempts=attempts, first_wait=first_wait, notify=notify)
         job = _Job(hub, output, prefix, notify, progress)
@@ -348,7 +348,7 @@ class _Job:
             try:
                 token_count(blob)
             except DataError as error:
-                raise DataError(f"{self._remote(name)} of {self.hub.repo} is no sound shard: {error}") from None
+                raise DataError(f"{self._remote(name)} of {self.hub.repo} is not a sound shard: {error}") from None
         if self.hub.stop.is_set():
             raise Stopped
         with writing(target):

@@ -109,7 +109,7 @@ def export(
 
 def _check(root: str, val_documents: int | None, chunk_tokens: int) -> None:
     if root and {".", "..", ""} & set(root.split("/")):
-        raise ConfigError(f"--remote-root {root!r} is no folder of a repository")
+        raise ConfigError(f"--remote-root {root!r} is not a folder of a repository")
     if val_documents is not None and val_documents < 0:
         raise ConfigError(f"--num-val-docs {val_documents} is negative; give 0 or more")
     if not 1 <= chunk_tokens <= MAX_TOKENS:

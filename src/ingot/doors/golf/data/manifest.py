@@ -89,7 +89,7 @@ def _entry(manifest: Record, kind: str, name: str, repo: str, where: str) -> Rec
 def _count(stats: Record, key: str, where: str) -> int:
     count = stats.get(key)
     if type(count) is not int or not 0 <= count <= MOST_SHARDS:
-        raise DataError(f"{where} says {key}={count!r}, which is no number of files")
+        raise DataError(f"{where} says {key}={count!r}, which is not a number of files")
     return count
 
 

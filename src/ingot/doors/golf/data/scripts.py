@@ -211,7 +211,7 @@ def _number(variable: str) -> int | None:
     try:
         return max(1, int(text))
     except ValueError:
-        raise ConfigError(f"{variable}={text!r} is no whole number") from None
+        raise ConfigError(f"{variable}={text!r} is not a whole number") from None
 
 
 def _print(result: Exported) -> None:

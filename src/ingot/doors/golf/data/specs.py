@@ -113,7 +113,7 @@ def _records(path: Path) -> list[Any]:
             f"cannot read the tokenizer specs {path}: {error.strerror}; name the file with --tokenizer-config"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from None
+        raise ConfigError(f"{path} is not JSON: {error}") from None
     records = content
     if isinstance(content, dict):
         records = content.get("tokenizer_specs", content.get("tokenizers"))
@@ -195,14 +195,14 @@ def _vocab_size(record: Record, kind: str, where: str) -> int:
 def _text(record: Record, key: str, default: str, where: str) -> str:
     text = default if record.get(key) is None else record[key]
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{where}: {key} {text!r} is no text")
+        raise ConfigError(f"{where}: {key} {text!r} is not text")
     return text
 
 
 def _name(record: Record, key: str, default: str, where: str) -> str:
     name = _text(record, key, default, where)
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ConfigError(f"{where}: {key} {name!r} is no name of a file; use letters, digits, dots, - and _")
+        raise ConfigError(f"{where}: {key} {name!r} is not a name of a file; use letters, digits, dots, - and _")
     return name
 
 
