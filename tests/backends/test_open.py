@@ -26,7 +26,7 @@ def records(backend):
 
 @pytest.mark.parametrize("name", ["gpu", "tpu:0", "meta"])
 def test_an_unknown_device_is_refused_by_the_name_of_the_setting(name):
-    with pytest.raises(ConfigError, match=rf"training\.device={name} .*use auto, cpu, cuda, cuda:N or mps"):
+    with pytest.raises(ConfigError, match=rf"training\.device={name} .*use auto, cpu, cuda, cuda:N, mps or mlx"):
         open_backend(config(device=name), 40, Ranks())
     with pytest.raises(ConfigError, match=rf"training\.device={name}"):
         find_device(name)

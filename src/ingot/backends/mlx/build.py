@@ -109,6 +109,8 @@ def outline(config: Config, vocab_size: int) -> Model:
 def build(config: Config, vocab_size: int) -> tuple[Model, Weights]:
     """The model of a config and its initial weights, which depend on training.seed alone."""
     check_supported(config)
+    if (asked := config.training.precision) == "fp16":
+        raise ConfigError("{0} is not for {1}; use fp32 or bf16", Setting("training.precision", asked), DEVICE)
     drawn = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(drawn)}
     model = _model(config, drawn.to("meta"))

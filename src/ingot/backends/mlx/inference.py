@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from ingot.backends.mlx.build import DEVICE, PRECISIONS, Model, outline
+from ingot.backends.mlx.build import PRECISIONS, Model, outline
 from ingot.backends.mlx.device import check_one_rank, find_mlx_device
 from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.state import number, records
 from ingot.backends.mlx.writing import write
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, DataError, Setting
+from ingot.errors import DataError
 from ingot.generate.sampling import Sampling
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.ranks import Ranks
@@ -49,8 +49,6 @@ class MLXInference(Alone):
     def __init__(self, model: Model, weights: Weights, vocab_size: int, precision: str, ranks: Ranks):
         super().__init__(ranks)
         self.device = find_mlx_device()
-        if precision not in PRECISIONS:
-            raise ConfigError("{0} is not for {1}; use fp32 or bf16", Setting("training.precision", precision), DEVICE)
         self.model, self.vocab_size, self.precision = model, vocab_size, precision
         self.parameters = model.parameters
         self._dtype = PRECISIONS[precision]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import mlx.core as mx
 
@@ -116,17 +117,17 @@ def head_loss(
 ) -> mx.array:
     """Summed loss of (B, T) targets after (B, T, C) hidden states; with `chunk`, of so many tokens at a time."""
 
-    def loss(h: mx.array, w: mx.array, y: mx.array) -> mx.array:
+    def loss(y: mx.array, h: mx.array, w: mx.array) -> mx.array:
         logits = head_logits(h, w, softcap, dtype)
         hit = mx.take_along_axis(logits, mx.maximum(y, 0)[..., None], axis=-1)[..., 0]
         each = mx.where(y == IGNORED, 0.0, mx.logsumexp(logits, axis=-1) - hit)
         return mx.sum(mx.sum(each, axis=-1))  # row by row: one long sum would lose digits
 
     if chunk is None:
-        return loss(hidden, weight, targets)
+        return loss(targets, hidden, weight)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    piece = mx.checkpoint(loss)  # the logits of a chunk are computed again in the backward pass
     total = mx.zeros(())
     for start in range(0, len(targets), chunk):
-        total = total + piece(hidden[start : start + chunk], weight, targets[start : start + chunk])
+        piece = mx.checkpoint(partial(loss, targets[start : start + chunk]))  # its logits are computed again in the backward pass
+        total = total + piece(hidden[start : start + chunk], weight)
     return total
