@@ -32,7 +32,9 @@ class Pupil:
         training = {"max_steps": 60, "tokens_per_step": ROWS * SEQ_LEN, "device": device, "precision": "fp32", **training}
         optimizer = {"schedule": "constant", "learning_rate": 1e-3, **(optimizer or {})}
         data = {"seq_len": SEQ_LEN, **(data or {})}
-        self.config = Config(model=MODELS[model] if isinstance(model, str) else model, data=data, optimizer=optimizer, training=training)
+        self.config = Config(
+            model=MODELS[model] if isinstance(model, str) else model, data=data, optimizer=optimizer, training=training
+        )
         self.backend = open_backend(self.config, VOCABULARY, Ranks())
         self.masked = self.config.data.document_mask
         self.backend.tune([(plan_step(self.config, Position()), self.rows(0))], {})

@@ -4,7 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from mlx_kit import MODELS, Pupil, Position, both, plan_step  # noqa: I001 (skips where there is no mlx)
+from mlx_kit import MODELS, Position, Pupil, both, plan_step
 
 from ingot.backends.open import find_device, open_backend, open_group
 from ingot.config.schema import Config

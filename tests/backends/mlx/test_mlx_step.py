@@ -82,7 +82,13 @@ def test_dropout_depends_on_seed_and_step_alone(model):
     model = {**MODELS[model], "dropout": 0.3}
     plain, dropping, again, recomputing, other = (
         Pupil("mlx", {**model, **more}, **training)
-        for more, training in [({"dropout": 0.0}, {}), ({}, {}), ({}, {}), ({}, {"gradient_checkpointing": True}), ({}, {"seed": 7})]
+        for more, training in [
+            ({"dropout": 0.0}, {}),
+            ({}, {}),
+            ({}, {}),
+            ({}, {"gradient_checkpointing": True}),
+            ({}, {"seed": 7}),
+        ]
     )
     start = plain.state()
     for pupil in (dropping, again, recomputing, other):
@@ -101,7 +107,9 @@ def test_dropout_in_attention_keeps_its_mean():
 
     from ingot.backends.mlx.layers import Pass, attention
 
-    q, k, v = (mx.random.normal(shape, key=mx.random.key(i)) for i, shape in enumerate([(1, 4, 6, 8), (1, 2, 6, 8), (1, 2, 6, 8)]))
+    q, k, v = (
+        mx.random.normal(shape, key=mx.random.key(i)) for i, shape in enumerate([(1, 4, 6, 8), (1, 2, 6, 8), (1, 2, 6, 8)])
+    )
     plain = attention(q, k, v, Pass(), 0)
     keys = mx.random.split(mx.random.key(9), num=2000)
     mean = sum(attention(q, k, v, Pass(dropout=0.2), 0, key) for key in keys) / len(keys)
