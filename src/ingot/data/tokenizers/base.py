@@ -95,6 +95,10 @@ class Tokenizer(ABC):
         """Whether an id stands for no text at all."""
         return bool(self._sizes[self._rows([token])][0] == 0)
 
+    def starts_anew(self, token: int) -> bool:
+        """Whether what follows an id is the start of a text."""
+        return self.is_special(token)
+
     def fingerprint(self) -> str:
         """Equal for tokenizers that give every text the same ids."""
         return digest(self.spec())
@@ -138,7 +142,7 @@ class StreamDecoder:
         if not len(ids):
             return ""
         data = self._tokenizer.decode_bytes(ids, self._at_start)
-        self._at_start = self._tokenizer.is_special(int(ids[-1]))
+        self._at_start = self._tokenizer.starts_anew(int(ids[-1]))
         return self._decoder.decode(data)
 
     def finish(self) -> str:
