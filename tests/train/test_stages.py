@@ -253,6 +253,9 @@ def test_ranks_that_a_stage_has_no_rows_for_are_refused(data: Path):
     open_data(config, 2)
     with pytest.raises(ConfigError, match="3 ranks cannot share the 2 rows of a step"):
         open_data(config, 3)
+    small = {"training.stages": [{"share": 0.5}, {"share": 0.5, "tokens_per_step": 64}], "data.path": str(data)}
+    with pytest.raises(ConfigError, match=r"share the 1 rows .* raise training\.stages\.1\.tokens_per_step"):
+        open_data(load_config(python={**given, **small}, environment={}).config, 2)
 
 
 def test_every_stage_has_its_own_micro_batch_and_keeps_it(train: Train, tmp_path):
