@@ -47,3 +47,15 @@ def away_from_the_users_folder() -> Iterator[None]:
 def shield_compile_workers() -> None:
     """Let the processes that torch.compile starts look for modules where our own do; torch gives them all of sys.path."""
     os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(_without_users_folders()))
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Let no child look for modules in the folder it is started in: torch tries the processor's vectors by a `python -c`."""
+    given = "PYTHONSAFEPATH" in os.environ
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    try:
+        yield
+    finally:
+        if not given:
+            os.environ.pop("PYTHONSAFEPATH", None)

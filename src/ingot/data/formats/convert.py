@@ -1,6 +1,6 @@
 """Token data from one format into another, document by document.
 
-Formats differ in the marks around documents: in front (ours, shards), behind (nanoGPT, gpt-simple), none (characters). Marks are
+Formats differ in the marks around documents: in front (ours, shards), after (nanoGPT, gpt-simple), none (characters). Marks are
 taken off where data is read and put on where it is written, so a document keeps its tokens and nothing is tokenized again.
 """
 

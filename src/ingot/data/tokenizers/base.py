@@ -71,7 +71,7 @@ class Tokenizer(ABC):
         return self._sizes.take(self._rows(targets))
 
     def encode_document(self, text: str) -> NDArray[np.uint16]:
-        """The ids of a whole document, behind the start mark where the kind has one."""
+        """The ids of a whole document, after the start mark where the kind has one."""
         return self._marked(self.encode(text))
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:

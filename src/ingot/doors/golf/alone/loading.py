@@ -20,7 +20,7 @@ class ResolvedConfig:
     config: Config
     origins: dict[str, str]
     recipe: str | None
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = ()  # none: there is no file to read settings from
 
 
 def load_config(python: Mapping[str, Any], environment: Mapping[str, str]) -> ResolvedConfig:
