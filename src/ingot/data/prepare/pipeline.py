@@ -33,6 +33,7 @@ from ingot.data.text.hub_datasets import commits
 from ingot.data.text.records import characters
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import reading
 from ingot.runtime.version import made_by
 
 log = logging.getLogger(__name__)
@@ -345,10 +346,8 @@ def _advance(total: int, progress: Progress | None) -> Callable[[int], None]:
 
 
 def _file_identity(path: Path) -> list[Any]:
-    try:
+    with reading(path):
         status = path.stat()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 
 
