@@ -123,7 +123,7 @@ def prepare_command(
             progress=progress,
         )
     if as_json:
-        print_json(summary.as_dict())
+        print_json(summary)
     else:
         _print_summary(summary)
 

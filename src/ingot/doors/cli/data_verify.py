@@ -45,7 +45,7 @@ def verify_command(
     with progress_bar("verifying", in_bytes=True) as progress:
         report = audit(folder, tokenizer=tokenizer, against=against, limits=limits, progress=progress)
     if as_json:
-        print_json(report.as_dict())
+        print_json({**vars(report), "ok": report.ok})
     else:
         _print(report, ngram_words)
     if not report.ok:

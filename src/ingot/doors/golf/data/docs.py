@@ -20,6 +20,7 @@ from ingot.data.formats.manifest import MANIFEST, parse_manifest
 from ingot.data.formats.open import open_source
 from ingot.data.hub import FileInfo, Hub, client_messages
 from ingot.data.store.output import writing
+from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.text.records import TEXT_FIELD, read_lines
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, read_source
@@ -199,7 +200,7 @@ def _decode(source: TokenSource, file: BinaryIO, batch: int, notify: Notify, pro
             file.write(lines)
             digest.update(lines)
             documents[split], size, done = documents[split] + len(group), size + len(lines), done + sum(map(len, group))
-            progress("decoding GPT-2 shards", done, total)
+            progress("decoding GPT-2 shards", TOKEN_BYTES * done, TOKEN_BYTES * total)
     if broken:
         notify(f"warning: {broken:,} documents of {source.path} end or begin inside a character, which became U+FFFD")
     counts = {"num_docs": sum(documents.values()), "docs_val": documents["val"]}
