@@ -66,6 +66,19 @@ def file_bytes(path: Path) -> int:
         return path.stat().st_size
 
 
+def adding_up(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """An `advance` that tells `progress` what is done so far, of a total."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    return advance
+
+
 def read_documents(files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None) -> Iterator[str]:
     """Every document: a .txt file is one, of other files each line, element or row. `advance` is told the bytes read."""
     for text in read_texts(files, text_field, advance):

@@ -190,7 +190,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
     import numpy as np
 
     from ingot.data.store.output import writing
-    from ingot.data.text.files import file_bytes, find_files, read_documents
+    from ingot.data.text.files import adding_up, file_bytes, find_files, read_documents
     from ingot.doors.display import progress_bar
     from ingot.runtime.files import temporary_beside
 
@@ -200,17 +200,11 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
         raise error if inputs else DataError(f"{error}; --input PATH takes other documents, --bundled those of ingot") from None
     if not bundled and not files:
         raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
-    total, done, scratch = sum(map(file_bytes, files)), 0, temporary_beside(folder / "tokens")
+    total, scratch = sum(map(file_bytes, files)), temporary_beside(folder / "tokens")
     with _alone_in(folder):
         _refuse_characters(folder)
         with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("xb") as file:
-
-            def advance(size: int) -> None:
-                nonlocal done
-                done += size
-                show(done, total)
-
-            texts = _bundled() if bundled else read_documents(files, text_field, advance)
+            texts = _bundled() if bundled else read_documents(files, text_field, adding_up(show, total))
             counts = _encode(texts, file, 1 if total < SMALL_BYTES else workers)
         if len(counts) < 2:
             raise DataError("val.bin needs a document of its own, and there are fewer than two; give more")

@@ -10,12 +10,14 @@ import lzma
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files as resources
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ingot.data.formats.convert import marks_of
+from ingot.data.text.files import adding_up
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
@@ -168,13 +170,7 @@ class _Sentences:
 
 
 def _documents(spec: Spec, docs: Docs, progress: Progress) -> Iterator[str]:
-    done, total = 0, docs.path.stat().st_size
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(f"reading for {spec.name}", done, total)
-
+    advance = adding_up(partial(progress, f"reading for {spec.name}"), docs.path.stat().st_size)
     yield from islice(read_docs(docs.path, advance=advance), spec.train_documents)
 
 
