@@ -214,8 +214,9 @@ def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArra
     import numpy as np
 
     from ingot.data.prepare.blocks import EveryText, text_blocks
-    from ingot.data.prepare.workers import cpu_count, local_engine
+    from ingot.data.prepare.workers import local_engine
     from ingot.data.tokenizers import open_tokenizer
+    from ingot.runtime.children import cpu_count
 
     tokenizer = open_tokenizer("gpt2")
     end = np.array([tokenizer.bos], "<u2")
