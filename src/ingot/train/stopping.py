@@ -1,4 +1,7 @@
-"""Signals: the first asks the loop to save and end, the second ends the process at once."""
+"""When a run stops: signals, and what the ranks agree on before each step.
+
+The first signal asks the loop to save and end, the second ends the process at once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from ingot.backends.base import Group
+from ingot.config.schema import BudgetSection
 from ingot.errors import INTERRUPTED
+from ingot.train.clock import Clock, fits
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -23,7 +29,7 @@ class Shutdown:
         self._announce = announce
         self._first_at = 0.0
         self._before: dict[int, Any] = {}
-        # torchrun's agent passes on a Ctrl-C that the terminal has already sent to every rank: that is one wish, not two.
+        # torchrun's agent passes on a Ctrl-C that the terminal has already sent to every rank: that is one request, not two.
         self._echo_seconds = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
     def __enter__(self) -> Self:
@@ -47,3 +53,16 @@ class Shutdown:
                 with suppress(OSError):
                     os.write(2, b"\r\x1b[K")
             os._exit(INTERRUPTED)
+
+
+def sync_clock_and_stop(
+    group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, step_seconds: float
+) -> tuple[float, bool, bool]:
+    """The seconds trained, whether anybody was asked to stop, and whether the budget is spent: the same on every rank."""
+    # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
+    elapsed = spent = -1.0
+    if group.ranks.first:
+        elapsed = clock.elapsed
+        spent = float(not fits(elapsed, step_seconds, budget.seconds, budget.overshoot))
+    elapsed, stop, spent = group.maximum([elapsed, shutdown.requested, spent])
+    return elapsed, stop > 0, spent > 0

@@ -29,7 +29,7 @@ from ingot.train.bounds import Bounds
 from ingot.train.clock import Clock, fits
 from ingot.train.plan import following, plan_step, shapes, starts_with
 from ingot.train.progress import Interrupted, Progress, RunOutputs
-from ingot.train.stopping import Shutdown
+from ingot.train.stopping import Shutdown, sync_clock_and_stop
 
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
@@ -125,16 +125,21 @@ class Trainer:
             self.clock.start()
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
-                began = self.clock.elapsed
-                elapsed, stop, spent = self._sync_clock_and_stop(shutdown, max(durations))
+                began, longest = self.clock.elapsed, max(durations)
+                # 1. Agree with the other ranks on the time and on whether to stop.
+                if self.backend.ranks.first and not fits(began, 2 * longest, c.budget.seconds):
+                    self._finish_pending_step()  # the device may be a step behind, which matters near the end
+                elapsed, stop, spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, longest)
                 if stop:
                     return "stopped"
                 if spent or self._at_end():
                     return "completed"
+                # 2. Plan the step, read its rows, hand it to the device, and report the one before.
                 self._step(reader, elapsed)
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = max(durations)
                 self.bounds.took_step(durations[-1])
+                # 3. Evaluate and save where that is due.
                 self._do_what_is_due(elapsed)
         except Interrupted:
             return "stopped"
@@ -148,19 +153,6 @@ class Trainer:
     def _at_end(self) -> bool:
         steps = self.config.training.max_steps
         return steps is not None and self.progress.step >= steps
-
-    def _sync_clock_and_stop(self, shutdown: Shutdown, step_seconds: float) -> tuple[float, bool, bool]:
-        """The seconds trained, whether anybody was asked to stop, and whether the budget is spent: the same on every rank."""
-        # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
-        elapsed = spent = -1.0
-        if self.backend.ranks.first:
-            budget = self.config.budget
-            if not fits(self.clock.elapsed, 2 * step_seconds, budget.seconds):
-                self._finish_pending_step()  # the device may be a step behind, which matters near the end
-            elapsed = self.clock.elapsed
-            spent = float(not fits(elapsed, step_seconds, budget.seconds, budget.overshoot))
-        elapsed, stop, spent = self.backend.maximum([elapsed, shutdown.requested, spent])
-        return elapsed, stop > 0, spent > 0
 
     def _step(self, reader: RowReader[StepPlan], elapsed: float) -> None:
         p, at = self.progress, self.progress.position(elapsed)
