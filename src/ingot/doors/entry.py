@@ -12,17 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ingot.errors import (
-    INTERRUPTED,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    IngotError,
-    PeerLost,
-    Rename,
-    RunError,
-    Setting,
-)  # fmt: skip
+from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost, Rename, RunError, Setting
 from ingot.runtime.children import safe_path
 from ingot.runtime.ranks import ranks_from_environment
 

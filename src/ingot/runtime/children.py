@@ -20,6 +20,11 @@ def python_command(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", _BOOT + code, json.dumps(import_path()), *arguments]
 
 
+def cpu_count() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def import_path() -> list[str]:
     """Where children look for modules: our own sys.path without the current folder and the folder of the script."""
     kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
