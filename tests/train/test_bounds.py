@@ -137,6 +137,12 @@ def test_a_step_that_takes_more_than_a_tenth_of_the_budget_is_told_once_with_wha
     assert quick.messages == []  # the first step of a session is often slow
 
 
+def test_a_first_step_that_takes_more_than_half_of_the_budget_is_told_because_it_may_be_the_only_one(data):
+    heard = Heard()
+    make(data, Device(Time(), [7.0]), reporter=heard, budget__seconds=10.0).run(Shutdown())
+    assert [message for message in heard.messages if "a step takes 7.0 s" in message]
+
+
 def test_a_partial_score_says_so_wherever_it_is_stored(train: Train, tmp_path: Path):
     result = train(tmp_path / "run", evaluation__final_rows=5, artifact__score=True)
     assert (result.val_rows, result.val_rows_of, result.artifact_rows) == (5, 38, 5)
