@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ingot.errors import ConfigError, RunError
+from ingot.runtime.children import cpu_count
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
@@ -56,7 +57,7 @@ def launch(
     _check(nproc, nnodes, node_rank, master_port)
     # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
     command = [*([sys.executable, "-P", "-m", "ingot"] if command is None else command), *argv]
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // nproc))}
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
     if nnodes > 1:
         where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
         words = [f"--{name}={value}" for name, value in {**where, "master-port": master_port}.items()]
@@ -168,10 +169,6 @@ def _free_port() -> int:
             probe.bind(("", port))
             return port
     raise RunError("no free port between 20000 and 32767 for the ranks to meet at; name one with --master-port")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _check(nproc: int, nnodes: int, node_rank: int, master_port: int | None) -> None:
