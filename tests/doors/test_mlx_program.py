@@ -6,11 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-from programs import Ingot, checkpoints, losses, once, outcome, train_words
+import torch
+from programs import DEMO, Ingot, checkpoints, losses, once, outcome, train_words
+from typer.testing import CliRunner
 
 from ingot import load
+from ingot.config.loading import load_config
+from ingot.doors.cli.main import app
+from ingot.runs.result import TrainingResult
+from ingot.train.start import run as run_config
 
 pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot[mlx]'", exc_type=ImportError)
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +28,13 @@ def unbroken(shared: Path, data: Path) -> Path:
         Ingot(shared / "train-mlx", shared / "cache")(*train_words(data, shared / "mlx", training__device="mlx"))
 
     return once(shared / "mlx", make)
+
+
+def train(data: Path, folder: Path, **settings: object) -> TrainingResult:
+    """The small demo in this process."""
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    values = {**DEMO, "budget.seconds": None, "artifact.score": False, "data.path": str(data), "training.output_dir": str(folder)}
+    return run_config(load_config(recipe="demo", python={**values, **given}, environment={}))
 
 
 def score(path: Path, device: str) -> float:
@@ -45,9 +59,9 @@ def test_a_killed_run_ends_bitwise_as_one_never_killed(ingot: Ingot, data, unbro
     assert outcome(run) == outcome(unbroken) and losses(run) == losses(unbroken)
 
 
-def test_a_run_goes_on_on_the_other_backend(ingot: Ingot, data, unbroken, reference, until):
-    for run, device in ((until(unbroken, 20), "cpu"), (until(reference, 20), "mlx")):
-        ingot(*train_words(data, run, training__device=device))
+def test_a_run_goes_on_on_the_other_backend(data, unbroken, reference, until):
+    for run, device in ((until(unbroken, 28), "cpu"), (until(reference, 28), "mlx")):
+        train(data, run, training__device=device)
         ours, theirs = losses(run), losses(reference)
         assert len(ours) == 40 and max(abs(ours[step] - theirs[step]) for step in theirs) < 1e-3
 
@@ -57,15 +71,16 @@ def test_a_model_of_one_backend_scores_on_the_other(unbroken, reference):
         assert score(path, "mlx") == pytest.approx(score(path, "cpu"), abs=1e-5)
 
 
-def test_a_run_is_judged_and_written_with_by_mlx(ingot: Ingot, unbroken):
-    judged = ingot("eval", unbroken, "--device", "mlx", "--json")
+def test_a_run_is_judged_and_written_with_by_mlx(unbroken):
+    judged = CliRunner().invoke(app, ["eval", str(unbroken), "--device", "mlx", "--json"])
     assert json.loads(judged.stdout)["val_bpb"] == pytest.approx(score(unbroken, "cpu"), abs=1e-5)
-    written = ingot("generate", unbroken, "--prompt", "a", "--tokens", 20, "--greedy", "--device", "mlx")
-    assert written.stdout.strip() == load(unbroken, device="cpu").generate("a", tokens=20, temperature=0.0).strip()
+    words = ["generate", str(unbroken), "--prompt", "a", "--tokens", "20", "--greedy", "--device", "mlx"]
+    written = CliRunner().invoke(app, words).stdout
+    assert written.strip() == load(unbroken, device="cpu").generate("a", tokens=20, temperature=0.0).strip()
 
 
-def test_the_artifact_of_a_run_on_mlx_is_scored_by_mlx(ingot: Ingot, data, tmp_path):
-    settings = {"training__device": "mlx", "training__max_steps": 2, "artifact__score": "true", "artifact__quantiser": "int8"}
-    told = json.loads(ingot(*train_words(data, tmp_path / "run", **settings), "--json").stdout)
-    (artifact,) = (tmp_path / "run" / "artifact").glob("model.*")
-    assert told["artifact_bpb"] == pytest.approx(score(artifact, "cpu"), abs=1e-5)
+def test_the_artifact_of_a_run_on_mlx_is_scored_by_mlx(data, tmp_path):
+    settings = {"training__device": "mlx", "training__max_steps": 2, "artifact__score": True, "artifact__codec": "zlib"}
+    told = train(data, tmp_path / "run", artifact__quantiser="int8", **settings)
+    assert told.artifact_path is not None and told.artifact_path.name == "model.ingot"
+    assert told.artifact_bpb == pytest.approx(score(told.artifact_path, "cpu"), abs=1e-5)
