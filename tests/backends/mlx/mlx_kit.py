@@ -47,8 +47,8 @@ class Pupil:
         documents = [np.cumsum(tokens < 8, axis=1, dtype=np.int32)] if self.masked else []
         return np.stack([tokens, targets, *documents], axis=1)
 
-    def step(self, number):
-        batch = self.rows(number)
+    def step(self, number, rows=None):
+        batch = self.rows(number if rows is None else rows)
         targets = int(np.count_nonzero(batch[:, 1] != -1))
         return self.backend.step(batch, targets, plan_step(self.config, Position(number))).result()
 

@@ -99,7 +99,7 @@ def test_dropout_depends_on_seed_and_step_alone(model):
     assert far(recomputing.losses(3), losses) < 1e-6
     assert other.losses(3) != losses and far(plain.losses(3), losses) > 1e-3
     again.backend.load(start)
-    assert again.step(1).loss != losses[0] and again.raw() != start
+    assert again.step(1, rows=0).loss != losses[0]  # the same rows, at another step
 
 
 def test_dropout_in_attention_keeps_its_mean():
