@@ -111,16 +111,28 @@ def test_the_first_signal_saves_and_ends_and_the_run_goes_on_bitwise(ingot: Ingo
     assert_same(run, reference)
 
 
-def test_the_second_signal_ends_at_once_with_130(ingot: Ingot, data, tmp_path):
+def test_a_sigint_after_the_first_signal_ends_at_once_with_130(ingot: Ingot, data, tmp_path):
     slow = {"training__tokens_per_step": 8192, "training__micro_batch": 8, "training__save_every": 1000}  # a second for a step
     program = ingot.start(*train_words(data, tmp_path / "run", **slow))
     program.said("step 1/40")
     program.signal(signal.SIGTERM)
     program.said("SIGTERM: saving and stopping")
-    program.signal(signal.SIGTERM)
+    program.signal(signal.SIGINT)
     assert program.end() == 130
     assert "Traceback" not in program.stderr
     assert checkpoints(tmp_path / "run") == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_sigusr_saves_and_stops_though_sigterm_follows(ingot: Ingot, data, tmp_path, number):
+    program = ingot.start(*train_words(data, tmp_path / "run", training__save_every=1000, training__max_steps=100_000))
+    program.said("step 5/")
+    program.signal(number)
+    program.said(f"{number.name}: saving and stopping")
+    program.signal(signal.SIGTERM)
+    assert program.end() == 0
+    stopped = state(tmp_path / "run")
+    assert stopped["status"] == "stopped" and list(checkpoints(tmp_path / "run")) == [stopped["step"]]
 
 
 def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):

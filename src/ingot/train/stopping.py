@@ -1,6 +1,6 @@
 """When a run stops: signals, and what the ranks agree on before each step.
 
-The first signal asks the loop to save and end, the second ends the process at once.
+The first signal asks the loop to save and end. After it only SIGINT ends the process at once: schedulers repeat the others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ingot.config.schema import BudgetSection
 from ingot.errors import INTERRUPTED
 from ingot.train.clock import Clock, fits
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Shutdown:
-    """A context in which SIGINT and SIGTERM set `requested` instead of ending the program."""
+    """A context in which signals set `requested` instead of ending the program."""
 
     def __init__(self, announce: bool = True):
         self.requested = False
@@ -47,8 +47,9 @@ class Shutdown:
             if self._announce:  # past Python's streams: the signal may have come in the middle of a print
                 with suppress(OSError):  # whoever read the messages may have left
                     here = "\r\x1b[K" if os.isatty(2) else ""  # over the ^C and whatever line is being drawn
-                    os.write(2, f"{here}{signal.Signals(number).name}: saving and stopping; once more to end at once\n".encode())
-        elif time.monotonic() - self._first_at >= self._echo_seconds:
+                    end = "once more" if number == signal.SIGINT else "SIGINT"
+                    os.write(2, f"{here}{signal.Signals(number).name}: saving and stopping; {end} to end at once\n".encode())
+        elif number == signal.SIGINT and time.monotonic() - self._first_at >= self._echo_seconds:
             if self._announce and os.isatty(2):
                 with suppress(OSError):
                     os.write(2, b"\r\x1b[K")
