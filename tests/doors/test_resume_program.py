@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -146,3 +147,26 @@ def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
     first.signal(signal.SIGTERM)
     assert first.end() == 0
     losses(run)  # each step stands there once
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_was_stopped_ends_with_the_code_that_was_asked_for(ingot: Ingot, data, tmp_path, ranks):
+    words = [*train_words(data, tmp_path / "run", training__max_steps=60), f"--nproc-per-node={ranks}", "--stop-exit-code=75"]
+    program = ingot.start(*words, "--json")
+    program.said("step 5/")
+    program.signal(signal.SIGUSR1)
+    assert program.end() == 75
+    assert json.loads(program.stdout)["stop_reason"] == "signal:SIGUSR1"
+    ingot(*words)  # completed: 0
+
+
+def test_the_wall_clock_counts_from_the_start_of_the_program(ingot: Ingot, data, tmp_path):
+    words = train_words(data, tmp_path / "run", training__max_runtime_seconds=0.01)  # imports alone take longer
+    found = json.loads(ingot(*words, "--json").stdout)
+    assert (found["status"], found["stop_reason"], found["total_steps"]) == ("stopped", "walltime", 0)
+
+
+def test_a_bad_end_of_the_job_is_told_once_by_many_ranks(ingot: Ingot, data, tmp_path):
+    ingot.environment["SLURM_JOB_END_TIME"] = "soon"
+    line = one_line(ingot(*train_words(data, tmp_path / "run"), "--nproc-per-node=2", code=2))
+    assert "SLURM_JOB_END_TIME=soon" in line and not (tmp_path / "run").exists()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from ingot.errors import (
     INTERRUPTED,
@@ -27,6 +28,7 @@ from ingot.runtime.ranks import ranks_from_environment
 
 BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
 PATIENCE_SECONDS = 10
+STARTED_AT = "INGOT_STARTED_AT"  # tells a rank when its launcher began
 
 
 class Outcome:
@@ -82,6 +84,19 @@ def explained(
         )
         warn(f"{program}: error: {full.render(name, advise)}")
         outcome.code, outcome.error = full.exit_code, full
+
+
+def process_start() -> float:
+    """The unix time at which this program began, or the one that launched it as a rank."""
+    if STARTED_AT in os.environ:
+        with suppress(ValueError):
+            return float(os.environ[STARTED_AT])
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd field; these begin with the third
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    except (OSError, AttributeError):
+        return time.time() - time.process_time()  # elsewhere: importing is mostly computing
 
 
 def say(line: str) -> None:

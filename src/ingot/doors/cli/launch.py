@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ingot.doors.entry import STARTED_AT, process_start
 from ingot.errors import ConfigError, RunError
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -57,6 +58,7 @@ def launch(
     # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
     command = [*([sys.executable, "-P", "-m", "ingot"] if command is None else command), *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // nproc))}
+    environment[STARTED_AT] = str(process_start())
     if nnodes > 1:
         where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
         words = [f"--{name}={value}" for name, value in {**where, "master-port": master_port}.items()]
