@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from ingot.errors import (
     INTERRUPTED,
@@ -24,6 +23,7 @@ from ingot.errors import (
     RunError,
     Setting,
 )  # fmt: skip
+from ingot.runtime.processes import process_age
 from ingot.runtime.ranks import ranks_from_environment
 
 BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
@@ -91,12 +91,8 @@ def process_start() -> float:
     if STARTED_AT in os.environ:
         with suppress(ValueError):
             return float(os.environ[STARTED_AT])
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd field; these begin with the third
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
-    except (OSError, AttributeError):
-        return time.time() - time.process_time()  # elsewhere: importing is mostly computing
+    age = process_age()
+    return time.time() - (age if age is not None else time.process_time())  # importing is mostly computing
 
 
 def say(line: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
 from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 from ingot.errors import RunError
-from ingot.runs.checkpoints import saved_steps
 from ingot.runs.folder import RunFolder
 from ingot.runs.result import TrainingResult
 from ingot.runs.state import Status
+from ingot.runs.steps import saved_steps
 from ingot.runtime.files import writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.progress import Interrupted

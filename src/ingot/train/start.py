@@ -22,10 +22,11 @@ from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, Setting
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, sweep
 from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
+from ingot.runs.steps import saved_steps
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish

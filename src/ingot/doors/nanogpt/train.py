@@ -97,7 +97,7 @@ def _run(
 
 def unwritten(path: Path) -> Path | None:
     """The newest checkpoint of ours, if its ckpt.pt is older or gone: a kill may come before it is written."""
-    from ingot.runs.checkpoints import INDEX, saved_steps
+    from ingot.runs.steps import INDEX, saved_steps
 
     newest = max(saved_steps(path.parent / "checkpoints").items(), default=(0, None))[1]
     written = path.stat().st_mtime_ns if path.exists() else 0
