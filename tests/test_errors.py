@@ -47,6 +47,12 @@ def test_a_run_that_cannot_be_continued_says_what_changed():
     assert error.render(theirs) == f"{said}OUTPUT_DIR".replace("model.layers", "LAYERS")
 
 
+def test_of_stages_that_have_changed_only_what_was_set_is_shown():
+    stage = {"share": None, "steps": 2, "rates": {"matrix": 0.5}, "model": {}}
+    said = "training.stages was [] and is [{steps: 2, rates: {matrix: 0.5}}]"
+    assert Change("training.stages", [], [stage]).render() == said
+
+
 def test_mistakes_in_settings_are_fields_whoever_found_them():
     """A range, a wrong type, and two checks of values against each other, which know no errors."""
     wrong = {"training.seed": -1, "model.layers": "x"}

@@ -81,7 +81,15 @@ class Change:
 
     def render(self, name: Rename = str) -> str:
         """The change in the words of a door."""
-        return _fill(self.said, [name(self.setting), str(self.was), str(self.now)])
+        return _fill(self.said, [name(self.setting), _shown(self.was), _shown(self.now)])
+
+
+def _shown(value: object) -> str:
+    """A value as it is written in a config; of the entries of a list, what was set."""
+    if not isinstance(value, list):
+        return str(value)
+    entries = [{k: v for k, v in entry.items() if v not in (None, {})} if isinstance(entry, dict) else entry for entry in value]
+    return str(entries).replace("'", "")
 
 
 class CannotContinue(CheckpointError):

@@ -32,6 +32,7 @@ def ended(error: BaseException, **how) -> int:
         (OSError(28, "No space left on device"), 1, "it.py: error: [Errno 28] No space left on device\n"),
         (PermissionError(13, "Permission denied", "x"), 1, "it.py: error: [Errno 13] Permission denied: 'x'\n"),
         (MemoryError(), 1, "it.py: error: the memory is full; lower training.micro_batch or data.seq_len, "),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), 1, "it.py: error: the memory is full; "),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -39,6 +40,15 @@ def test_an_error_is_one_line_and_the_exit_code_of_its_class(capsys, error, code
     assert ended(error) == code
     told = capsys.readouterr().err
     assert told.startswith(said) and told.count("\n") == 1
+
+
+def test_what_a_library_starts_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    """torch.compile tries by a `python -c` which vectors the processor has, and would compute otherwise where that fails."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    (tmp_path / "struct.py").write_text("raise SystemExit('a file of the user was imported')")
+    with explained("it.py"):
+        subprocess.run([sys.executable, "-c", "from ctypes import cdll"], cwd=tmp_path, check=True)
+    assert "PYTHONSAFEPATH" not in os.environ  # of whoever called us from Python
 
 
 def test_a_bug_of_ours_keeps_its_traceback():

@@ -116,8 +116,8 @@ def test_a_setting_the_constructor_does_not_take_is_named(make):
         make(GOOD, twits=3)
 
 
-def test_a_model_that_is_no_module_is_refused(make):
-    with pytest.raises(ValueError, match=r"no torch\.nn\.Module"):
+def test_a_model_that_is_not_a_module_is_refused(make):
+    with pytest.raises(ValueError, match=r"not a torch\.nn\.Module"):
         make("class Model: pass\n")
 
 

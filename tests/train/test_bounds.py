@@ -17,7 +17,7 @@ from ingot.train.stopping import Shutdown
 
 
 @dataclass
-class SlowJudge(Device):
+class SlowBackend(Device):
     """A device that takes so many seconds to evaluate a row, and longer the first time."""
 
     row_seconds: float = 1.0
@@ -47,7 +47,7 @@ BOUNDED = {"evaluation__micro_batch": 4, "budget__seconds": 60.0}
 
 
 def test_the_last_evaluation_of_a_run_with_a_clock_takes_at_most_half_as_long_as_its_training(data):
-    device, heard = SlowJudge(Time()), Heard()
+    device, heard = SlowBackend(Time()), Heard()
     trainer = make(data, device, reporter=heard, **BOUNDED)
     trainer.evaluate(None, final=True)
     p = trainer.progress
@@ -58,7 +58,7 @@ def test_the_last_evaluation_of_a_run_with_a_clock_takes_at_most_half_as_long_as
 
 
 def test_an_evaluation_that_is_slow_only_once_is_not_cut(data):
-    trainer = make(data, SlowJudge(Time(), row_seconds=0.01, first_extra=100.0), **BOUNDED)
+    trainer = make(data, SlowBackend(Time(), row_seconds=0.01, first_extra=100.0), **BOUNDED)
     trainer.evaluate(None, final=True)
     assert trainer.progress.val_whole
 
@@ -72,26 +72,26 @@ def test_an_evaluation_that_is_slow_only_once_is_not_cut(data):
     ],
 )
 def test_whoever_asks_for_the_whole_split_counts_bytes_or_has_no_clock_gets_all_of_it(data, settings):
-    trainer = make(data, SlowJudge(Time()), **{**BOUNDED, **settings})
+    trainer = make(data, SlowBackend(Time()), **{**BOUNDED, **settings})
     trainer.evaluate(trainer.bounds.final_limit, final=True)
     assert trainer.progress.val_whole and trainer.progress.val_rows == trainer.progress.val_rows_of
 
 
 def test_a_number_of_final_rows_is_what_is_scored(data):
-    trainer = make(data, SlowJudge(Time()), **{**BOUNDED, "evaluation__final_rows": 20})
+    trainer = make(data, SlowBackend(Time()), **{**BOUNDED, "evaluation__final_rows": 20})
     trainer.evaluate(trainer.bounds.final_limit, final=True)
     assert (trainer.progress.val_rows, trainer.progress.val_whole) == (20, False)
 
 
 def test_short_evaluations_are_never_cut(data):
     """Ten seconds are a wait that nobody minds, however short the training."""
-    trainer = make(data, SlowJudge(Time(), row_seconds=0.05), **{**BOUNDED, "budget__seconds": 1.0})
+    trainer = make(data, SlowBackend(Time(), row_seconds=0.05), **{**BOUNDED, "budget__seconds": 1.0})
     trainer.evaluate(None, final=True)
     assert trainer.progress.val_whole
 
 
 def test_evaluations_during_training_take_no_longer_than_the_training_so_far_and_say_so(data):
-    device, heard = SlowJudge(Time(), row_seconds=1.0), Heard()
+    device, heard = SlowBackend(Time(), row_seconds=1.0), Heard()
     trainer = make(data, device, reporter=heard, evaluation__every=1, evaluation__rows=20, **BOUNDED)
     trainer.run(Shutdown())
     p = trainer.progress
@@ -101,7 +101,7 @@ def test_evaluations_during_training_take_no_longer_than_the_training_so_far_and
 
 
 def test_an_evaluation_during_training_is_cut_likewise(data):
-    trainer = make(data, SlowJudge(Time()), evaluation__rows=100, **BOUNDED)
+    trainer = make(data, SlowBackend(Time()), evaluation__rows=100, **BOUNDED)
     trainer.evaluate(100)
     assert trainer.progress.val_rows == 30
 
@@ -114,7 +114,7 @@ def test_all_ranks_score_equally_many_rows_by_the_slowest_of_them(data):
     found: dict[int, tuple[int, int]] = {}
 
     def work(rank: int, seconds: float) -> None:
-        device = SlowJudge(Time(), ranks=Ranks(rank, 2), meeting=meeting, row_seconds=seconds)
+        device = SlowBackend(Time(), ranks=Ranks(rank, 2), meeting=meeting, row_seconds=seconds)
         trainer = make(data, device, **{**BOUNDED, "budget__seconds": 20.0})
         trainer.evaluate(None, final=True)
         found[rank] = (trainer.artifact_rows() or 0, device.scored)
@@ -137,6 +137,12 @@ def test_a_step_that_takes_more_than_a_tenth_of_the_budget_is_told_once_with_wha
     assert quick.messages == []  # the first step of a session is often slow
 
 
+def test_a_first_step_that_takes_more_than_half_of_the_budget_is_told_because_it_may_be_the_only_one(data):
+    heard = Heard()
+    make(data, Device(Time(), [7.0]), reporter=heard, budget__seconds=10.0).run(Shutdown())
+    assert [message for message in heard.messages if "a step takes 7.0 s" in message]
+
+
 def test_a_partial_score_says_so_wherever_it_is_stored(train: Train, tmp_path: Path):
     result = train(tmp_path / "run", evaluation__final_rows=5, artifact__score=True)
     assert (result.val_rows, result.val_rows_of, result.artifact_rows) == (5, 38, 5)
@@ -153,9 +159,9 @@ def test_a_partial_score_says_so_wherever_it_is_stored(train: Train, tmp_path: P
 
 def test_a_run_that_was_judged_by_what_its_clock_allowed_is_not_judged_again(data):
     known = Progress(step=5, val_step=5, val_rows=30, val_rows_of=38, val_final=True)
-    assert make(data, SlowJudge(Time()), known, **BOUNDED).is_judged()
-    assert not make(data, SlowJudge(Time()), known, **{**BOUNDED, "evaluation__final_rows": None}).is_judged()
-    assert not make(data, SlowJudge(Time()), Progress(step=6, val_step=5, val_final=True), **BOUNDED).is_judged()
+    assert make(data, SlowBackend(Time()), known, **BOUNDED).is_judged()
+    assert not make(data, SlowBackend(Time()), known, **{**BOUNDED, "evaluation__final_rows": None}).is_judged()
+    assert not make(data, SlowBackend(Time()), Progress(step=6, val_step=5, val_final=True), **BOUNDED).is_judged()
 
 
 def test_final_rows_change_no_weight(data, tmp_path):

@@ -147,13 +147,16 @@ def test_every_token_is_read_once_per_epoch_in_the_order_of_one_rank(data: Path,
     assert Counter(np.concatenate(read).tolist()) == Counter(tokens.tolist())
 
 
-def test_a_checkpoint_from_before_there_were_stages_goes_on(train: Train, tmp_path, unbroken):
+def test_a_checkpoint_from_before_there_were_stages_goes_on_without_any(train: Train, tmp_path, unbroken):
     plain = {**STAGED, "training__stages": []}
     train(tmp_path / "run", **{**plain, "training__max_steps": 8, "optimizer__schedule": "constant"})
     path = saved_steps(tmp_path / "run" / "checkpoints")[8]
     progress = dict(load_checkpoint(path).progress)
     del progress["starts"], progress["config"]["training"]["stages"], progress["config"]["optimizer"]["groups"]
     note_progress(path, progress)
+    for later in ({"training__stages": STAGES}, {"optimizer__groups": [{"name": "a", "match": "*wte*"}]}):
+        with pytest.raises(CheckpointError, match=r"was \[\] and is"):
+            train(tmp_path / "run", **{**plain, "optimizer__schedule": "constant", **later})
     train(tmp_path / "run", **{**plain, "optimizer__schedule": "constant"})
     assert state_of(tmp_path / "run") == unbroken(**{**plain, "optimizer__schedule": "constant"})
 
@@ -251,6 +254,9 @@ def test_ranks_that_a_stage_has_no_rows_for_are_refused(data: Path):
     open_data(config, 2)
     with pytest.raises(ConfigError, match="3 ranks cannot share the 2 rows of a step"):
         open_data(config, 3)
+    small = {"training.stages": [{"share": 0.5}, {"share": 0.5, "tokens_per_step": 64}], "data.path": str(data)}
+    with pytest.raises(ConfigError, match=r"share the 1 rows .* raise training\.stages\.1\.tokens_per_step"):
+        open_data(load_config(python={**given, **small}, environment={}).config, 2)
 
 
 def test_every_stage_has_its_own_micro_batch_and_keeps_it(train: Train, tmp_path):

@@ -1,6 +1,6 @@
 """The artifact: one file that holds a model, says how to build it, and runs no code when it is read.
 
-Its payload is a safetensors file whose metadata carries the facts; compressed, it stands behind a small header. Every byte is
+Its payload is a safetensors file whose metadata carries the facts; compressed, it stands after a small header. Every byte is
 covered by a checksum: the payload carries its own, at a fixed place and counted as zeros there, and the header that of the
 compressed bytes. docs/artifact.md describes the format for other readers, so a change here is a new version there.
 """

@@ -33,7 +33,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import repo_folder_name
 
 from ingot.errors import ConfigError, DataError, IngotError
-from ingot.runtime.files import file_sha256
+from ingot.runtime.files import file_sha256, reading
 
 T = TypeVar("T")
 RepoType = Literal["dataset", "model"]
@@ -55,10 +55,8 @@ class FileInfo:
 
     def problem(self, path: Path) -> str | None:
         """How a file differs from what is known, or None."""
-        try:
+        with reading(path):
             size = path.stat().st_size
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
         if self.size is not None and size != self.size:
             return f"{size:,} bytes instead of {self.size:,}"
         if self.sha256 is not None and (found := file_sha256(path)) != self.sha256:
@@ -338,10 +336,7 @@ def _asked_wait(error: BaseException) -> float:
 
 def _git_sha1(path: Path, size: int) -> str:
     digest = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-    try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()

@@ -80,7 +80,8 @@ class LiveReporter(Reporter):
         work, step = self._work, self._step
         if work is not None or step is None:
             parts = work.parts(width) if work is not None else []
-            return fit([*parts, Part(self._left, 70)], width)
+            left = "" if self._left.startswith("0 ") else self._left  # what follows the training takes its own time
+            return fit([*parts, Part(left, 70)], width)
         return fit(
             [
                 Part("training", 100),
@@ -102,7 +103,7 @@ def _left(max_steps: int | None, step: int, budget_seconds: float | None, second
     by_steps = step / max_steps if max_steps else -1.0
     by_seconds = seconds / budget_seconds if budget_seconds else -1.0
     if max_steps and by_steps >= by_seconds:
-        pace = f", {duration(seconds / step * (max_steps - step))}" if step and seconds else ""
+        pace = f", {duration(seconds / step * max(0, max_steps - step))}" if step and seconds else ""
         return f"{max(0, max_steps - step):,} steps left{pace}"
     return f"{duration(max(0.0, budget_seconds - seconds))} left" if budget_seconds else ""
 

@@ -12,17 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ingot.errors import (
-    INTERRUPTED,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    IngotError,
-    PeerLost,
-    Rename,
-    RunError,
-    Setting,
-)  # fmt: skip
+from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost, Rename, RunError, Setting
+from ingot.runtime.children import safe_path
 from ingot.runtime.processes import process_age
 from ingot.runtime.ranks import ranks_from_environment
 
@@ -54,7 +45,8 @@ def explained(
     outcome = Outcome()
     _open_streams()
     try:
-        yield outcome
+        with safe_path():
+            yield outcome
         sys.stdout.flush()
     except IngotError as error:
         if isinstance(error, PeerLost) or not (every_rank or _speaks(error)):
@@ -132,4 +124,5 @@ def _drop_stdout() -> None:
 def _no_memory(error: BaseException) -> bool:
     """Whether an error is that of torch's allocators, or Python's, at the end of the memory."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "not enough memory" in str(error)
+    said = ("not enough memory", "can't allocate memory")
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(words in str(error) for words in said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from ingot.runtime.files import write_atomically
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print a value as indented JSON; a dataclass is the object of its fields, a path its text."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=lambda one: str(one) if isinstance(one, Path) else asdict(one)))
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:

@@ -72,15 +72,15 @@ class Work:
         """So much is done of so much; a total of 0 is not known."""
         self.done, self.total = done, total
 
-    def parts(self, width: int, detail: str = "") -> list[Part]:
-        """The work as parts of a line, with what else there is to say of it."""
+    def parts(self, width: int) -> list[Part]:
+        """The work as parts of a line."""
         seconds = self._now() - self._since
         if not self.total:
-            return [Part(self.what, 100), Part(detail, 50), Part(duration(seconds), 60)]
+            return [Part(self.what, 100), Part(duration(seconds), 60)]
         fraction = self.done / self.total
         left = f"about {duration(seconds * (1 / fraction - 1))}" if 0 < fraction < 1 else ""
         name, amount = Part(self.what, 100), Part(self._amount(), 50)
-        return [name, bar(fraction, width), percent(fraction), amount, Part(detail, 30), Part(left, 60)]
+        return [name, bar(fraction, width), percent(fraction), amount, Part(left, 60)]
 
     def _amount(self) -> str:
         if self._unit == "bytes":

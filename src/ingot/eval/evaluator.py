@@ -81,7 +81,7 @@ class Evaluator:
 
     @classmethod
     def of(cls, config: Config, split: Split, tokenizer: Tokenizer) -> Evaluator:
-        """The judge that a config describes."""
+        """The evaluator that a config describes."""
         data, e = config.data, config.evaluation
         return cls(split, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)
 

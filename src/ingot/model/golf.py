@@ -141,7 +141,7 @@ class Golf(nn.Module):
         return head_logits(hidden, self.head, self.softcap)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets after hidden states."""
+        """Mean loss of the targets, given the hidden states before the head."""
         return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

@@ -28,7 +28,7 @@ class GolfSettings(RotarySettings):
     softcap: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         30.0, description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap)."
     )
-    qk_gain: Rate = Field(1.5, description="Initial gain of every head's queries, behind their normalisation.")
+    qk_gain: Rate = Field(1.5, description="Initial gain of every head's queries, after their normalisation.")
     embedding_std: Rate = Field(0.005, description="Spread of the initial embedding where it is tied.")
     embedding_dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="Number format the embedding is kept and updated in, and with it the residual stream."

@@ -123,7 +123,7 @@ class GPT2(nn.Module):
         return head_logits(hidden, self.transformer.wte.weight)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets after hidden states."""
+        """Mean loss of the targets, given the hidden states before the head."""
         return head_loss(hidden, self.transformer.wte.weight, targets, chunk=self.loss_chunk)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

@@ -82,7 +82,7 @@ class LayerCache:
 
 
 def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
-    """The places (T) of `tokens` in their row, behind what `cache` holds; they must fit into the context."""
+    """The places (T) of `tokens` in their row, after what `cache` holds; they must fit into the context."""
     if cache and cache[0].place is not None:
         return cache[0].place
     start = cache[0].length if cache else 0

@@ -156,7 +156,7 @@ class Llama(nn.Module):
         return head_logits(hidden, self.head)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets after hidden states."""
+        """Mean loss of the targets, given the hidden states before the head."""
         return head_loss(hidden, self.head, targets, chunk=self.loss_chunk)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

@@ -25,7 +25,7 @@ def head_logits(hidden: Tensor, weight: Tensor, softcap: float | None = None) ->
 
 
 def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None = None, chunk: int | None = None) -> Tensor:
-    """Mean loss of (B, T) targets after (B, T, C) hidden states, `chunk` tokens at a time; 0 where no target counts."""
+    """Mean loss of (B, T) targets given (B, T, C) hidden states, `chunk` tokens at a time; 0 where no target counts."""
     hidden, targets = hidden.flatten(0, 1), targets.flatten()
     if chunk is None:
         loss = _loss(head_logits(hidden, weight, softcap), targets)

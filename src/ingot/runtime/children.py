@@ -20,6 +20,11 @@ def python_command(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", _BOOT + code, json.dumps(import_path()), *arguments]
 
 
+def cpu_count() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def import_path() -> list[str]:
     """Where children look for modules: our own sys.path without the current folder and the folder of the script."""
     kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
@@ -47,3 +52,15 @@ def away_from_the_users_folder() -> Iterator[None]:
 def shield_compile_workers() -> None:
     """Let the processes that torch.compile starts look for modules where our own do; torch gives them all of sys.path."""
     os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(_without_users_folders()))
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Let no child look for modules in the folder it is started in: torch tries the processor's vectors by a `python -c`."""
+    given = "PYTHONSAFEPATH" in os.environ
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    try:
+        yield
+    finally:
+        if not given:
+            os.environ.pop("PYTHONSAFEPATH", None)

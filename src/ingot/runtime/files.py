@@ -141,6 +141,15 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
         raise error(what, setting, advice="make room for it or choose another {0}") from refused
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the disk's refusal to read into a sentence."""
+    try:
+        yield
+    except OSError as refused:
+        raise DataError(f"cannot read {refused.filename or path}: {refused.strerror}") from refused
+
+
 def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -159,8 +168,5 @@ def remove_if_empty(folder: Path) -> None:
 
 def file_sha256(path: Path) -> str:
     """The sha256 of a file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -110,7 +110,10 @@ class Bounds:
         """Say what to change where a step takes more than a tenth of the budget."""
         self._steps += 1
         budget, tokens = self._config.budget, self._config.training.tokens_per_step
-        if self._steps != STEADY_STEP or budget.seconds is None or budget.overshoot or seconds <= budget.seconds / 10:
+        if budget.seconds is None or budget.overshoot:
+            return
+        slow = self._steps == STEADY_STEP and seconds > budget.seconds / 10
+        if not slow and not (self._steps == 1 and seconds > budget.seconds / 2):  # then there may be no second one
             return
         large = self._vocab_size >= LARGE_VOCABULARY
         ids = f", use a byte or small tokenizer instead of one of {self._vocab_size:,} ids" if large else ""

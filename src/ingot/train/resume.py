@@ -22,6 +22,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
+UNSAID: dict[str, Any] = {"groups": [], "stages": []}  # what they were in runs of versions that did not have them
 
 
 def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
@@ -48,13 +49,12 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
     """Refuse to continue a run with settings or data that would make it another one."""
-    was, now = checkpoint.progress, facts
-    changed = [
-        Change(f"{section}.{name}", was["config"][section].get(name), now["config"][section].get(name))
-        for section, names in FIXED.items()
-        for name in names or sorted((was["config"][section].keys() | now["config"][section].keys()) - {"file"})
-        if (name in was["config"][section] or not names) and was["config"][section].get(name) != now["config"][section].get(name)
-    ]
+    was, now, changed = checkpoint.progress, facts, []
+    for section, names in FIXED.items():
+        before, after = {**UNSAID, **was["config"][section]}, now["config"][section]
+        for name in names or sorted((was["config"][section].keys() | after.keys()) - {"file"}):
+            if (name in before or not names) and before.get(name) != after.get(name):
+                changed.append(Change(f"{section}.{name}", before.get(name), after.get(name)))
     if was.get("model_file_sha256") != now["model_file_sha256"]:
         said = "the contents of {0} are not what they were"
         changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))

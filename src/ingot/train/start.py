@@ -102,10 +102,12 @@ def run(
 
 def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
-    if world_size > (fewest := min(plan.samples for plan in shapes(config))):
+    least = min(shapes(config), key=lambda plan: plan.samples)
+    if world_size > least.samples:
+        of_stage = config.training.stages and config.training.stages[least.stage].tokens_per_step is not None
         raise ConfigError(
-            f"{world_size} ranks cannot share the {fewest} rows of a step",
-            Setting("training.tokens_per_step"),
+            f"{world_size} ranks cannot share the {least.samples} rows of a step",
+            Setting(f"training.stages.{least.stage}.tokens_per_step" if of_stage else "training.tokens_per_step"),
             advice="use fewer ranks or raise {0}",
         )
     dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)

@@ -266,7 +266,7 @@ def test_documents_are_told_apart_across_the_end_of_the_stream():
 # -- the reader ----------------------------------------------------------------------------------------------------------------
 
 
-def lend(shape):
+def host_buffer(shape):
     return np.empty(shape, np.int32)
 
 
@@ -300,9 +300,11 @@ def reader_of():
     """Open readers; they end with the test."""
     opened = []
 
-    def open_reader(split, order, ranks=None, rows=5, sample=0, lend=lend):
+    def open_reader(split, order, ranks=None, rows=5, sample=0, host_buffer=host_buffer):
         first = Reading(sample, rows, order.seq_len)
-        opened.append(Steady(Windows(split, order, order.seq_len), ranks or Ranks(), first, Reading.following, [first], lend))
+        opened.append(
+            Steady(Windows(split, order, order.seq_len), ranks or Ranks(), first, Reading.following, [first], host_buffer)
+        )
         return opened[-1]
 
     yield open_reader
@@ -356,15 +358,15 @@ def test_the_reader_gives_a_rank_its_rows_step_after_step(split, reader_of, rank
 
 
 def test_rows_lie_in_buffers_that_were_lent(split, reader_of):
-    lent = []
+    given = []
 
     def remembered(shape):
-        lent.append(np.empty(shape, np.int32))
-        return lent[-1]
+        given.append(np.empty(shape, np.int32))
+        return given[-1]
 
-    reader = reader_of(split, Shuffle(1000, 10, 3), lend=remembered)
+    reader = reader_of(split, Shuffle(1000, 10, 3), host_buffer=remembered)
     taken = [reader.next().batch for _ in range(10)]
-    assert all(any(np.shares_memory(rows, buffer) for buffer in lent) for rows in taken)
+    assert all(any(np.shares_memory(rows, buffer) for buffer in given) for rows in taken)
 
 
 def test_a_buffer_stays_intact_until_next_was_called_twice_more(split, reader_of):

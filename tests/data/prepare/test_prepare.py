@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_the_summary_counts_what_the_folder_holds(tmp_path):
     train = Dataset.open(tmp_path / "out").split("train")
     assert (train.documents, train.tokens, train.bytes) == (1, 181, 180)
     assert summary.splits["train"].bytes_per_token == 180 / 181
-    assert summary.as_dict()["splits"]["train"] == {
+    assert asdict(summary)["splits"]["train"] == {
         "documents": 1, "tokens": 181, "bytes": 180, "piece_bytes": 180, "bytes_per_token": 180 / 181,
     }  # fmt: skip
 

@@ -500,6 +500,7 @@ def fetched(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: info)
+    monkeypatch.setattr("ingot.data.hub.snapshot_download", lambda *_, **__: str(file.parent))
     assert fetch("hf:org/name") == [file]
     return file
 
@@ -573,8 +574,13 @@ class CardHub(BaseHTTPRequestHandler):
     """A hub whose first repository has a card, and whose second has only the copy that hubs make."""
 
     def do_GET(self):
-        path = unquote(self.path)
-        if path == "/api/datasets/org/card":
+        path = unquote(self.path).partition("?")[0]
+        if "/tree/" in path:
+            sha = path.rpartition("/tree/")[2]
+            names = {"1": ["a/0.parquet", "b/0.parquet"], "3": ["default/train/0000.parquet"]}[sha[0]]
+            tree = [{"type": "file", "path": name, "oid": name, "size": len(f"{sha}/{name}")} for name in names]
+            self.send({"Content-Type": "application/json"}, json.dumps(tree).encode())
+        elif path == "/api/datasets/org/card":
             self.answer(["a/0.parquet", "b/0.parquet"], [{"config_name": "two", "data_files": "b/*"}], "1" * 40)
         elif path == "/api/datasets/org/copy":
             self.answer(["a.csv"], [], "2" * 40)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-import ingot.backends.torch.backend
 import ingot.train.start  # noqa: F401 (every rank needs it)
+from ingot.backends.torch.state import model_records
 from ingot.doors.golf import export
 from ingot.doors.golf.bundle import bundle
 from ingot.doors.golf.main import main
@@ -44,7 +44,7 @@ def run_rank(folder: Path, rank: int, environment: dict[str, str]) -> int:
     finish = export.GolfExporter.__call__
 
     def exporting(exporter: export.GolfExporter, trainer: export.Trainer, shutdown: export.Shutdown) -> export.Exported:
-        weights = hashlib.sha256(b"".join(bytes(one.data) for one in trainer.backend.weights()))
+        weights = hashlib.sha256(b"".join(bytes(one.data) for one in model_records(trainer.backend.model)))  # every rank's own
         Path(f"rank-{rank}.sha256").write_text(weights.hexdigest())
         return finish(exporter, trainer, shutdown)
 

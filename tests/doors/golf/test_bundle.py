@@ -138,6 +138,7 @@ def test_settings_are_understood_as_in_the_package() -> None:
     }
     alone = load_alone(python=values, environment={})
     assert alone.config == resolved.config and set(alone.origins.values()) == {"python"}
+    assert vars(alone).keys() == vars(resolved).keys()  # the run asks for any of them
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ DAMAGES = {
     "empty": (lambda path: path.write_bytes(b""), "is damaged"),
     "text": (lambda path: path.write_text("hello"), "it is not what torch.save writes"),
     "code": (lambda path: path.write_bytes(pickle.dumps(Hostile())), "it is not what torch.save writes"),
-    "code in a zip": (lambda path: torch.save(Hostile(), path), "holds print, and only"),
+    "code in a zip": (lambda path: torch.save(Hostile(), path), "print, and only"),
     "a model": (
         lambda path: torch.save({"model": torch.nn.Linear(1, 1)}, path),
         "holds torch.nn.modules.linear.Linear, and only",

@@ -87,7 +87,7 @@ def test_behind_the_context_half_of_the_window_is_kept_and_read_again(model, len
     assert torch.equal(continuation(model, prompts, keep_half=True, record=record), half_by_half(model, prompts))
 
 
-@pytest.mark.parametrize("halve", [False, True])
+@pytest.mark.parametrize("keep_half", [False, True])
 def test_steps_that_can_be_recorded_write_the_same(model, keep_half, monkeypatch):
     """Also while their buffers grow: 4, 8, 16 tokens."""
     monkeypatch.setattr(reading, "STEP_ROOM", 4)

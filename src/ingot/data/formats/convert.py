@@ -1,6 +1,6 @@
 """Token data from one format into another, document by document.
 
-Formats differ in the marks around documents: in front (ours, shards), behind (nanoGPT, gpt-simple), none (characters). Marks are
+Formats differ in the marks around documents: in front (ours, shards), after (nanoGPT, gpt-simple), none (characters). Marks are
 taken off where data is read and put on where it is written, so a document keeps its tokens and nothing is tokenized again.
 """
 
@@ -12,11 +12,10 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -64,10 +63,6 @@ class Summary:
     tokenizer: str | None
     splits: dict[str, SplitCounts]
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {**asdict(self), "source": str(self.source), "folder": str(self.folder)}
 
 
 @dataclass(frozen=True)

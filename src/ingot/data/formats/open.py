@@ -17,6 +17,7 @@ from ingot.data.store.dataset import MANIFEST, prepare_command
 from ingot.data.store.shards import has_header
 from ingot.data.text.files import is_text
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import reading
 
 SOURCES: dict[str, Callable[[Path, bool], TokenSource]] = {
     "ingot": PreparedSource,
@@ -31,12 +32,10 @@ def open_source(path: Path, format: str | None = None) -> TokenSource:
     """The token data at `path`, in the format that is given or found."""
     if format is not None and format not in SOURCES:
         raise ConfigError(f"unknown format {format!r}; known are {', '.join(SOURCES)}")
-    try:
+    with reading(path):
         if not path.exists():
             raise DataError(f"no data at {path}: there is no such file or folder")
         return SOURCES[format or detect(path)](path, format is not None)
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename or path}: {error.strerror}") from error
 
 
 def detect(path: Path) -> str:

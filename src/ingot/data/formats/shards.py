@@ -12,14 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from ingot.data.formats.base import (
-    ByteCounter,
-    Document,
-    Marks,
-    StreamWriter,
-    TokenSource,
-    cut,
-)
+from ingot.data.formats.base import ByteCounter, Document, Marks, StreamWriter, TokenSource, cut
 from ingot.data.store.dataset import Dataset, Split
 from ingot.data.store.shards import ShardWriter, open_shard
 from ingot.data.store.stream import OPEN_FILES, TokenStream

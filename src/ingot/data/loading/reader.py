@@ -54,7 +54,7 @@ class _Ahead:
 
 
 class RowReader(Generic[Plan]):
-    """One rank's rows of step after step, read ahead by a thread into buffers that `lend` makes.
+    """One rank's rows of step after step, read ahead by a thread into buffers that `host_buffer` makes.
 
     `following` guesses the plan of the step after another. Where the loop asks for other rows than were guessed, what was read
     ahead is dropped and the guesses begin anew with what it asks for.
@@ -71,14 +71,14 @@ class RowReader(Generic[Plan]):
         first: Plan,
         following: Callable[[Plan], Plan],
         shapes: Sequence[Reading],  # of all the steps that may come
-        lend: MakeBuffer,
+        host_buffer: MakeBuffer,
     ):
         self._source, self._ranks, self._following = source, ranks, following
         self._plan, self._turn, self._changing = first, 0, threading.Lock()
         most = max(len(ranks.share(shape.samples)) for shape in shapes)
         self._free: queue.Queue[Batch] = queue.Queue()
         for _ in range(self.ahead + 2):
-            self._free.put(lend((most, source.planes, source.seq_len)))
+            self._free.put(host_buffer((most, source.planes, source.seq_len)))
         self._ready: queue.Queue[_Ahead | Exception] = queue.Queue(maxsize=self.ahead)
         self._lent: list[Batch] = []
         self._closing = threading.Event()

@@ -23,6 +23,7 @@ from ingot.data.text.unpacking import CODECS, open_unpacked
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import OUTSIDE, utf8
 from ingot.errors import DataError, IngotError
+from ingot.runtime.files import reading
 
 BLOCK_BYTES = 1 << 20  # of text that one worker encodes at once
 NEWLINE = ord("\n")
@@ -114,14 +115,11 @@ def _has_lines(path: Path) -> bool:
 
 def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[Lines]:
     lines = size = 0
-    try:
-        with open_unpacked(path, advance) as stream:
-            while data := stream.read(BLOCK_BYTES):
-                data += b"" if data.endswith(b"\n") else stream.readline()
-                yield Lines(path, text_field, data, lines, size)
-                lines, size = lines + len(_newlines(data)), size + len(data)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), open_unpacked(path, advance) as stream:
+        while data := stream.read(BLOCK_BYTES):
+            data += b"" if data.endswith(b"\n") else stream.readline()
+            yield Lines(path, text_field, data, lines, size)
+            lines, size = lines + len(_newlines(data)), size + len(data)
 
 
 def _parse(block: Lines) -> list[bytes]:

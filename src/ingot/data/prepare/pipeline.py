@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -28,11 +28,12 @@ from ingot.data.store.dataset import SPLITS, Manifest
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
-from ingot.data.text.files import WHAT, Text, count_documents, file_bytes, find_files, read_texts
+from ingot.data.text.files import WHAT, Text, adding_up, count_documents, file_bytes, find_files, read_texts
 from ingot.data.text.hub_datasets import commits
 from ingot.data.text.records import characters
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import reading
 from ingot.runtime.version import made_by
 
 log = logging.getLogger(__name__)
@@ -68,10 +69,6 @@ class Summary:
     continued_documents: int
     fingerprint: str
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {**asdict(self), "folder": str(self.folder)}
 
 
 def summarise(manifest: Manifest) -> dict[str, SplitSummary]:
@@ -113,7 +110,7 @@ def prepare(
     opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)  # before inputs are downloaded
     files, val_files, ignored = _find(inputs, val_inputs, text_field)
     total = sum(map(file_bytes, files + val_files))
-    advance = _advance(total if opened else 2 * total, progress)
+    advance = adding_up(progress, total if opened else 2 * total)
     built = opened or CharTokenizer(_alphabet(read_texts(files + val_files, text_field, advance)))
     texts = _Texts(files, val_files, text_field, advance)
     rule, blocks = _held_out(texts, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
@@ -332,23 +329,9 @@ def _alphabet(texts: Iterable[Text]) -> set[str]:
     return found
 
 
-def _advance(total: int, progress: Progress | None) -> Callable[[int], None]:
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress:
-            progress(done, total)
-
-    return advance
-
-
 def _file_identity(path: Path) -> list[Any]:
-    try:
+    with reading(path):
         status = path.stat()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 
 

@@ -19,11 +19,11 @@ from importlib import import_module
 from typing import Any, cast
 
 from ingot.data.prepare.blocks import Block, encode_or_explain
-from ingot.data.prepare.workers import BLOCKS_AHEAD, Engine, cpu_count, in_order
+from ingot.data.prepare.workers import BLOCKS_AHEAD, Engine, in_order
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import ConfigError, IngotError, RunError
-from ingot.runtime.children import away_from_the_users_folder
+from ingot.runtime.children import away_from_the_users_folder, cpu_count
 
 RETRIES = 10  # of a task whose process or machine is gone
 PATIENCE_SECONDS = 10

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, encode_o
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import IngotError, RunError
-from ingot.runtime.children import python_command
+from ingot.runtime.children import cpu_count, python_command
 
 SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
@@ -168,8 +167,3 @@ def run_worker() -> None:
 def workers_for(tokenizer: Tokenizer, size: int) -> int:
     """How many processes encode an input of this many bytes, if nobody says so."""
     return 1 if tokenizer.instant or size <= SMALL_BYTES else cpu_count()
-
-
-def cpu_count() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

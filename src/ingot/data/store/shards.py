@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ingot.data.store.findings import Finding
 from ingot.errors import DataError
-from ingot.runtime.files import file_sha256
+from ingot.runtime.files import file_sha256, reading
 
 MAGIC, VERSION = 20240520, 1
 HEADERS = {MAGIC: (VERSION, "<u2"), 20240801: (7, "<u4")}  # by their magic number: the version, the type of a token
@@ -169,10 +169,8 @@ def open_shard(path: Path, wide: bool = False) -> NDArray[Any]:
 
 def open_plain(path: Path) -> NDArray[np.uint16]:
     """The tokens of a file without a header, mapped from the disk."""
-    try:
+    with reading(path):
         size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     if size % TOKEN_BYTES:
         raise DataError(f"{path} has {size:,} bytes, an odd number, and tokens have two each; it is cut short or no such data")
     return map_tokens(path, "<u2", 0, size // TOKEN_BYTES)

@@ -21,7 +21,7 @@ from typing import Any
 
 from ingot.data.store.shards import has_header
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import fsync_dir, remove_if_empty
+from ingot.runtime.files import fsync_dir, reading, remove_if_empty
 from ingot.runtime.locks import FolderLock
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def staged(
 
 def check_output(output: Path, overwrite: bool) -> None:
     """Refuse an output that exists, unless it is token data and may be replaced."""
-    try:
+    with reading(output):
         if not os.path.lexists(output):
             return
         if not output.is_dir():
@@ -103,8 +103,6 @@ def check_output(output: Path, overwrite: bool) -> None:
         found = {path: path.relative_to(output).as_posix() for path in output.rglob("*")}
         foreign = next((name for path, name in found.items() if not _is_ours(path, name)), None)
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
-    except OSError as error:
-        raise DataError(f"cannot read {output}: {error.strerror}") from error
     if foreign or (found and not proven):
         holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
         raise ConfigError(

@@ -18,6 +18,7 @@ from ingot.data.text.parquet import read_parquet
 from ingot.data.text.records import read_json, read_lines, read_table, read_text, read_whole
 from ingot.data.text.unpacking import CODECS, open_unpacked
 from ingot.errors import DataError
+from ingot.runtime.files import reading
 
 READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
     ".txt": read_text,
@@ -42,7 +43,7 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     files: list[Path] = []
     ignored: list[Path] = []
     for path in inputs:
-        try:
+        with reading(path):
             if str(path).startswith(HUB):
                 files += fetch(str(path))
             elif path.is_dir():
@@ -51,8 +52,6 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                     (ignored if hidden or not is_text(file) or not file.is_file() else files).append(file)
             else:
                 files.append(_checked_file(path))
-        except OSError as error:
-            raise DataError(f"cannot read {error.filename or path}: {error.strerror}") from error
     return files, ignored
 
 
@@ -63,10 +62,21 @@ def is_text(path: Path) -> bool:
 
 def file_bytes(path: Path) -> int:
     """The size of a file."""
-    try:
+    with reading(path):
         return path.stat().st_size
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+def adding_up(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """An `advance` that tells `progress` what is done so far, of a total."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    return advance
 
 
 def read_documents(files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None) -> Iterator[str]:
@@ -78,7 +88,7 @@ def read_documents(files: Iterable[Path], text_field: str, advance: Callable[[in
 def read_texts(files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None) -> Iterator[Text]:
     """`read_documents`, with a document that is a file of its own, and may be large, as the UTF-8 that it is."""
     for path in files:
-        try:
+        with reading(path):
             if _kind(path) == PARQUET:
                 yield from read_parquet(path, text_field, advance)
                 continue
@@ -87,8 +97,6 @@ def read_texts(files: Iterable[Path], text_field: str, advance: Callable[[int], 
                     yield read_whole(stream, path)
                 else:
                     yield from READERS[_kind(path)](stream, path, text_field)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 def count_documents(files: Iterable[Path], text_field: str, limit: int) -> int:

@@ -140,7 +140,7 @@ class _JsonText:
         self._text, self._at, self._bytes = "", 0, 0
 
     def peek(self) -> str:
-        """The next character that is no white space; empty at the end."""
+        """The next character that is not white space; empty at the end."""
         while True:
             white = JSON_WHITE.match(self._text, self._at)
             self._move(white.end() if white else self._at)
@@ -150,7 +150,7 @@ class _JsonText:
                 return ""
 
     def skip(self) -> None:
-        """Goes after the character that `peek` gave."""
+        """Moves past the character that `peek` gave."""
         self._move(self._at + 1)
 
     def value(self) -> Any:

@@ -71,7 +71,7 @@ class Tokenizer(ABC):
         return self._sizes.take(self._rows(targets))
 
     def encode_document(self, text: str) -> NDArray[np.uint16]:
-        """The ids of a whole document, behind the start mark where the kind has one."""
+        """The ids of a whole document, after the start mark where the kind has one."""
         return self._marked(self.encode(text))
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
@@ -94,6 +94,10 @@ class Tokenizer(ABC):
     def is_special(self, token: int) -> bool:
         """Whether an id stands for no text at all."""
         return bool(self._sizes[self._rows([token])][0] == 0)
+
+    def starts_anew(self, token: int) -> bool:
+        """Whether what follows an id is the start of a text."""
+        return self.is_special(token)
 
     def fingerprint(self) -> str:
         """Equal for tokenizers that give every text the same ids."""
@@ -138,7 +142,7 @@ class StreamDecoder:
         if not len(ids):
             return ""
         data = self._tokenizer.decode_bytes(ids, self._at_start)
-        self._at_start = self._tokenizer.is_special(int(ids[-1]))
+        self._at_start = self._tokenizer.starts_anew(int(ids[-1]))
         return self._decoder.decode(data)
 
     def finish(self) -> str:

@@ -177,7 +177,8 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Piece]:
     model = config["model"]
     unknown = vocabulary.get(model.get("unk_token"), model.get("unk_id"))
     if isinstance(unknown, int) and style != "bytes" and unknown < len(table):
-        table[unknown] = (None, False)
+        # As SentencePiece's, which starts a text anew; between words it stands for nothing, and the space after it is text.
+        table[unknown] = (None if style == "spaces" else b"", False)
     if style == "spaces" and (b" ", True) not in table:
         raise NoSpacePiece(
             "the vocabulary has no piece for a single space (U+2581), so the bytes of a text would be counted wrong; "

@@ -41,6 +41,9 @@ class PieceTokenizer(Tokenizer):
             sizes[first] -= self._spaced.take(rows[first])
         return sizes
 
+    def starts_anew(self, token: int) -> bool:
+        return bool(self._special[self._rows([token])][0])
+
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         parts = []
         for token in self._checked(ids).tolist():

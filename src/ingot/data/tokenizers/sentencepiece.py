@@ -69,7 +69,7 @@ class SentencePieceTokenizer(FileTokenizer):
     def _table(self) -> WordTable | None:
         if (starts := word_starts(self.contents, self._model)) is None:
             return None
-        # A U+2581 of the text itself is not a space for the normaliser and one for the pieces.
+        # A U+2581 of the text itself is not a space to the normaliser, but is one in the pieces.
         return trusted(WordTable(self._encode_words, *starts, foreign=SPACE.encode()), self.encode)
 
     def _encode_words(self, words: list[bytes], role: int) -> Flat:

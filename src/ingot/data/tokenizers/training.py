@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.data.text.files import WHAT, file_bytes, find_files, read_documents
+from ingot.data.text.files import WHAT, adding_up, file_bytes, find_files, read_documents
 from ingot.data.tokenizers.base import MAX_VOCABULARY, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
@@ -49,14 +49,7 @@ def train_tokenizer(
     """Learns a vocabulary from text files, or from their first `documents`, and writes it as one file."""
     _check(output, kind, vocab_size, documents, overwrite)
     files, _ = find_files(inputs)
-    total, done = sum(map(file_bytes, files)), 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress:
-            progress(done, total)
-
+    advance = adding_up(progress, sum(map(file_bytes, files)))
     contents = learn(kind, islice(read_documents(files, text_field, advance), documents), vocab_size)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ingot.data.store.dataset import MANIFEST
 from ingot.data.store.findings import Finding
@@ -22,22 +21,6 @@ from ingot.data.verify.overlap import ComparedSplit, Match, find_overlap
 from ingot.errors import ConfigError
 from ingot.runtime.files import file_sha256
 
-CODES = {
-    "dataset-json": "dataset.json is damaged, edited, or does not add up",
-    "tokenizer": "the tokenizer cannot be read",
-    "space-piece": "the tokenizer has no piece for a single space",
-    "tokenizer-mismatch": "another tokenizer made the tokens",
-    "shard-missing": "a shard is not there or cannot be read",
-    "shard-header": "a shard does not begin as one",
-    "shard-size": "a shard is cut short or too long",
-    "shard-sha256": "a shard is not what was written",
-    "token-range": "tokens outside the vocabulary",
-    "document-index": "the document index is damaged",
-    "document-marks": "start marks are not where documents start",
-    "byte-count": "the bytes that the tokens stand for are not those of the text",
-    "overlap-documents": "a validation document is in train",
-    "overlap-ngrams": "most runs of words of a validation document are in train",
-}
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -87,10 +70,6 @@ class Report:
     def ok(self) -> bool:
         """Whether nothing was found."""
         return not self.findings
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {**asdict(self), "folder": str(self.folder), "ok": self.ok}
 
 
 def audit(

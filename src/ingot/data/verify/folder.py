@@ -25,6 +25,7 @@ from ingot.data.store.shards import open_shard
 from ingot.data.store.stream import TokenStream
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import reading
 
 Starts = NDArray[np.int64]  # where documents begin, and after them the end of the last
 
@@ -59,14 +60,12 @@ class Folder:
 
 def open_folder(path: Path, tokenizer: str | None = None) -> Folder:
     """Reads what there is; `tokenizer` says what made the tokens of bare shards, and must be that of a prepared folder."""
-    try:
+    with reading(path):
         if (path / MANIFEST).is_file():
             return _prepared(path, tokenizer)
         shards = sorted(file for file in path.glob("*.bin") if not NO_TOKENS.search(file.stem.lower()))
         if not any(path.glob("*_train_*.bin")) and not any(path.glob("*_val_*.bin")):
             _refuse_other_formats(path)
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename or path}: {error.strerror}") from error
     return _bare(path, shards, tokenizer)
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib.util
 import io
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -94,10 +93,6 @@ class Inspection:
     folder: Path
     tokenizer: str
     splits: dict[str, SplitInspection]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {**asdict(self), "folder": str(self.folder)}
 
 
 def inspect(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,14 +13,14 @@ from ingot.data import SHARD_TOKENS
 from ingot.doors.cli.data_convert import convert_command
 from ingot.doors.cli.data_download import download_command
 from ingot.doors.cli.data_inspect import inspect_command
-from ingot.doors.cli.data_verify import verify_command
+from ingot.doors.cli.data_verify import print_splits, verify_command
 from ingot.doors.cli.options import AsJson
 from ingot.doors.display import progress_bar
 from ingot.doors.output import print_json
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.data.prepare.pipeline import SplitSummary, Summary
+    from ingot.data.prepare.pipeline import Summary
 
 
 TOKENIZER = (
@@ -123,14 +122,17 @@ def prepare_command(
             progress=progress,
         )
     if as_json:
-        print_json(summary.as_dict())
+        print_json(summary)
     else:
         _print_summary(summary)
 
 
 def _print_summary(summary: Summary) -> None:
     print(f"{summary.folder}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
-    _print_splits(summary.splits)
+    if print_splits(summary.splits):
+        print(
+            "bytes are those of the text, piece bytes those its tokens stand for: this tokenizer changes text, white space often"
+        )
     if summary.continued_documents:
         print(f"{summary.continued_documents:,} documents were there already, from a run that had been stopped")
     if summary.empty_documents:
@@ -198,17 +200,3 @@ def _refuse_bare(words: list[str] | None) -> None:
     """Refuse what a shell makes of --input *.jsonl: one value for the option, and the rest bare."""
     if words:
         raise ConfigError(f"{words[0]} stands alone; give --input again in front of each file, or give the folder they are in")
-
-
-def _print_splits(splits: Mapping[str, SplitSummary]) -> None:
-    folded = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
-    pieces = f"{'piece bytes':>18}" if folded else ""
-    print(f"{'split':<6}{'documents':>12}{'tokens':>18}{'bytes':>18}{'bytes/token':>14}{pieces}")
-    for name, split in splits.items():
-        ratio = "-" if split.bytes_per_token is None else f"{split.bytes_per_token:.4f}"
-        pieces = f"{split.piece_bytes:>18,}" if folded and split.piece_bytes is not None else ""
-        print(f"{name:<6}{split.documents:>12,}{split.tokens:>18,}{split.bytes:>18,}{ratio:>14}{pieces}")
-    if folded:
-        print(
-            "bytes are those of the text, piece bytes those its tokens stand for: this tokenizer changes text, white space often"
-        )

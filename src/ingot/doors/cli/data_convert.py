@@ -72,7 +72,7 @@ def convert_command(
             progress=progress,
         )
     if as_json:
-        print_json(summary.as_dict())
+        print_json(summary)
         return
     kind = f", {summary.tokenizer} tokenizer" if summary.tokenizer else ""
     print(f"{output}: {summary.format}{kind}, {summary.seconds:.1f} s")

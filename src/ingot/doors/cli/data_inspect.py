@@ -47,7 +47,7 @@ def inspect_command(
     if plot:
         draw(found, plot)
     if as_json:
-        print_json(found.as_dict())
+        print_json(found)
         return
     print(f"{folder}: {found.tokenizer} tokenizer")
     for name, one in found.splits.items():

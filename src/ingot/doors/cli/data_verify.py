@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,7 +46,7 @@ def verify_command(
     with progress_bar("verifying", in_bytes=True) as progress:
         report = audit(folder, tokenizer=tokenizer, against=against, limits=limits, progress=progress)
     if as_json:
-        print_json(report.as_dict())
+        print_json({**vars(report), "ok": report.ok})
     else:
         _print(report, ngram_words)
     if not report.ok:
@@ -57,14 +58,7 @@ def _print(report: Report, ngram_words: int) -> None:
     state = "whole" if report.ok else f"{number:,} finding{'s' * (number > 1)}"
     kind = f"; {report.tokenizer} tokenizer, {report.vocab_size:,} ids" if report.tokenizer else ""
     print(f"{report.folder}: {state}{kind}")
-    folded = any(split.piece_bytes not in (None, split.bytes) for split in report.splits.values())
-    rows = [["split", "documents", "tokens", "bytes", "bytes/token", "piece bytes"]]
-    for name, split in report.splits.items():
-        ratio = "-" if split.bytes_per_token is None else f"{split.bytes_per_token:.4f}"
-        counts = [_number(value) for value in (split.documents, split.tokens, split.bytes)]
-        rows.append([name, *counts, ratio, _number(split.piece_bytes)])
-    for name, documents, tokens, size, ratio, pieces in rows:
-        print(f"{name:<6}{documents:>12}{tokens:>18}{size:>18}{ratio:>14}{pieces if folded else '':>18}".rstrip())
+    print_splits(report.splits)
     for one in report.comparisons:
         print(
             f"of {one.documents:,} validation documents {one.copied:,} are copied from the train split of {one.against} and "
@@ -78,6 +72,19 @@ def _print(report: Report, ngram_words: int) -> None:
     for code, count in shown.items():
         if count > LISTED:
             print(f"{code}: {count - LISTED:,} more; --json lists them all")
+
+
+def print_splits(splits: Mapping[str, Any]) -> bool:
+    """Print the counts of every split; piece bytes only where they are not those of the text, and whether that is so."""
+    folded = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
+    rows = [["split", "documents", "tokens", "bytes", "bytes/token", "piece bytes"]]
+    for name, split in splits.items():
+        ratio = "-" if split.bytes_per_token is None else f"{split.bytes_per_token:.4f}"
+        counts = [_number(value) for value in (split.documents, split.tokens, split.bytes)]
+        rows.append([name, *counts, ratio, _number(split.piece_bytes)])
+    for name, documents, tokens, size, ratio, pieces in rows:
+        print(f"{name:<6}{documents:>12}{tokens:>18}{size:>18}{ratio:>14}{pieces if folded else '':>18}".rstrip())
+    return folded
 
 
 def _number(value: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`ingot golf`: what belongs to the golf challenge and is not a training."""
+"""`ingot golf`: what belongs to the golf challenge and is not training."""
 
 from __future__ import annotations
 

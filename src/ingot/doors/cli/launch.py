@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.errors import ConfigError, RunError
+from ingot.runtime.children import cpu_count
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
@@ -57,7 +58,7 @@ def launch(
     _check(nproc, nnodes, node_rank, master_port)
     # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
     command = [*([sys.executable, "-P", "-m", "ingot"] if command is None else command), *argv]
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // nproc))}
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
     environment[STARTED_AT] = str(process_start())
     if nnodes > 1:
         where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
@@ -174,10 +175,6 @@ def _free_port() -> int:
             probe.bind(("", port))
             return port
     raise RunError("no free port between 20000 and 32767 for the ranks to meet at; name one with --master-port")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _check(nproc: int, nnodes: int, node_rank: int, master_port: int | None) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -68,13 +66,9 @@ def train(
 
         result = run(resolved, reporter, began=process_start())
     if ranks_from_environment().first:
-        print_json(_as_json(result)) if as_json else _print(result)
+        print_json(result) if as_json else _print(result)
         return stop_exit_code if result.status == "stopped" else 0
     return 0
-
-
-def _as_json(result: TrainingResult) -> dict[str, Any]:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(result).items()}
 
 
 def _print(result: TrainingResult) -> None:

@@ -101,7 +101,7 @@ SAMPLE = _keys(
     Key("out_dir", str, "out", "folder of the run, where init_from is resume"),
     Key("start", str, "\n", "what the text begins with, or FILE:path of it"),
     Key("num_samples", int, 10, "texts to write"),
-    Key("max_new_tokens", int, 500, "tokens in each, behind the start"),
+    Key("max_new_tokens", int, 500, "tokens in each, after the start"),
     Key("temperature", float, 0.8, "below 1: likelier tokens are drawn more often, above: less; 0: always the likeliest"),
     Key("top_k", int, 200, "only so many likeliest tokens are drawn; None or 0: all", True),
     _SEED,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ingot.data.tokenizers import Tokenizer
+
 PROGRAM = "prepare.py"
 TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -97,17 +99,14 @@ def _write_characters(folder: Path, text: str) -> None:
     tokenizer = CharTokenizer(text)
     say(f"all the unique characters: {tokenizer.characters}")
     say(f"vocab size: {tokenizer.vocab_size:,}")
-    parts = [tokenizer.encode(part) for part in _split(text)]
-    _place(folder, {"train.bin": _bytes(parts[0]), "val.bin": _bytes(parts[1]), META: meta_bytes(tokenizer)})
+    _place(folder, tokenizer, text, {META: meta_bytes(tokenizer)})
 
 
 def _write_gpt2(folder: Path, text: str) -> None:
     from ingot.data.tokenizers import open_tokenizer
 
     _refuse_characters(folder)
-    tokenizer = open_tokenizer("gpt2")
-    parts = [tokenizer.encode(part) for part in _split(text)]
-    _place(folder, {"train.bin": _bytes(parts[0]), "val.bin": _bytes(parts[1])})
+    _place(folder, open_tokenizer("gpt2"), text, {})
 
 
 def _refuse_characters(folder: Path) -> None:
@@ -117,20 +116,14 @@ def _refuse_characters(folder: Path) -> None:
         raise DataError(f"{folder / META} says that the data here are characters; give another --output or remove it")
 
 
-def _split(text: str) -> tuple[str, str]:
-    end = int(len(text) * TRAIN_PART)
-    return text[:end], text[end:]
-
-
-def _bytes(ids: NDArray[np.uint16]) -> bytes:
-    return ids.astype("<u2").tobytes()
-
-
-def _place(folder: Path, files: dict[str, bytes]) -> None:
+def _place(folder: Path, tokenizer: Tokenizer, text: str, others: dict[str, bytes]) -> None:
+    """Write the two splits of a text, and other files beside them."""
     from ingot.data.store.output import writing
     from ingot.runtime.files import write_atomically
 
-    for name, content in files.items():
+    end = int(len(text) * TRAIN_PART)
+    train, val = (tokenizer.encode(part).astype("<u2").tobytes() for part in (text[:end], text[end:]))
+    for name, content in {"train.bin": train, "val.bin": val, **others}.items():
         with writing(folder / name):
             write_atomically(folder / name, content)
         if name.endswith(".bin"):
@@ -190,7 +183,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
     import numpy as np
 
     from ingot.data.store.output import writing
-    from ingot.data.text.files import file_bytes, find_files, read_documents
+    from ingot.data.text.files import adding_up, file_bytes, find_files, read_documents
     from ingot.doors.display import progress_bar
     from ingot.runtime.files import temporary_beside
 
@@ -200,17 +193,11 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
         raise error if inputs else DataError(f"{error}; --input PATH takes other documents, --bundled those of ingot") from None
     if not bundled and not files:
         raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
-    total, done, scratch = sum(map(file_bytes, files)), 0, temporary_beside(folder / "tokens")
+    total, scratch = sum(map(file_bytes, files)), temporary_beside(folder / "tokens")
     with _alone_in(folder):
         _refuse_characters(folder)
         with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("xb") as file:
-
-            def advance(size: int) -> None:
-                nonlocal done
-                done += size
-                show(done, total)
-
-            texts = _bundled() if bundled else read_documents(files, text_field, advance)
+            texts = _bundled() if bundled else read_documents(files, text_field, adding_up(show, total))
             counts = _encode(texts, file, 1 if total < SMALL_BYTES else workers)
         if len(counts) < 2:
             raise DataError("val.bin needs a document of its own, and there are fewer than two; give more")
@@ -227,8 +214,9 @@ def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArra
     import numpy as np
 
     from ingot.data.prepare.blocks import EveryText, text_blocks
-    from ingot.data.prepare.workers import cpu_count, local_engine
+    from ingot.data.prepare.workers import local_engine
     from ingot.data.tokenizers import open_tokenizer
+    from ingot.runtime.children import cpu_count
 
     tokenizer = open_tokenizer("gpt2")
     end = np.array([tokenizer.bos], "<u2")

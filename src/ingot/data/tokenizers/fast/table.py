@@ -196,7 +196,7 @@ class WordTable:
         try:
             self._rows[rows[new], 3], self._used = self._encode_words(words, kept[new], self._used)
             self._words += len(new)
-            # The ids of the others lie behind, where the next will overwrite them.
+            # The ids of the others lie after them, where the next will overwrite them.
             places[rest], _ = self._encode_words(words, rest, self._used)
         except BaseException:
             self._clear()  # rows are claimed and not filled

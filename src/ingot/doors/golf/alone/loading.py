@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ class ResolvedConfig:
     config: Config
     origins: dict[str, str]
     recipe: str | None
+    files: tuple[Path, ...] = ()  # none: there is no file to read settings from
 
 
 def load_config(python: Mapping[str, Any], environment: Mapping[str, str]) -> ResolvedConfig:

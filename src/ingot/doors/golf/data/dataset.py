@@ -21,6 +21,7 @@ from ingot.data.store.dataset import MANIFEST, Dataset, Manifest
 from ingot.data.store.output import writing
 from ingot.data.store.staging import staged
 from ingot.data.store.writer import Point, is_sound
+from ingot.data.text.files import adding_up
 from ingot.doors.golf.data.docs import Docs, Notify, Progress, read_docs
 from ingot.doors.golf.data.tokenizers import Built
 from ingot.errors import ConfigError, DataError
@@ -88,16 +89,10 @@ def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progres
 
 def _blocks(plan: Plan, what: str, target: Path, notify: Notify, progress: Progress, begin: Point) -> RuledBlocks:
     """The documents after those that were written before; those without text are documents too."""
-    path, done = plan.docs.path, 0
-    total = path.stat().st_size
+    path = plan.docs.path
     if begin.documents:
         notify(f"{target}: going on after document {begin.documents:,}")
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(what, done, total)
-
+    advance = adding_up(partial(progress, what), path.stat().st_size)
     texts = text_blocks(read_docs(path, begin.documents, advance), documents=plan.batch)
     return ruled(first_documents(plan.val_documents), map(EveryText, texts))
 

@@ -20,12 +20,13 @@ from ingot.data.formats.manifest import MANIFEST, parse_manifest
 from ingot.data.formats.open import open_source
 from ingot.data.hub import FileInfo, Hub, client_messages
 from ingot.data.store.output import writing
+from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.text.records import TEXT_FIELD, read_lines
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.doors.golf.data.manifest import DOCS, DOCS_SOURCE, read_source
 from ingot.doors.golf.data.placing import check_space, disk_of, place
 from ingot.errors import DataError
-from ingot.runtime.files import file_sha256, replace_file, write_atomically
+from ingot.runtime.files import file_sha256, reading, replace_file, write_atomically
 
 DECODE_BATCH = 512  # documents of GPT-2 tokens that become text at once
 LARGE_BYTES = 1 << 30  # of which a checksum takes long enough to say so
@@ -54,12 +55,10 @@ class Docs:
 def read_docs(path: Path, skip: int = 0, advance: Callable[[int], None] = lambda size: None) -> Iterator[str]:
     """The documents after the first `skip`; half a surrogate pair, which is not a character, becomes a question mark."""
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             yield from read_lines(cast(BinaryIO, _lines(file, skip, advance)), path, "text")
     except DataError as error:
         raise DataError(error.what if TEXT_FIELD in error.settings else str(error)) from None  # no option of an export
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 def fetch_docs(output: Path, hub: Hub, root: str, notify: Notify, progress: Progress) -> Docs | None:
@@ -201,7 +200,7 @@ def _decode(source: TokenSource, file: BinaryIO, batch: int, notify: Notify, pro
             file.write(lines)
             digest.update(lines)
             documents[split], size, done = documents[split] + len(group), size + len(lines), done + sum(map(len, group))
-            progress("decoding GPT-2 shards", done, total)
+            progress("decoding GPT-2 shards", TOKEN_BYTES * done, TOKEN_BYTES * total)
     if broken:
         notify(f"warning: {broken:,} documents of {source.path} end or begin inside a character, which became U+FFFD")
     counts = {"num_docs": sum(documents.values()), "docs_val": documents["val"]}
@@ -235,11 +234,8 @@ def _lines(file: BinaryIO, skip: int, advance: Callable[[int], None]) -> Iterato
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            yield from file
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        yield from file
 
 
 def _is_blank(line: bytes) -> bool:

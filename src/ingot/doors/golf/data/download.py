@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from ingot.data.formats.manifest import MANIFEST, parse_manifest
 from ingot.data.hub import FileInfo, Hub, Stopped, client_messages
@@ -66,10 +65,6 @@ class Downloaded:
     fetched_bytes: int
     warnings: list[str]
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def download(

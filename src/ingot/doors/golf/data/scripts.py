@@ -71,10 +71,14 @@ def download_and_print(output: Path, as_json: bool, **request: Any) -> None:
     """Download, showing how far it is on stderr and what it came to on stdout."""
     from ingot.doors.golf.data.download import download
 
-    with _download_display() as (notify, progress):
-        result = download(output, notify=notify, progress=progress, **request)
+    def tell(progress: Progress) -> None:
+        assert show is not None
+        show("downloading", progress.bytes, progress.of_bytes, f"{progress.files} of {progress.of_files} files")
+
+    with _display() as (notify, show):
+        result = download(output, notify=notify, progress=tell if show else _Lines(), **request)
     if as_json:
-        print_json(result.as_dict())
+        print_json(result)
     else:
         print(_summary(result))
 
@@ -93,24 +97,6 @@ def _summary(result: Downloaded) -> str:
         f"{result.repo} {commit}: {result.files:,} files, {fetched}, all checked, {result.seconds:.1f} s\n"
         f"train on it with: ingot train --recipe demo --data.path {shlex.quote(result.dataset)}"
     )
-
-
-@contextmanager
-def _download_display() -> Iterator[tuple[Callable[[str], None], Callable[[Progress], None]]]:
-    """Where lines and progress go: a bar with lines above it, or lines alone."""
-    if not is_terminal(sys.stderr):
-        yield warn, _Lines()
-        return
-    work = Work("asking the hub", "bytes")
-    with StatusLine(lambda width: fit(work.parts(width), width)) as line:
-
-        def show(progress: Progress) -> None:
-            often = work.total > 0 and progress.fetched is None
-            work.what = f"{progress.files} of {progress.of_files} files"
-            work.update(progress.bytes, progress.of_bytes)
-            line.draw(often)
-
-        yield lambda text: line.above(f"{text}\n"), show
 
 
 class _Lines:
@@ -145,7 +131,7 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
             reuse=given.reuse_sp_model,
         )
         settings = _settings()
-        with _display() as (notify, progress):
+        with _display() as (notify, show):
             result = export(
                 given.output_root,
                 specs,
@@ -156,10 +142,10 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
                 gpt2_shards=given.from_gpt2_shards,
                 settings=settings,
                 notify=notify,
-                progress=progress,
+                progress=show or (lambda what, done, total: None),
             )
         if given.json:
-            print_json(result.as_dict())
+            print_json(result)
         else:
             _print(result)
     return outcome.code
@@ -225,26 +211,21 @@ def _print(result: Exported) -> None:
 
 
 @contextmanager
-def _display() -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int], None]]]:
-    """Where lines and progress go: a bar with lines above it on a terminal, else lines alone."""
-    if not sys.stderr.isatty():
-        yield warn, lambda what, done, total: None
+def _display() -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
+    """Where lines and progress go: lines above one that shows how far a piece of work is; without a terminal lines alone."""
+    if not is_terminal(sys.stderr):
+        yield warn, None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    work, part = Work("asking the hub", "bytes"), ""
+    with StatusLine(lambda width: fit(work.parts(width), width)) as line:
 
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task, shown, seen = bars.add_task("asking the hub", total=None), "", 0
+        def show(what: str, done: int, total: int, name: str = "") -> None:
+            nonlocal work, part
+            often = (what, name or what) == (part, work.what)
+            if what != part:
+                work, part = Work(what, "bytes"), what
+            work.what = name or what
+            work.update(done, total)
+            line.draw(often)
 
-        def show(what: str, done: int, total: int) -> None:
-            nonlocal shown, seen
-            if what == shown and seen <= done < min(seen + total // 500, total):
-                return  # called for every document, and a bar is slow
-            if what != shown:
-                bars.reset(task, description=what)
-            shown, seen = what, done
-            bars.update(task, completed=done, total=total)
-
-        yield lambda line: console.print(line, markup=False, soft_wrap=True), show
+        yield lambda text: line.above(f"{text}\n"), show

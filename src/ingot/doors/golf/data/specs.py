@@ -202,7 +202,7 @@ def _text(record: Record, key: str, default: str, where: str) -> str:
 def _name(record: Record, key: str, default: str, where: str) -> str:
     name = _text(record, key, default, where)
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ConfigError(f"{where}: {key} {name!r} is not a name of a file; use letters, digits, dots, - and _")
+        raise ConfigError(f"{where}: {key} {name!r} is not a file name; use letters, digits, dots, - and _")
     return name
 
 

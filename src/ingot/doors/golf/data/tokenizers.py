@@ -7,15 +7,17 @@ U+2585 in them, and reads the others stripped, while what is exported is the tex
 from __future__ import annotations
 
 import lzma
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files as resources
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ingot.data.formats.convert import marks_of
+from ingot.data.text.files import adding_up
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
@@ -42,7 +44,7 @@ class Built:
 def build(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -> Built:
     """The tokenizer of a spec."""
     with _named(spec):
-        files = BUILDERS[spec.kind](spec, docs, notify, progress)
+        files = _files(spec, docs, notify, progress)
         tokenizer = _open(spec, files[spec.file])
     if tokenizer.vocab_size != spec.vocab_size:
         notify(
@@ -110,12 +112,16 @@ def _open(spec: Spec, contents: bytes) -> Tokenizer:
     return tokenizer
 
 
-def _byte(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -> dict[str, bytes]:
-    return {spec.file: byte_file()}
-
-
-def _tiktoken(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -> dict[str, bytes]:
-    return {spec.file: lzma.decompress((resources("ingot.data.tokenizers") / "gpt2.tiktoken.xz").read_bytes())}
+def _files(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -> dict[str, bytes]:
+    if spec.kind == SENTENCEPIECE:
+        return _sentencepiece(spec, docs, notify, progress)
+    if spec.kind == BYTE:
+        return {spec.file: byte_file()}
+    if spec.kind == TIKTOKEN:
+        return {spec.file: lzma.decompress((resources("ingot.data.tokenizers") / "gpt2.tiktoken.xz").read_bytes())}
+    if spec.reuse is not None:
+        return {spec.file: _reused(spec, spec.reuse)}
+    return {spec.file: _learned(learn("bpe", _documents(spec, docs, progress), spec.vocab_size, spec.overrides))}
 
 
 def _sentencepiece(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -> dict[str, bytes]:
@@ -133,20 +139,6 @@ def _sentencepiece(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -
             "SentencePiece learns nothing from them; max_sentence_length in trainer_overrides changes that"
         )
     return {model_file: model, vocab_file: vocabulary_lines(model)}
-
-
-def _hf_bpe(spec: Spec, docs: Docs, notify: Notify, progress: Progress) -> dict[str, bytes]:
-    if spec.reuse is not None:
-        return {spec.file: _reused(spec, spec.reuse)}
-    return {spec.file: _learned(learn("bpe", _documents(spec, docs, progress), spec.vocab_size, spec.overrides))}
-
-
-BUILDERS: dict[str, Callable[[Spec, Docs, Notify, Progress], dict[str, bytes]]] = {
-    BYTE: _byte,
-    SENTENCEPIECE: _sentencepiece,
-    HF_BPE: _hf_bpe,
-    TIKTOKEN: _tiktoken,
-}
 
 
 class _Sentences:
@@ -168,13 +160,7 @@ class _Sentences:
 
 
 def _documents(spec: Spec, docs: Docs, progress: Progress) -> Iterator[str]:
-    done, total = 0, docs.path.stat().st_size
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(f"reading for {spec.name}", done, total)
-
+    advance = adding_up(partial(progress, f"reading for {spec.name}"), docs.path.stat().st_size)
     yield from islice(read_docs(docs.path, advance=advance), spec.train_documents)
 
 
