@@ -118,4 +118,4 @@ class PeerLost(RunError):
         self.exit_code = exit_code
 
 
-INTERRUPTED = 130  # exit code after a second SIGINT or SIGTERM, as shells know it
+INTERRUPTED = 130  # exit code after a SIGINT that follows another signal, as shells know it

@@ -231,9 +231,16 @@ def test_the_readme_names_every_verb_and_every_recipe() -> None:
 def test_the_page_of_the_run_folder_names_every_file_and_every_exit_code() -> None:
     text = (ROOT / "docs/run-folder.md").read_text()
     folder = RunFolder(Path("run"))
-    paths = (folder.config_path, folder.environment_path, folder.log_path, folder.metrics.path, folder.result_path)
+    paths = (
+        folder.config_path,
+        folder.environment_path,
+        folder.log_path,
+        folder.metrics.path,
+        folder.result_path,
+        folder.stop_path,
+    )
     folders = (folder.samples, folder.checkpoints, folder.artifact)
-    names = [*(path.name for path in paths), *(f"{path.name}/" for path in folders), "state.json", ".lock", MODEL_COPY]
+    names = [*(path.name for path in paths), *(f"{path.name}/" for path in folders), "state.json", "stop", ".lock", MODEL_COPY]
     assert [name for name in names if f"| `{name}` |" not in text] == []
     errors = (IngotError, RunError, ConfigError, DataError, CheckpointError)
     codes = {0, INTERRUPTED, BROKEN_PIPE, *(error.exit_code for error in errors)}

@@ -27,7 +27,7 @@ program, node, port, *argv = sys.argv[1:]
 command = [sys.executable, "-S", "-c", program]
 sys.exit(launch(2, argv, nnodes=2, node_rank=int(node), master_port=int(port), command=command))
 """
-# A rank that writes down every signal it gets and ends as training does: the first saves (0), the second ends at once (130).
+# A rank that writes down every signal it gets and ends as training does: the first saves (0), SIGINT after it ends at once (130).
 WRITE_SIGNALS = """
 import os, pathlib, signal, sys, time
 notes = pathlib.Path(sys.argv[1]) / os.environ["RANK"]
@@ -35,7 +35,7 @@ seen = []
 def note(number, frame):
     seen.append(signal.Signals(number).name)
     notes.write_text(f"{os.getpid()} {' '.join(seen)}")
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, note)
 notes.write_text(f"{os.getpid()}")
 while len(seen) < int(sys.argv[2]):
@@ -190,7 +190,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
     eventually(lambda: not alive(int((tmp_path / "pid").read_text())))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_reaches_every_rank_once(tmp_path: Path, launcher, number: signal.Signals) -> None:
     process = launcher(WRITE_SIGNALS, tmp_path, 1)
     eventually(lambda: all(notes(tmp_path)))

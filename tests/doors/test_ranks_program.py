@@ -85,12 +85,13 @@ def test_two_ranks_under_torchrun_are_the_same_run(ingot: Ingot, data, two_ranks
     assert outcome(tmp_path / "run") == outcome(two_ranks)
 
 
-def test_two_ranks_stop_together_at_a_signal_and_go_on_bitwise(ingot: Ingot, data, two_ranks, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_two_ranks_stop_together_at_a_signal_and_go_on_bitwise(ingot: Ingot, data, two_ranks, tmp_path, number):
     run = tmp_path / "run"
     words = [*train_words(data, run), "--nproc-per-node=2"]
     program = ingot.start(*words)
     program.said("step 7/40")
-    program.signal(signal.SIGTERM)
+    program.signal(number)
     assert program.end() == 0
     stopped = state(run)
     assert stopped["status"] == "stopped" and max(checkpoints(run)) == stopped["step"] < 40

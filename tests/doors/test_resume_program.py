@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -111,16 +112,28 @@ def test_the_first_signal_saves_and_ends_and_the_run_goes_on_bitwise(ingot: Ingo
     assert_same(run, reference)
 
 
-def test_the_second_signal_ends_at_once_with_130(ingot: Ingot, data, tmp_path):
+def test_a_sigint_after_the_first_signal_ends_at_once_with_130(ingot: Ingot, data, tmp_path):
     slow = {"training__tokens_per_step": 8192, "training__micro_batch": 8, "training__save_every": 1000}  # a second for a step
     program = ingot.start(*train_words(data, tmp_path / "run", **slow))
     program.said("step 1/40")
     program.signal(signal.SIGTERM)
     program.said("SIGTERM: saving and stopping")
-    program.signal(signal.SIGTERM)
+    program.signal(signal.SIGINT)
     assert program.end() == 130
     assert "Traceback" not in program.stderr
     assert checkpoints(tmp_path / "run") == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_sigusr_saves_and_stops_though_sigterm_follows(ingot: Ingot, data, tmp_path, number):
+    program = ingot.start(*train_words(data, tmp_path / "run", training__save_every=1000, training__max_steps=100_000))
+    program.said("step 5/")
+    program.signal(number)
+    program.said(f"{number.name}: saving and stopping")
+    program.signal(signal.SIGTERM)
+    assert program.end() == 0
+    stopped = state(tmp_path / "run")
+    assert stopped["status"] == "stopped" and list(checkpoints(tmp_path / "run")) == [stopped["step"]]
 
 
 def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
@@ -134,3 +147,26 @@ def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
     first.signal(signal.SIGTERM)
     assert first.end() == 0
     losses(run)  # each step stands there once
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_was_stopped_ends_with_the_code_that_was_asked_for(ingot: Ingot, data, tmp_path, ranks):
+    words = [*train_words(data, tmp_path / "run", training__max_steps=60), f"--nproc-per-node={ranks}", "--stop-exit-code=75"]
+    program = ingot.start(*words, "--json")
+    program.said("step 5/")
+    program.signal(signal.SIGUSR1)
+    assert program.end() == 75
+    assert json.loads(program.stdout)["stop_reason"] == "signal:SIGUSR1"
+    ingot(*words)  # completed: 0
+
+
+def test_the_wall_clock_counts_from_the_start_of_the_program(ingot: Ingot, data, tmp_path):
+    words = train_words(data, tmp_path / "run", training__max_runtime_seconds=0.01)  # imports alone take longer
+    found = json.loads(ingot(*words, "--json").stdout)
+    assert (found["status"], found["stop_reason"], found["total_steps"]) == ("stopped", "walltime", 0)
+
+
+def test_a_bad_end_of_the_job_is_told_once_by_many_ranks(ingot: Ingot, data, tmp_path):
+    ingot.environment["SLURM_JOB_END_TIME"] = "soon"
+    line = one_line(ingot(*train_words(data, tmp_path / "run"), "--nproc-per-node=2", code=2))
+    assert "SLURM_JOB_END_TIME=soon" in line and not (tmp_path / "run").exists()

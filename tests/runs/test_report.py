@@ -29,7 +29,7 @@ def test_plain_lines_tell_every_event_once():
     reporter.sample(10, "text")
     reporter.saved(Path("checkpoints/step-00000010"))
     reporter.message("note")
-    reporter.end(SimpleNamespace(status="stopped", total_steps=10))
+    reporter.end(SimpleNamespace(status="stopped", total_steps=10, stop_reason="walltime"))
     assert lines == [
         "run r  device cpu  precision fp32  ranks 2  parameters 1,234  train_tokens 5,000  tokens_per_step 64  micro_batch 4  "
         "attention default",
@@ -37,5 +37,5 @@ def test_plain_lines_tell_every_event_once():
         "eval 10  val_loss 2.0000  val_bpb 2.5000  (0.2 s)  best so far",
         "saved checkpoints/step-00000010",
         "note",
-        "stopped at step 10",
+        "stopped at step 10 (walltime)",
     ]

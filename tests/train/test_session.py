@@ -18,9 +18,10 @@ from tiny_runs import TINY, Train, records, state_of, train_tiny
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, RunError
-from ingot.runs.checkpoints import load_checkpoint, saved_steps
+from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.report import Reporter, StepReport
 from ingot.runs.run import Run
+from ingot.runs.steps import saved_steps
 from ingot.runtime.tensors import read_tensors
 from ingot.train.export import Exported
 from ingot.train.start import run

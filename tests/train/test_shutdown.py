@@ -16,25 +16,27 @@ TWICE = """
 import os, signal, sys
 from ingot.train.stopping import Shutdown
 with Shutdown() as shutdown:
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     print("still here", shutdown.requested, end="", flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    print("not reached")
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+    print("after the second")
 """
 
 
-def twice(**environment: str) -> subprocess.CompletedProcess[str]:
+def twice(first: str, second: str, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1]), **environment}
-    return subprocess.run([sys.executable, "-c", TWICE], env=environment, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", TWICE, first, second]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_the_first_signal_is_a_wish_and_is_answered_with_what_happens(number, capfd):
     with Shutdown() as shutdown:
         assert not shutdown.requested
         os.kill(os.getpid(), number)
         assert shutdown.requested
-    assert capfd.readouterr().err == f"{number.name}: saving and stopping; once more to end at once\n"
+    end = "once more" if number == signal.SIGINT else "SIGINT"
+    assert capfd.readouterr().err == f"{number.name}: saving and stopping; {end} to end at once\n"
 
 
 def test_only_the_first_rank_answers(capfd):
@@ -44,21 +46,29 @@ def test_only_the_first_rank_answers(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_the_second_signal_ends_the_process_at_once_with_130():
-    answer = twice()
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_sigint_after_any_signal_ends_the_process_at_once_with_130(first):
+    answer = twice(first, "SIGINT")
     assert answer.returncode == 130
     assert answer.stdout.endswith("still here True")
-    assert answer.stderr.startswith("SIGINT: saving and stopping")
+    assert answer.stderr.startswith(f"{first}: saving and stopping")
+
+
+@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGTERM"), ("SIGUSR1", "SIGUSR2")])
+def test_other_signals_after_the_first_do_not_keep_the_run_from_saving(first, second):
+    answer = twice(first, second)
+    assert answer.returncode == 0
+    assert "after the second" in answer.stdout
 
 
 def test_under_torchrun_an_echo_of_the_first_signal_is_not_a_second_wish():
-    answer = twice(TORCHELASTIC_RUN_ID="x")
+    answer = twice("SIGINT", "SIGINT", TORCHELASTIC_RUN_ID="x")
     assert answer.returncode == 0
-    assert "not reached" in answer.stdout
+    assert "after the second" in answer.stdout
 
 
 def test_afterwards_signals_mean_what_they_meant_before():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     with Shutdown():
         assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
     assert {number: signal.getsignal(number) for number in before} == before

@@ -306,7 +306,7 @@ def test_a_signal_to_any_rank_stops_all_at_the_same_step(data):
     devices = [Device(Time(), ranks=Ranks(rank, 2), meeting=meeting) for rank in range(2)]
     trainers = [make(data, device, training__max_steps=50) for device in devices]
     wishes = [Shutdown(), Shutdown()]
-    wishes[1].requested = True
+    wishes[1].reason = signal.SIGTERM
     found: dict[int, str] = {}
     threads = [
         threading.Thread(target=lambda rank=rank: found.__setitem__(rank, trainers[rank].run(wishes[rank]))) for rank in range(2)

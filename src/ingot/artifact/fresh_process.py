@@ -28,8 +28,12 @@ def score_in_fresh_process(
     device: str = "auto",
     rows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """What `ingot eval --artifact` says of a file, run as a process of its own; RunError with its last line if it fails."""
+    """What `ingot eval --artifact` says of a file, run as a process of its own; RunError with its last line if it fails.
+
+    `stop` is asked as often as the process says how far it is, and ends it.
+    """
     command = python_command(RUN_INGOT, "eval", "--artifact", str(path), "--json", "--tell-rows", "--device", device)
     command += ["--data", data] if data is not None else []
     command += ["--rows", str(rows)] if rows is not None else []
@@ -41,6 +45,8 @@ def score_in_fresh_process(
         for line in child.stderr:
             if told := ROWS.fullmatch(line.strip()):
                 progress(int(told[1]), int(told[2]))
+                if stop():
+                    child.terminate()
             elif line.strip():
                 heard.append(line.strip())
         printed = child.stdout.read()  # a few lines, which the pipe holds

@@ -220,6 +220,16 @@ class TrainingSection(Section):
         "auto",
         description="auto: continue from the newest sound checkpoint of output_dir. never: refuse a folder that holds one.",
     )
+    max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Wall-clock seconds of this session, everything included: it saves and stops before they are over. null: "
+        "what SLURM_JOB_END_TIME, INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME says, else no end.",
+    )
+    walltime_reserve_seconds: Rate | None = Field(
+        None,
+        description="Seconds of the wall clock that are kept for the last save. null: twice the longest save so far, and at "
+        "least 30 s or a tenth of the session.",
+    )
     save_every: Count = Field(0, description="Steps between checkpoints. 0: by save_seconds alone.")
     save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: by save_every alone.")
     keep_last: Positive = Field(2, description="Newest checkpoints that are kept, besides the best one and milestones.")

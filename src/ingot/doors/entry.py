@@ -14,10 +14,12 @@ from contextlib import contextmanager, suppress
 
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost, Rename, RunError, Setting
 from ingot.runtime.children import safe_path
+from ingot.runtime.processes import process_age
 from ingot.runtime.ranks import ranks_from_environment
 
 BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
 PATIENCE_SECONDS = 10
+STARTED_AT = "INGOT_STARTED_AT"  # tells a rank when its launcher began
 
 
 class Outcome:
@@ -74,6 +76,15 @@ def explained(
         )
         warn(f"{program}: error: {full.render(name, advise)}")
         outcome.code, outcome.error = full.exit_code, full
+
+
+def process_start() -> float:
+    """The unix time at which this program began, or the one that launched it as a rank."""
+    if STARTED_AT in os.environ:
+        with suppress(ValueError):
+            return float(os.environ[STARTED_AT])
+    age = process_age()
+    return time.time() - (age if age is not None else time.process_time())  # importing is mostly computing
 
 
 def say(line: str) -> None:

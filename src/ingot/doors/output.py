@@ -19,10 +19,16 @@ def print_json(value: Any) -> None:
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print rows with their columns aligned; a row of one cell is a heading."""
+    for line in columns(rows):
+        print(line)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with their columns aligned; a row of one cell is a heading."""
     full = [row for row in rows if len(row) > 1]
     widths = [max(map(len, column)) for column in zip(*full, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() if len(row) > 1 else row[0])
+    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] for row in rows)
+    return ["  ".join(cells).rstrip() if len(row) > 1 else row[0] for row, cells in zip(rows, padded, strict=True)]
 
 
 def write_file(path: Path, text: str, force: bool = False) -> None:

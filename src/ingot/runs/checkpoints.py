@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import CheckpointError, ConfigError, Setting
+from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, saved_steps
 from ingot.runtime.files import fsync_dir, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
-INDEX = "checkpoint.json"
 VERSION = 1
-PARTIAL, DAMAGED = ".partial", ".damaged"
-_NAME = re.compile(r"step-(\d{8,})")
 
 Tensors = Mapping[str, list[TensorRecord]]
 
@@ -142,12 +139,6 @@ def read_index(path: Path) -> dict[str, Any]:
     if told != _checksum(record):
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
     return record
-
-
-def saved_steps(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a folder by step, oldest first, without looking inside."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = False) -> Checkpoint | None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, Setting
-from ingot.runs.checkpoints import INDEX, PARTIAL, saved_steps
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import Metrics
@@ -25,8 +24,10 @@ from ingot.runs.result import NAME as RESULT
 from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
 from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
+from ingot.runs.steps import INDEX, PARTIAL, saved_steps
 from ingot.runtime.files import open_to_append, sweep_temporaries, to_json, write_atomically, writing
 
+STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 
 
@@ -59,11 +60,12 @@ class RunFolder:
         self._folders = (self.samples, self.checkpoints, self.artifact)
         self.metrics = Metrics(path / "metrics.jsonl")
         self.result_path = path / RESULT
+        self.stop_path = path / STOP
         self.session = 1  # which of the run's, as environment.json counts them
 
     def refuse_strangers(self, also: Sequence[str] = ()) -> None:
         """Refuse a folder in which our files would replace somebody else's, or be written through links; `also`: more names."""
-        files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path]
+        files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         for path in (path for path in files if path.is_symlink()):
             with writing(path):
@@ -140,6 +142,17 @@ class RunFolder:
         """Remove what an earlier session came to: one that dies must not seem to have ended well."""
         with writing(self.result_path):
             self.result_path.unlink(missing_ok=True)
+
+    def ask_to_stop(self) -> None:
+        """Leave the file that the run looks for; it says who asked."""
+        host, pid, _ = this_process()
+        with writing(self.stop_path):
+            write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
+
+    def forget_stop(self) -> None:
+        """Remove the wish to stop: it was obeyed, or meant for an earlier session."""
+        with writing(self.stop_path):
+            self.stop_path.unlink(missing_ok=True)
 
     def write_result(self, found: TrainingResult, export: Mapping[str, Any]) -> None:
         """Record what this session came to."""

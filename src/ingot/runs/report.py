@@ -133,7 +133,8 @@ class LineReporter(Reporter):
         self._write(text)
 
     def end(self, result: Any) -> None:
-        self._write(f"{result.status} at step {result.total_steps}")
+        why = f" ({result.stop_reason})" if result.stop_reason else ""
+        self._write(f"{result.status} at step {result.total_steps}{why}")
 
 
 class MultiReporter(Reporter):

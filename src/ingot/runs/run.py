@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ingot.config.loading import load_config
-from ingot.config.schema import Config
-from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import saved_steps
+from ingot.errors import CheckpointError, RunError
 from ingot.runs.folder import RunFolder
 from ingot.runs.metrics import Mark
 from ingot.runs.result import read_result
 from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_state, this_process
+from ingot.runs.steps import saved_steps
+from ingot.runtime.processes import process_age
+
+if TYPE_CHECKING:
+    from ingot.config.schema import Config
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class RunStatus:
     status: Status | Literal["crashed"]
     state: State
     age_seconds: float  # by our clock; another host's may differ
+    here: bool  # whether its process number is one of this system
 
 
 class Run:
@@ -47,6 +50,8 @@ class Run:
     @property
     def config(self) -> Config:
         """Every setting of the run."""
+        from ingot.config.loading import load_config  # here: whoever asks for the status need not wait for it
+
         return load_config(file=self._folder.config_path, environment={}).config
 
     def status(self) -> RunStatus:
@@ -55,8 +60,18 @@ class Run:
         if state is None:
             raise CheckpointError(f"{self.path} has no readable state.json; name a run folder")
         age = state.age_seconds
-        gone = state.status == "running" and not _may_run(state, age)
-        return RunStatus("crashed" if gone else state.status, state, age)
+        host, _, boot_id = this_process()
+        here = (state.host, state.boot_id) == (host, boot_id)  # a number of another system's process says nothing
+        gone = state.status == "running" and not (_is_alive(state.pid, age) if here else _may_beat(state, age))
+        return RunStatus("crashed" if gone else state.status, state, age, here)
+
+    def stop(self) -> RunStatus:
+        """Ask the run to save and stop, by a file that it looks for, and say how it was; RunError where it is not running."""
+        found = self.status()
+        if found.status != "running":
+            raise RunError(f"{self.path} is not running: its status is {found.status}; there is nothing to stop")
+        self._folder.ask_to_stop()
+        return found
 
     def metrics(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
         """The records after a mark, and the next mark; if its `start` is 0 they are all there are, as after a resume."""
@@ -75,14 +90,17 @@ class Run:
         return read_result(self.path)
 
 
-def _may_run(state: State, age: float) -> bool:
-    host, _, boot_id = this_process()
-    if (state.host, state.boot_id) != (host, boot_id):  # a number of another system's process says nothing here
-        return age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
+def _may_beat(state: State, age: float) -> bool:
+    return age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
+
+
+def _is_alive(pid: int, heard_ago: float) -> bool:
+    """Whether a process is there that was heard of so many seconds ago, and not a later one with its number."""
     try:
-        os.kill(state.pid, 0)
+        os.kill(pid, 0)
     except (ProcessLookupError, TypeError, OverflowError):
         return False
     except PermissionError:
         pass  # somebody else's, and there
-    return True
+    began = process_age(pid)
+    return began is None or began >= heard_ago - 1.0  # ages are known to a hundredth, and clocks are set

@@ -39,6 +39,7 @@ class State:
     heartbeat_seconds: float = 5.0
     step: int = 0
     max_steps: int | None = None
+    budget_seconds: float | None = None
     loss: float | None = None
     val_bpb: float | None = None
     val_rows: int | None = None  # by which it was found
@@ -48,6 +49,7 @@ class State:
     elapsed_seconds: float = 0.0
     checkpoint: str | None = None
     error: str | None = None
+    stop_reason: str | None = None  # of a run that is stopped: signal:NAME, walltime or stop_file
 
     @property
     def age_seconds(self) -> float:

@@ -11,14 +11,14 @@ from typing import Any
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
 from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 from ingot.errors import RunError
-from ingot.runs.checkpoints import saved_steps
 from ingot.runs.folder import RunFolder
 from ingot.runs.result import TrainingResult
 from ingot.runs.state import Status
+from ingot.runs.steps import saved_steps
 from ingot.runtime.files import writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.progress import Interrupted
-from ingot.train.stopping import Shutdown
+from ingot.train.stopping import Shutdown, reason_name
 from ingot.train.trainer import Trainer
 
 
@@ -49,6 +49,8 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 exported = exporter(trainer, shutdown)
         except Interrupted:
             status = "stopped"  # what is left can be done by the next session
+    # Agreed upon once more: the end of an evaluation knows only that somebody was asked to stop.
+    reason = int(trainer.backend.maximum([shutdown.reason])[0]) if status == "stopped" else 0
     steps = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
     result = TrainingResult(
         status=status,
@@ -69,10 +71,12 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
         artifact_rows=exported.rows if exported is not None else None,
         sample=trainer.last_sample,
         run_dir=outputs.folder.path if outputs is not None else Path(config.training.output_dir or "."),
+        stop_reason=reason_name(reason) if reason else None,
     )
     if outputs is not None:
         outputs.folder.write_result(result, exported.facts if exported is not None else {})
-        outputs.heartbeat.update(status=status)
+        outputs.folder.forget_stop()
+        outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)
     return result
 
 
@@ -109,8 +113,8 @@ def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
-        progress = partial(trainer.reporter.waiting, SCORING)
-        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress)["val_bpb"])
+        progress, stop = partial(trainer.reporter.waiting, SCORING), lambda: shutdown.requested
+        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
     except RunError:
         if not shutdown.requested:
             raise

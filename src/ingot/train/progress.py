@@ -11,7 +11,7 @@ from ingot.train.saver import Saver
 
 
 class Interrupted(Exception):
-    """A signal came while the model was judged; raised on every rank."""
+    """A rank was asked to stop while the model was judged; raised on every rank."""
 
 
 @dataclass

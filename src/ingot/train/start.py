@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, Setting
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, saved_steps, sweep
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, sweep
 from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
+from ingot.runs.steps import saved_steps
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish
@@ -33,15 +36,23 @@ from ingot.train.resume import check_fits, facts_of, resume
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
+from ingot.train.walltime import find_walltime
 from ingot.trained.weights import open_weights
 
 
-def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Exporter | None = None) -> TrainingResult:
+def run(
+    resolved: ResolvedConfig,
+    reporter: Reporter | None = None,
+    exporter: Exporter | None = None,
+    began: float | None = None,
+) -> TrainingResult:
     """Train as a config says; the run folder is the product, the result a summary of it.
 
-    A door may bring a reporter, which speaks its users' language, and an exporter, which writes the files they expect.
+    A door may bring a reporter, which speaks its users' language, an exporter, which writes the files they expect, and the unix
+    time at which its program began, from which the wall clock of the session counts; else it counts from now.
     """
     config, ranks = resolved.config, ranks_from_environment()
+    walltime = find_walltime(config.training, began if began is not None else time.time())
     reporter = reporter if reporter is not None and ranks.first else Reporter()
     reporter.waiting("opening the data")
     dataset, rows = open_data(config, ranks.world_size)
@@ -59,6 +70,9 @@ def run(resolved: ResolvedConfig, reporter: Reporter | None = None, exporter: Ex
                 if checkpoint is not None:
                     check_fits(checkpoint, facts)
                 outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
+                shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
+                if walltime is not None:
+                    reporter.message(f"{walltime}; this session saves and stops before that")
             except IngotError as error:
                 backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
@@ -131,6 +145,7 @@ def _open_outputs(
     # First, because by it a run folder is known: whoever is killed in here can start again.
     folder.write_environment({name: metadata.version(name) for name in packages(config.training.device)})
     folder.forget_result()
+    folder.forget_stop()
     _write_config(resolved, folder, reporter)
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
@@ -144,6 +159,7 @@ def _open_outputs(
         name: known[name] for name in ("step", "loss", "val_bpb", "tokens", "elapsed_seconds") if name in known
     }
     told |= {"checkpoint": checkpoint.path.name if checkpoint is not None else None, "max_steps": config.training.max_steps}
+    told["budget_seconds"] = config.budget.seconds
     heartbeat = folder.heartbeat(config.tracking.heartbeat_seconds, reporter.message, **told)
     stack.enter_context(heartbeat)
 

@@ -1,6 +1,6 @@
-"""When a run stops: signals, and what the ranks agree on before each step.
+"""When a run stops: signals, the end of its time on the machine, a stop file, and what the ranks agree on before each step.
 
-The first signal asks the loop to save and end, the second ends the process at once.
+The first of them asks the loop to save and end. After it only SIGINT ends the process at once: schedulers repeat the others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -17,18 +19,25 @@ from ingot.backends.base import Group
 from ingot.config.schema import BudgetSection
 from ingot.errors import INTERRUPTED
 from ingot.train.clock import Clock, fits
+from ingot.train.walltime import Walltime
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+WALLTIME, STOP_FILE = 1001, 1002  # reasons to stop besides the numbers of signals
+LOOK_SECONDS = 0.5  # between two looks for the stop file: a network disk answers slowly
 
 
 class Shutdown:
-    """A context in which SIGINT and SIGTERM set `requested` instead of ending the program."""
+    """A context in which signals set `reason` instead of ending the program; the first rank also watches clock and folder."""
 
     def __init__(self, announce: bool = True):
-        self.requested = False
+        self.reason = 0  # why it was asked to stop; 0: it was not
         self._announce = announce
         self._first_at = 0.0
         self._before: dict[int, Any] = {}
+        self._walltime: Walltime | None = None
+        self._save_seconds: Callable[[], float] = lambda: 0.0
+        self._stop_file: Path | None = None
+        self._looked_at = -LOOK_SECONDS
         # torchrun's agent passes on a Ctrl-C that the terminal has already sent to every rank: that is one request, not two.
         self._echo_seconds = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
@@ -41,28 +50,57 @@ class Shutdown:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def watch(self, stop_file: Path, walltime: Walltime | None, save_seconds: Callable[[], float]) -> None:
+        """Stop as well for a file, and before the end of a walltime by as much as saves are known to take."""
+        self._stop_file, self._walltime, self._save_seconds = stop_file, walltime, save_seconds
+
+    @property
+    def requested(self) -> bool:
+        """Whether this rank was asked to stop."""
+        return self.reason_before(0.0) != 0
+
+    def reason_before(self, step_seconds: float) -> int:
+        """Why this rank is to stop rather than to take a step that long; 0: it is not."""
+        if not self.reason and self._walltime is not None and self._walltime.is_spent(step_seconds, self._save_seconds()):
+            self._ask(WALLTIME)
+        if not self.reason and self._stop_file is not None and time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            if self._stop_file.is_file():
+                self._ask(STOP_FILE)
+        return self.reason
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.requested:
-            self.requested, self._first_at = True, time.monotonic()
-            if self._announce:  # past Python's streams: the signal may have come in the middle of a print
-                with suppress(OSError):  # whoever read the messages may have left
-                    here = "\r\x1b[K" if os.isatty(2) else ""  # over the ^C and whatever line is being drawn
-                    os.write(2, f"{here}{signal.Signals(number).name}: saving and stopping; once more to end at once\n".encode())
-        elif time.monotonic() - self._first_at >= self._echo_seconds:
+        if not self.reason:
+            self._ask(number)
+        elif number == signal.SIGINT and time.monotonic() - self._first_at >= self._echo_seconds:
             if self._announce and os.isatty(2):
                 with suppress(OSError):
                     os.write(2, b"\r\x1b[K")
             os._exit(INTERRUPTED)
 
+    def _ask(self, reason: int) -> None:
+        self.reason, self._first_at = reason, time.monotonic()
+        if self._announce:  # past Python's streams: a signal may have come in the middle of a print
+            with suppress(OSError):  # whoever read the messages may have left
+                here = "\r\x1b[K" if os.isatty(2) else ""  # over the ^C and whatever line is being drawn
+                end = "once more" if reason == signal.SIGINT else "SIGINT"
+                name = reason_name(reason).removeprefix("signal:")
+                os.write(2, f"{here}{name}: saving and stopping; {end} to end at once\n".encode())
+
+
+def reason_name(reason: int) -> str:
+    """A reason to stop as state.json and result.json tell it."""
+    return {WALLTIME: "walltime", STOP_FILE: "stop_file"}.get(reason) or f"signal:{signal.Signals(reason).name}"
+
 
 def sync_clock_and_stop(
     group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, step_seconds: float
-) -> tuple[float, bool, bool]:
-    """The seconds trained, whether anybody was asked to stop, and whether the budget is spent: the same on every rank."""
+) -> tuple[float, int, bool]:
+    """The seconds trained, why to stop (0: nobody was asked to), and whether the budget is spent: the same on every rank."""
     # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
     elapsed = spent = -1.0
     if group.ranks.first:
         elapsed = clock.elapsed
         spent = float(not fits(elapsed, step_seconds, budget.seconds, budget.overshoot))
-    elapsed, stop, spent = group.maximum([elapsed, shutdown.requested, spent])
-    return elapsed, stop > 0, spent > 0
+    elapsed, reason, spent = group.maximum([elapsed, shutdown.reason_before(step_seconds), spent])
+    return elapsed, int(reason), spent > 0

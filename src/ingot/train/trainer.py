@@ -129,8 +129,8 @@ class Trainer:
                 # 1. Agree with the other ranks on the time and on whether to stop.
                 if self.backend.ranks.first and not fits(began, 2 * longest, c.budget.seconds):
                     self._finish_pending_step()  # the device may be a step behind, which matters near the end
-                elapsed, stop, spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, longest)
-                if stop:
+                elapsed, reason, spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, longest)
+                if reason:
                     return "stopped"
                 if spent or self._at_end():
                     return "completed"
@@ -315,7 +315,7 @@ class Trainer:
         return evaluator.total(nats, int(tokens), int(size), int(done))
 
     def _anybody_stops(self, batch: int) -> bool:
-        """Whether a signal came to any rank; ranks agree on it now and then, so that all of them break off at the same batch."""
+        """Whether any rank was asked to stop; ranks agree on it now and then, so that all of them break off at the same batch."""
         if self.backend.ranks.world_size == 1:
             return self._asked_to_stop()
         return batch % AGREE_BATCHES == 0 and self.backend.maximum([self._asked_to_stop()])[0] > 0

@@ -1,8 +1,8 @@
 """Start one process per rank on this machine and share their fate: signals go to all, one failure ends all.
 
 Every rank has a session of its own, so a Ctrl-C reaches this launcher alone and each rank gets exactly one signal from it: the
-first means save and end, the second means end at once, and a rank must not count one key press as two. Where several machines
-train together torchrun starts the ranks of each: it waits for the other machines and ends all of them when one fails.
+first means save and end, a SIGINT after it means end at once, and a rank must not count one key press as two. Where several
+machines train together torchrun starts the ranks of each: it waits for the other machines and ends all of them when one fails.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ingot.doors.entry import STARTED_AT, process_start
 from ingot.errors import ConfigError, RunError
 from ingot.runtime.children import cpu_count
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
 
 
@@ -58,6 +59,7 @@ def launch(
     # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
     command = [*([sys.executable, "-P", "-m", "ingot"] if command is None else command), *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
+    environment[STARTED_AT] = str(process_start())
     if nnodes > 1:
         where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
         words = [f"--{name}={value}" for name, value in {**where, "master-port": master_port}.items()]
@@ -75,13 +77,17 @@ def launch(
                 ranks.append(_start(command, {**environment, **of_rank}))
             for rank in ranks:
                 threading.Thread(target=_report_end, args=(rank, events), daemon=True).start()
-            return _supervise(ranks, events, grace_seconds)
+            # torchrun passes on what it knows and dies of the others.
+            instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
+            return _supervise(ranks, events, grace_seconds, instead)
         finally:
             _kill(ranks)
 
 
-def _supervise(ranks: list[subprocess.Popen[bytes]], events: _Events, grace_seconds: float) -> int:
-    """Wait for all ranks; after the first failure the others have the grace period to end."""
+def _supervise(
+    ranks: list[subprocess.Popen[bytes]], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
+) -> int:
+    """Wait for all ranks and pass signals on, some as others; after the first failure the rest have the grace period to end."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
@@ -91,7 +97,7 @@ def _supervise(ranks: list[subprocess.Popen[bytes]], events: _Events, grace_seco
             deadline = None
             continue
         if isinstance(event, signal.Signals):
-            _send(alive, event)
+            _send(alive, instead.get(event, event))
             continue
         alive.remove(event.rank)
         if event.code and not exit_code:

@@ -20,7 +20,7 @@ from ingot.doors.output import print_json
 from ingot.errors import ConfigError
 
 VERBS = {
-    "Train and use a model": ("train", "eval", "generate", "export", "import"),
+    "Train and use a model": ("train", "status", "stop", "eval", "generate", "export", "import"),
     "Prepare text": ("data",),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
+from ingot.doors.entry import process_start
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
@@ -33,8 +34,14 @@ def train(
     node_rank: Annotated[int, typer.Option("--node-rank", metavar="K", help="Which of the machines this is, from 0.")] = 0,
     master_addr: Annotated[str, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="Free port on machine 0.")] = None,
+    stop_exit_code: Annotated[
+        int,
+        typer.Option(
+            "--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped and is to be continued."
+        ),
+    ] = 0,
     as_json: AsJson = False,
-) -> int | None:
+) -> int:
     """Train a model, or continue the run in training.output_dir."""
     from ingot.config.loading import load_config
 
@@ -42,7 +49,9 @@ def train(
     if nproc_per_node is not None and "RANK" not in os.environ:
         from ingot.doors.cli.launch import launch
         from ingot.train.start import open_data
+        from ingot.train.walltime import find_walltime
 
+        find_walltime(resolved.config.training, process_start())
         open_data(resolved.config, nproc_per_node * nnodes)  # a mistake is told once, not by every rank
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
@@ -55,17 +64,19 @@ def train(
     with make_reporter() as reporter:
         from ingot.train.start import run  # here: a second of imports that is seen to be one
 
-        result = run(resolved, reporter)
+        result = run(resolved, reporter, began=process_start())
     if ranks_from_environment().first:
         print_json(result) if as_json else _print(result)
-    return None
+        return stop_exit_code if result.status == "stopped" else 0
+    return 0
 
 
 def _print(result: TrainingResult) -> None:
     """The summary a person wants: where it is, how good it is, how fast it went, what it writes."""
     from ingot.runs.report import by_rows
 
-    rows = [("run folder", str(result.run_dir)), ("status", result.status), ("steps", f"{result.total_steps:,}")]
+    status = f"{result.status} ({result.stop_reason})" if result.stop_reason else result.status
+    rows = [("run folder", str(result.run_dir)), ("status", status), ("steps", f"{result.total_steps:,}")]
     rows.append(("tokens", f"{result.total_tokens:,} in {result.training_seconds:.1f} s of training"))
     rows.append(("tokens/s", f"{result.tokens_per_second:,.0f}"))
     if result.final_loss is not None:

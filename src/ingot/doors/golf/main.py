@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import ResolvedConfig
-from ingot.doors.entry import explained, warn
+from ingot.doors.entry import explained, process_start, warn
 from ingot.doors.golf.data.check import check_data
 from ingot.doors.golf.log import GolfReporter, RunLog
 from ingot.doors.golf.translate import advice, translate, variable
@@ -67,7 +67,7 @@ def _train(values: Mapping[str, Any], resolved: ResolvedConfig, run_log: RunLog,
     from ingot.train.start import run
 
     exporter = GolfExporter(values, run_log, data)
-    result = run(resolved, GolfReporter(values, run_log), exporter)
+    result = run(resolved, GolfReporter(values, run_log), exporter, process_start())
     if result.status == "stopped":
         run_log.note(f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={run_id} goes on")
     return 1 if exporter.over else 0

@@ -26,10 +26,11 @@ from ingot.doors.nanogpt.pretrained import read_pretrained
 from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, translate, vocabulary
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Evaluator
-from ingot.runs.checkpoints import DAMAGED, Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, save_checkpoint
 from ingot.runs.folder import RunFolder
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
+from ingot.runs.steps import DAMAGED, saved_steps
 from ingot.runs.wandb import NAME as WANDB
 from ingot.runtime.files import fsync_dir, writing
 from ingot.runtime.tensors import TensorRecord

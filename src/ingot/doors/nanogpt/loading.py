@@ -12,7 +12,8 @@ from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_toke
 from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, DamagedCkpt, read_ckpt
 from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.errors import CheckpointError, DataError
-from ingot.runs.checkpoints import INDEX, newest_sound
+from ingot.runs.checkpoints import newest_sound
+from ingot.runs.steps import INDEX
 from ingot.trained.model import LoadedModel, open_model
 from ingot.trained.weights import foreign_weights
 

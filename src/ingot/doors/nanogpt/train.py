@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.doors.entry import say, warn
+from ingot.doors.entry import process_start, say, warn
 from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.mfu import RunningMfu, find_peak
 from ingot.doors.nanogpt.translate import ModelArgs, check_data, record, settle, settle_tokenizer, translate
@@ -73,7 +73,7 @@ def _run(
     from ingot.train.start import run
 
     if not ranks.first:
-        run(resolved)
+        run(resolved, began=process_start())
         return
     peak = find_peak(values["mfu_peak"], device)
     say(str(peak))
@@ -85,7 +85,7 @@ def _run(
         write_ckpt(path, checkpoint, record(values), best_val_loss(checkpoint.progress))
 
     reporter = NanoGPTReporter(values, mfu, say, warn, write, elapsed, track, behind=unwritten(path))
-    run(resolved, reporter)
+    run(resolved, reporter, began=process_start())
     if reporter.failure is not None:
         raise reporter.failure
     if not path.exists() and (newest := unwritten(path)) is not None:
@@ -97,7 +97,7 @@ def _run(
 
 def unwritten(path: Path) -> Path | None:
     """The newest checkpoint of ours, if its ckpt.pt is older or gone: a kill may come before it is written."""
-    from ingot.runs.checkpoints import INDEX, saved_steps
+    from ingot.runs.steps import INDEX, saved_steps
 
     newest = max(saved_steps(path.parent / "checkpoints").items(), default=(0, None))[1]
     written = path.stat().st_mtime_ns if path.exists() else 0

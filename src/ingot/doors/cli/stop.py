@@ -1,0 +1,47 @@
+"""`ingot stop`: ask a run to save and stop, from whichever host sees its folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingot.doors.cli.options import AsJson
+from ingot.doors.output import print_json
+from ingot.errors import RunError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("stop")(stop)
+
+
+def stop(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also send SIGTERM to its process, which has to be on this host.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a run to save and stop; it goes on by the command it was started with."""
+    from ingot.runs.run import Run
+
+    found = Run.open(run).stop()
+    state = found.state
+    if force:
+        if not found.here:
+            raise RunError(f"{run} was asked to stop; its process {state.pid} is on {state.host}: use --force there")
+        try:
+            os.kill(state.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass  # it has just ended
+        except PermissionError:
+            raise RunError(f"{run} was asked to stop; process {state.pid} is somebody else's and cannot be signalled") from None
+    if as_json:
+        print_json({"run": str(run), "host": state.host, "pid": state.pid, "step": state.step, "signalled": force})
+        return
+    how = f", and process {state.pid} was sent SIGTERM" if force else ""
+    print(f"{run} was asked at step {state.step} to save and stop{how}; see it stop: ingot status {run} --watch")

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_trainer import Device, Meeting, Time, make
+from tiny_runs import Train, records, state_of
+
+from ingot.backends.torch.backend import TorchBackend
+from ingot.config.schema import TrainingSection
+from ingot.errors import ConfigError
+from ingot.runs.report import Reporter, StepReport
+from ingot.runtime.ranks import Ranks
+from ingot.train.stopping import Shutdown
+from ingot.train.walltime import Walltime, find_walltime
+
+AHEAD = str(int(time.time()) + 100_000)
+
+
+def found(environment: dict[str, str], **settings: Any) -> Walltime | None:
+    return find_walltime(TrainingSection(**settings), time.time(), environment)
+
+
+def test_the_setting_goes_before_slurm_and_slurm_before_the_variables():
+    environment = {"GPT_SIMPLE_MAX_RUNTIME": "50", "INGOT_MAX_RUNTIME": "40", "SLURM_JOB_END_TIME": AHEAD}
+    sources = []
+    for name in ("", "SLURM_JOB_END_TIME", "INGOT_MAX_RUNTIME", "GPT_SIMPLE_MAX_RUNTIME"):
+        environment.pop(name, "")
+        sources.append(getattr(found(environment), "source", None))
+    assert sources == ["SLURM_JOB_END_TIME", "INGOT_MAX_RUNTIME", "GPT_SIMPLE_MAX_RUNTIME", None]
+    setting = found({"SLURM_JOB_END_TIME": AHEAD}, max_runtime_seconds=30)
+    assert setting is not None and (setting.source, setting.seconds) == ("training.max_runtime_seconds", 30)
+
+
+def test_seconds_count_from_the_start_of_the_program_and_slurm_gives_a_time():
+    training = TrainingSection()
+    by_seconds = find_walltime(training, 1000.0, {"INGOT_MAX_RUNTIME": "40"})
+    by_slurm = find_walltime(training, 1000.0, {"SLURM_JOB_END_TIME": AHEAD})
+    assert by_seconds is not None and by_seconds.ends_at == 1040.0
+    assert by_slurm is not None and by_slurm.ends_at == float(AHEAD)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SLURM_JOB_END_TIME", "soon", "SLURM_JOB_END_TIME=soon in the environment is not a number of unix seconds"),
+        ("SLURM_JOB_END_TIME", "1000", "s in the past; correct or unset SLURM_JOB_END_TIME"),
+        ("INGOT_MAX_RUNTIME", "1h", "INGOT_MAX_RUNTIME=1h in the environment is not a number of seconds above 0"),
+        ("INGOT_MAX_RUNTIME", "-3", "or set training.max_runtime_seconds, which goes before it"),
+        ("GPT_SIMPLE_MAX_RUNTIME", "nan", "GPT_SIMPLE_MAX_RUNTIME=nan"),
+    ],
+)
+def test_a_value_that_is_no_time_ahead_is_refused_by_its_name(name, value, said):
+    with pytest.raises(ConfigError) as error:
+        found({name: value})
+    assert said in str(error.value)
+    assert found({name: value}, max_runtime_seconds=30) is not None  # nobody asks it
+
+
+def test_a_reserve_that_leaves_nothing_of_the_session_is_refused():
+    with pytest.raises(ConfigError, match="walltime_reserve_seconds=50 leaves nothing of the 40 s that INGOT_MAX_RUNTIME"):
+        found({"INGOT_MAX_RUNTIME": "40"}, walltime_reserve_seconds=50)
+
+
+def test_the_reserve_is_the_setting_or_grows_with_the_time_a_save_takes():
+    hour, short = Walltime(0.0, 3600.0, ""), Walltime(0.0, 10.0, "")
+    assert [hour.reserve_seconds(seconds) for seconds in (0.0, 10.0, 60.0)] == [30.0, 30.0, 120.0]
+    assert short.reserve_seconds(0.0) == 1.0  # or no step would be taken
+    assert Walltime(0.0, 3600.0, "", reserve=0.0).reserve_seconds(60.0) == 0.0
+
+
+def test_a_step_that_would_not_leave_the_reserve_is_not_begun():
+    shutdown = Shutdown(announce=False)
+    shutdown.watch(Path("none"), Walltime(time.time() + 1000, 3600.0, "", reserve=400.0), lambda: 0.0)
+    assert shutdown.reason_before(500.0) == 0
+    assert shutdown.reason_before(700.0) and shutdown.requested
+
+
+def test_the_first_ranks_wall_clock_stops_all_at_the_same_step(data):
+    meeting = Meeting(2)
+    trainers = [make(data, Device(Time(), ranks=Ranks(rank, 2), meeting=meeting), training__max_steps=50) for rank in range(2)]
+    wishes = [Shutdown(announce=False), Shutdown(announce=False)]
+    wishes[0].watch(Path("none"), Walltime(0.0, 10.0, ""), lambda: 0.0)
+    threads = [threading.Thread(target=trainer.run, args=(wish,)) for trainer, wish in zip(trainers, wishes, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [trainer.progress.step for trainer in trainers] == [0, 0]
+
+
+class Dawdle(Reporter):
+    """Takes its time at a step, until the session's is over."""
+
+    def __init__(self, until: float):
+        self._until = until
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if report.step == 5:
+            time.sleep(max(0.0, self._until - time.time()))
+
+
+@pytest.fixture
+def end_soon(monkeypatch) -> float:
+    end = int(time.time()) + 2
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
+    return float(end)
+
+
+def test_a_run_saves_and_stops_at_the_wall_clock_and_goes_on_bitwise(train: Train, tmp_path, unbroken, monkeypatch, end_soon):
+    stopped = train(tmp_path / "run", Dawdle(end_soon), training__save_every=1000, training__walltime_reserve_seconds=0)
+    assert (stopped.status, stopped.stop_reason) == ("stopped", "walltime") and 0 < stopped.total_steps < 20
+    told = [json.loads((tmp_path / "run" / name).read_text()) for name in ("state.json", "result.json")]
+    assert [(one["status"], one["stop_reason"]) for one in told] == [("stopped", "walltime")] * 2
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "SLURM_JOB_END_TIME leaves" in log and f"stopped at step {stopped.total_steps} (walltime)" in log
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    assert train(tmp_path / "run").stop_reason is None
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["stop_reason"] is None
+    assert state_of(tmp_path / "run") == unbroken()
+
+
+def test_an_evaluation_that_does_not_fit_is_broken_off(train: Train, tmp_path, monkeypatch, end_soon):
+    batches, plain = [], TorchBackend.score
+
+    def score(backend: TorchBackend, batch: Any) -> float:
+        batches.append(batch)
+        if len(batches) == 3:
+            time.sleep(max(0.0, end_soon - time.time()))
+        return plain(backend, batch)
+
+    monkeypatch.setattr(TorchBackend, "score", score)
+    settings = {"evaluation__every": 4, "evaluation__micro_batch": 4, "training__walltime_reserve_seconds": 0}
+    stopped = train(tmp_path / "run", **settings)
+    assert (stopped.status, stopped.stop_reason, stopped.total_steps) == ("stopped", "walltime", 4) and len(batches) == 3
+    assert records(tmp_path / "run", "evaluation") == []
+
+
+class AskAt(Reporter):
+    """Leaves the stop file at a step."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if report.step == 5:
+            (self._folder / "stop").touch()
+
+
+def test_a_stop_file_stops_the_run_and_is_removed_by_it(train: Train, tmp_path):
+    stopped = train(tmp_path / "run", AskAt(tmp_path / "run"), training__max_steps=1_000_000, training__save_every=0)
+    assert (stopped.status, stopped.stop_reason) == ("stopped", "stop_file") and stopped.checkpoint_path is not None
+    assert not (tmp_path / "run" / "stop").exists()
+
+
+def test_a_stop_file_of_an_earlier_session_is_removed_and_stops_nothing(train: Train, tmp_path):
+    train(tmp_path / "run", training__max_steps=4)
+    (tmp_path / "run" / "stop").touch()
+    assert train(tmp_path / "run").status == "completed"
+    assert not os.path.lexists(tmp_path / "run" / "stop")
