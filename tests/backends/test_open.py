@@ -26,7 +26,7 @@ def records(backend):
 
 @pytest.mark.parametrize("name", ["gpu", "tpu:0", "meta"])
 def test_an_unknown_device_is_refused_by_the_name_of_the_setting(name):
-    with pytest.raises(ConfigError, match=rf"training\.device={name} .*use auto, cpu, cuda, cuda:N or mps"):
+    with pytest.raises(ConfigError, match=rf"training\.device={name} .*use auto, cpu, cuda, cuda:N, mps or mlx"):
         open_backend(config(device=name), 40, Ranks())
     with pytest.raises(ConfigError, match=rf"training\.device={name}"):
         find_device(name)
@@ -60,6 +60,20 @@ def test_one_rank_alone_is_a_group():
     group.close()
 
 
+@pytest.mark.parametrize("module", ["ingot.doors.cli.main", "ingot.doors.nanogpt.train"])
+def test_without_mlx_its_device_is_refused_with_the_command_that_installs_it(module, tmp_path):
+    cli = module == "ingot.doors.cli.main"
+    words = ["train", "--training.device", "mlx", "--training.max_steps", "1"] if cli else ["--device=mlx"]
+    start = "run()" if cli else "sys.exit(main(sys.argv[1:]))"
+    program = f"import sys; sys.modules['mlx.core'] = None; from {module} import {'run' if cli else 'main'}; {start}"
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "device=mlx needs mlx, which is not installed; pip install 'ingot[mlx]' (Linux: pip install 'mlx[cpu]')" in line
+
+
 def test_the_door_to_the_frameworks_loads_none_of_them():
-    program = "import sys, ingot.backends.open, ingot.train.trainer; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, ingot.backends.open, ingot.train.trainer; sys.exit('torch' in sys.modules or 'mlx.core' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

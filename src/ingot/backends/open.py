@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, overload
 
 from ingot.backends.base import Backend, Group, Inference
 from ingot.config.schema import Config
+from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
+
+MLX = "mlx"  # the training.device that is not torch's
 
 
 @overload
@@ -25,6 +30,11 @@ def open_backend(
 
     Without `train` it has no optimizer, is neither compiled nor replicated, and has no weights before `load_weights`.
     """
+    if config.training.device == MLX:
+        with _mlx_installed():
+            from ingot.backends.mlx.backend import MLXBackend
+            from ingot.backends.mlx.inference import MLXInference
+        return MLXBackend(config, vocab_size, ranks) if train else MLXInference.of(config, vocab_size, ranks)
     if train:
         from ingot.backends.torch.backend import TorchBackend
 
@@ -36,6 +46,10 @@ def open_backend(
 
 def open_group(device: Device, ranks: Ranks) -> Group:
     """The group of the ranks, for those who must agree before there is a config."""
+    if device.kind == MLX:
+        from ingot.backends.mlx.inference import Alone
+
+        return Alone(ranks)
     from ingot.backends.torch.collectives import Collectives
 
     return Collectives(ranks, device)
@@ -43,9 +57,44 @@ def open_group(device: Device, ranks: Ranks) -> Group:
 
 def find_device(name: str, local_rank: int = 0) -> Device:
     """The device `training.device` asks for; each local rank has a GPU of its own."""
+    if name == MLX:
+        with _mlx_installed():
+            from ingot.backends.mlx.device import find_mlx_device
+        return find_mlx_device()
     from ingot.backends.torch.device import find_torch_device
 
     return find_torch_device(name, local_rank)
+
+
+def measure_flops(device: Device) -> float:
+    """The rate of a large matrix multiplication on a device, for those of which no data sheet says it."""
+    if device.kind == MLX:
+        from ingot.backends.mlx.device import measure_flops as measure_mlx
+
+        return measure_mlx()
+    from ingot.backends.torch.device import measure_flops as measure_torch
+
+    return measure_torch(device)
+
+
+def packages(device: str) -> tuple[str, ...]:
+    """The packages whose versions decide what a run computes on the device that `training.device` names."""
+    return ("torch", "numpy", "pydantic", *([MLX] if device == MLX else []))
+
+
+@contextmanager
+def _mlx_installed() -> Iterator[None]:
+    """Imports of mlx; its absence is a mistake that one command mends."""
+    try:
+        yield
+    except ImportError as error:
+        if "mlx" not in str(error) or "ingot" in (error.name or ""):
+            raise
+        raise ConfigError(
+            "{0} needs mlx, which is not installed",
+            Setting("training.device", MLX),
+            advice="pip install 'ingot[mlx]' (Linux: pip install 'mlx[cpu]')",
+        ) from None
 
 
 def framework_version() -> str:

@@ -183,7 +183,7 @@ class TrainingSection(Section):
         "auto", description="Rows in one forward pass of one rank. auto: as many as the step has and the device holds."
     )
     seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps. auto: the best one present.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the best one of torch's.")
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
         description="Arithmetic of forward and backward; weights stay float32. auto: bf16 on GPUs that have it, fp16 on older "

@@ -12,7 +12,7 @@ from typing import Any
 
 from ingot.artifact.codecs import check_codec
 from ingot.backends.base import Backend
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_backend, packages
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
@@ -143,7 +143,7 @@ def _open_outputs(
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
     # First, because by it a run folder is known: whoever is killed in here can start again.
-    folder.write_environment({name: metadata.version(name) for name in ("torch", "numpy", "pydantic")})
+    folder.write_environment({name: metadata.version(name) for name in packages(config.training.device)})
     folder.forget_result()
     folder.forget_stop()
     _write_config(resolved, folder, reporter)

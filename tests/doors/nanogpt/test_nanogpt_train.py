@@ -298,3 +298,16 @@ def test_a_session_names_a_token_that_is_none(work):
     for read in (lambda: session.get_batch("train"), session.estimate_loss):
         with pytest.raises(DataError, match="the data holds token 12, and the model has 12 ids"):
             read()
+
+
+def test_train_runs_on_mlx_as_on_torch_and_sample_says_that_it_does_not(train, capfd):
+    pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot[mlx]'", exc_type=ImportError)
+    ours, theirs = train(words(device="mlx", out_dir="mlx", mfu_peak=None)), train(words(out_dir="torch"))
+    assert ours.losses.keys() == theirs.losses.keys()
+    assert all(float(loss) == pytest.approx(float(theirs.losses[step]), abs=1e-3) for step, loss in ours.losses.items())
+    assert "measured with large matrices on mlx" in ours.out + ours.err
+    assert sample(["--out_dir=mlx", "--device=mlx"]) == 2
+    assert "device=mlx is for train.py, and sample.py needs one of torch's; use cpu" in capfd.readouterr().err
+    assert sample(["--out_dir=mlx", "--device=cpu", "--max_new_tokens=2", "--num_samples=1"]) == 0
+    with pytest.raises(ConfigError, match="a Session needs one of torch's"):
+        Session(**{**SMALL, "device": "mlx"})

@@ -50,6 +50,12 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     return model
 
 
+def build_outline(config: Config, vocab_size: int) -> nn.Module:
+    """The model of a config without numbers: drawing them takes longer than reading them, and a stranger's may be any size."""
+    with torch.device("meta"):
+        return build_model(config, vocab_size)
+
+
 def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:
     """Give the model the numbers of a stage."""
     if not numbers:

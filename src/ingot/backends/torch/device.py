@@ -18,7 +18,7 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError("{0} is not a device; use auto, cpu, cuda, cuda:N or mps", setting) from None
+        raise ConfigError("{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting) from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = local_rank if device.index is None else device.index
@@ -30,7 +30,7 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
     if device.type == "mps":
         return Device("mps", 0, "mps", None, ("fp32", "bf16", "fp16"))
     if device.type != "cpu":
-        raise ConfigError("{0} is not supported; use auto, cpu, cuda, cuda:N or mps", setting)
+        raise ConfigError("{0} is not supported; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
     return Device("cpu", 0, f"cpu, {torch.get_num_threads()} threads", None, ("fp32", "bf16"))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ingot.backends.base import Group
 from ingot.backends.torch.average import WeightAverage
-from ingot.backends.torch.build import build_model
+from ingot.backends.torch.build import build_model, build_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.precision import DTYPES, arithmetic
@@ -52,7 +52,7 @@ class TorchInference:
 
     @classmethod
     def of(cls, config: Config, vocab_size: int, ranks: Ranks, group: Group | None) -> TorchInference:
-        """The model of a config, still without weights: drawing them takes longer than reading them."""
+        """The model of a config, still without weights."""
         device = find_torch_device(config.training.device, ranks.local_rank)
         asked = config.training.precision
         precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be judged anywhere
@@ -60,8 +60,7 @@ class TorchInference:
         if config.model.family == "file":  # it may compute buffers, which `to_empty` would leave undefined
             model = build_model(config, vocab_size).to(torch_device(device))
         else:
-            with torch.device("meta"):
-                model = build_model(config, vocab_size)
+            model = build_outline(config, vocab_size)
         return cls(model.eval(), vocab_size, device, precision, together)
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ _path = typer.Argument(metavar="PATH", help="Run folder, checkpoint, or artifact
 ModelPath = Annotated[Path, _path]
 OptionalModelPath = Annotated[Path | None, _path]
 Which = Annotated[str, typer.Option("--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder.")]
-DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps.")]
+DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N, mps or mlx.")]
 
 
 def register(app: typer.Typer) -> None:

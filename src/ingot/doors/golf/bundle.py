@@ -24,6 +24,7 @@ WIDTH = 130  # of the lines of packed text
 LEFT_OUT = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
+    "ingot.backends.mlx",
     "ingot.data.formats.nanogpt",
     "ingot.data.loading.packing",
     "ingot.data.prepare",

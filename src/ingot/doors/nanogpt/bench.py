@@ -14,7 +14,7 @@ from ingot.doors.entry import say
 from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.keys import TRAIN, defaults
 from ingot.doors.nanogpt.mfu import find_peak, utilisation
-from ingot.doors.nanogpt.translate import check_data, data_path, fresh_args, settle, translate
+from ingot.doors.nanogpt.translate import check_data, data_path, fresh_args, settle, torch_device_named, translate
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def bench(given: Given) -> None:
         backend.tune([(plan, next_batch())], {})
         say(f"number of parameters: {args.parameters / 1e6:.2f}M")
         if given.values["profile"]:
+            torch_device_named(values["device"], "the profiler")
             _profile(backend, next_batch, plan)
             return
         _steps(backend, next_batch, plan, BURN_IN)

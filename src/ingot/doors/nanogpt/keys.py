@@ -50,7 +50,7 @@ def _keys(*keys: Key) -> dict[str, Key]:
     return {key.name: key for key in keys}
 
 
-_DEVICE = Key("device", str, "cuda", "cpu, cuda, cuda:N or mps; under torchrun each rank has a GPU of its own")
+_DEVICE = Key("device", str, "cuda", "cpu, cuda, cuda:N, mps or (train.py) mlx; under torchrun each rank has a GPU of its own")
 _DTYPE = Key(
     "dtype", str, None, "float32, bfloat16 or float16; None: bfloat16 where the GPU has it, else float16; float32 on a CPU", True
 )

@@ -26,7 +26,7 @@ class Peak:
 
 def find_peak(asked: float | None, device: Device) -> Peak:
     """The peak of a device: as asked, by its data sheet, or measured."""
-    from ingot.backends.torch.device import measure_flops
+    from ingot.backends.open import measure_flops
 
     if asked:
         return Peak(asked, "as mfu_peak says")

@@ -142,9 +142,9 @@ def text_of(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
 
 def _machine(name: str, dtype: object) -> tuple[Device, str]:
     """The device and precision that the keys name."""
-    from ingot.doors.nanogpt.translate import device_named
+    from ingot.doors.nanogpt.translate import torch_device_named
 
-    device = device_named(name)
+    device = torch_device_named(name, "sample.py")
     if device.kind != "cuda":
         if dtype not in (None, "float32"):
             warn(f"dtype={dtype} is for GPUs; computing in float32")

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ingot.backends.open import find_device
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import torch_device
 from ingot.backends.torch.inference import TorchInference
@@ -24,7 +23,7 @@ from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.initial import Start, check_dataset, find_start
 from ingot.doors.nanogpt.keys import PRECISIONS, TRAIN, defaults
 from ingot.doors.nanogpt.model import GPT, GPTConfig
-from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settle, settle_tokenizer, translate
+from ingot.doors.nanogpt.translate import SEED, check_data, learning_rate, settle, settle_tokenizer, torch_device_named, translate
 from ingot.errors import ConfigError, DataError
 from ingot.eval.evaluator import Evaluator
 from ingot.model.gpt2 import GPT2
@@ -47,7 +46,7 @@ class Session:
         self.config: dict[str, Any] = settle(Given({**defaults(TRAIN), **found}, dict.fromkeys(found, "Session")), warn=warn)
         check_data(self.config)
         settle_tokenizer(self.config, warn)
-        device = find_device(self.config["device"])
+        device = torch_device_named(self.config["device"], "a Session")
         self.device = torch_device(device)
         start = find_start({**self.config, "eval_only": True}, lambda line: None, warn)  # nothing is written
         self.config["block_size"] = start.args.block_size

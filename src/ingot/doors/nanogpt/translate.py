@@ -225,6 +225,13 @@ def _check(v: Mapping[str, Any], world_size: int) -> None:
         )
 
 
+def torch_device_named(name: str, who: str) -> Device:
+    """The device that a key names, where only torch's will do."""
+    if name == "mlx":
+        raise ConfigError(f"device=mlx is for train.py, and {who} needs one of torch's; use cpu, or mps on a Mac")
+    return device_named(name)
+
+
 def device_named(name: str) -> Device:
     """The device that a key names, if this machine has it."""
     if name.startswith("cuda") and find_device("auto").kind != "cuda":

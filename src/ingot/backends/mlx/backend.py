@@ -1,0 +1,200 @@
+"""The training step of the MLX backend.
+
+Random numbers are never stored: the keys of dropout are made from (seed, step), so a resumed run draws what it would have drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.backends.base import State, StepPlan, StepResult
+from ingot.backends.mlx.build import build
+from ingot.backends.mlx.device import check_one_rank, on_metal
+from ingot.backends.mlx.inference import MLXInference
+from ingot.backends.mlx.layers import Pass, Weights
+from ingot.backends.mlx.optimizers import Memory, adamw, members, muon
+from ingot.backends.mlx.state import array, by_parameter, number, record, records
+from ingot.config.schema import Config
+from ingot.runtime.batch import Batch
+from ingot.runtime.ranks import Ranks
+from ingot.runtime.seeds import mix
+from ingot.runtime.tensors import TensorRecord
+
+MICRO_BATCH_TOKENS = 8192  # more fills the memory of a 16 GB Mac and is no faster
+CLIP_EPSILON = 1e-6  # as in torch
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was settled for the steps of a stage."""
+
+    micro_batch: int
+    attention: str = "default"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that has ended."""
+
+    found: StepResult
+    ended: float
+
+    def result(self) -> StepResult:
+        return replace(self.found, age=time.perf_counter() - self.ended)
+
+
+class MLXBackend(MLXInference):
+    """A model with its optimizers, in one process."""
+
+    uses_loss_scaling = False
+
+    def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
+        t, o = config.training, config.optimizer
+        check_one_rank(ranks)
+        model, weights = build(config, vocab_size)
+        super().__init__(model, weights, vocab_size, "fp32" if t.precision == "auto" else t.precision, ranks)
+        self._optimizer, self._seed, self._asked_micro_batch = o, t.seed, t.micro_batch
+        self._groups = members(o, model, weights)
+        self._trained = [name for _, names in self._groups for name in names]
+        self._memory: Memory = {}
+        self._stages: list[Tuned] = []
+        if o.ema_decay is not None:
+            self._begin_average()
+        dropout = float(getattr(config.model, "dropout", 0.0))
+        self._run = Pass(self._dtype, dropout=dropout, recompute=t.gradient_checkpointing)
+        self._compile = on_metal() if t.compile == "auto" else t.compile  # on a CPU every kernel is a call of g++
+        slopes: Callable[..., Any] = mx.value_and_grad(self._loss)
+        self._slopes = mx.compile(slopes) if self._compile else slopes
+
+    def _loss(self, trained: Weights, others: Weights, keys: mx.array, *planes: mx.array) -> mx.array:
+        run = replace(self._run, keys=keys) if self._run.dropout else self._run
+        return self.model.losses({**others, **trained}, *planes, run=run)
+
+    def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
+        """Settle the micro-batch of each stage, as an earlier session on such a machine has."""
+        known = kept.get("stages", [kept]) if kept.get("device") == self.device.name else []
+        self._stages = []
+        for plan, batch in stages:
+            before = known[plan.stage] if plan.stage < len(known) else {}
+            most = before.get("micro_batch", max(1, MICRO_BATCH_TOKENS // batch.shape[2]))
+            asked = most if self._asked_micro_batch == "auto" else self._asked_micro_batch
+            self._stages.append(Tuned(min(int(asked), len(batch))))
+
+    def tuned(self) -> dict[str, Any]:
+        """What `tune` settled."""
+        first = self._stages[0] if self._stages else Tuned(0)
+        return {
+            "device": self.device.name,
+            "world_size": 1,
+            "precision": self.precision,
+            **asdict(first),
+            "compile": self._compile,
+            **({"stages": [asdict(found) for found in self._stages]} if len(self._stages) > 1 else {}),
+        }
+
+    def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
+        """Memory of the host, which on a Mac is that of the GPU."""
+        return np.empty(shape, dtype=np.int32)
+
+    def step(self, batch: Batch, targets: int, plan: StepPlan) -> Done:
+        """One optimizer step, to its end."""
+        loss, grads = self._accumulate(batch, targets, plan)
+        norm = mx.sqrt(sum((mx.sum(mx.square(g.astype(mx.float32))) for g in grads.values()), mx.zeros(())))
+        found, length = number(loss), number(norm)
+        skipped = not np.isfinite([found, length]).all()
+        if not skipped:
+            clip = self._optimizer.clip_norm
+            if clip and (scale := clip / (length + CLIP_EPSILON)) < 1:
+                grads = {name: g * scale for name, g in grads.items()}
+            self._update(grads, plan)
+        return Done(StepResult(found, length, skipped), time.perf_counter())
+
+    def _accumulate(self, batch: Batch, targets: int, plan: StepPlan) -> tuple[mx.array, Weights]:
+        """The mean loss over all the targets of the step, and its gradients."""
+        trained = {name: self._weights[name] for name in self._trained}
+        others = {name: w for name, w in self._weights.items() if name not in trained}
+        rows = self._stages[plan.stage].micro_batch
+        total, sums = mx.zeros(()), {name: mx.zeros_like(w) for name, w in trained.items()}
+        for part, start in enumerate(range(0, len(batch), rows)):
+            keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=self.model.dropout_keys)
+            loss, grads = self._slopes(trained, others, keys, *self._upload(batch[start : start + rows]))
+            total = total + loss / targets
+            sums = {name: held + grads[name] / targets for name, held in sums.items()}
+            mx.eval(total, sums)  # or all micro-batches would be held at once
+        return total, sums
+
+    def _update(self, grads: Weights, plan: StepPlan) -> None:
+        """Every parameter by its group's optimizer, then the average of the weights."""
+        weights, memory = dict(self._weights), dict(self._memory)
+        for group, names in self._groups:
+            rates = plan.groups[group.name]
+            if group.optimizer == "muon":
+                updated, kept = muon(weights, grads, memory, names, rates, self._optimizer)
+                weights |= updated
+                memory |= kept
+                continue
+            for name in names:
+                weights[name], memory[name] = adamw(weights[name], grads[name], memory.get(name, {}), group, rates)
+        self._weights, self._memory = weights, memory
+        if self._average is not None and plan.ema_decay is not None:
+            way = 1 - plan.ema_decay
+            self._average = {name: a + way * (weights[name].astype(mx.float32) - a) for name, a in self._average.items()}
+        mx.eval(self._weights, self._memory, self._average or {})
+
+    def _begin_average(self) -> None:
+        self._average = {name: self._weights[name].astype(mx.float32) for name in self._trained}
+
+    def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
+        """Take other weights, and let an average begin with them."""
+        super().load_weights(weights, where)
+        if self._average is not None:
+            self._begin_average()
+
+    def state(self) -> State:
+        """Copies of the weights, of the optimizer's state and of the average of the weights."""
+        memory = [record(f"{name}/{key}", value) for name, kept in self._memory.items() for key, value in kept.items()]
+        average = {"ema": records(self._average)} if self._average is not None else {}
+        return {"model": records(self._weights), "optimizer": memory, **average}
+
+    @contextmanager
+    def without_trace(self) -> Iterator[None]:
+        """Steps that are undone when the block ends; arrays are never changed in place, so nothing is copied."""
+        before = self._weights, self._memory, self._average
+        yield
+        self._weights, self._memory, self._average = before
+
+    def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
+        """Put a state back, of either backend."""
+        self.load_weights(state["model"], "the checkpoint")
+        found = by_parameter(state["optimizer"].values())
+        self._memory = {name: found[name] for name in self._trained if name in found}  # not the scale of an fp16 loss
+        if self._average is not None:
+            self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Of training."""
+        return self.model.flops_per_token(seq_len)
+
+    def peak_flops(self) -> float | None:
+        """No data sheet says."""
+        return None
+
+    def peak_memory(self) -> tuple[int, int]:
+        """The most that MLX's arrays took."""
+        peak = int(mx.get_peak_memory())
+        return peak, peak
+
+    def wait(self) -> None:
+        """Synchronise with the device."""
+        mx.synchronize()
+
+    def release(self) -> None:
+        """Empty the cache of the allocator."""
+        mx.clear_cache()

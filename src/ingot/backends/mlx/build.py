@@ -1,0 +1,121 @@
+"""The model of a config. torch builds it on the host and draws its weights, so that one seed is one start on every backend.
+
+What stays of torch's model is its outline, without numbers: which tensors there are, of which kind, and how many FLOPs they cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+from ingot.backends.mlx import golf, gpt2, llama
+from ingot.backends.mlx.layers import DROPOUTS, Pass, Weights, document_mask, head_logits, head_loss
+from ingot.backends.mlx.state import DTYPES, array
+from ingot.backends.torch.build import build_model, build_outline, flops_per_token
+from ingot.backends.torch.state import NAMES, check_fits, model_records
+from ingot.config.schema import Config
+from ingot.errors import ConfigError, Setting
+from ingot.optim.groups import block_matrices, kinds
+from ingot.runtime.tensors import TensorRecord
+
+FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
+    "golf": (golf.hidden, "tok_emb.weight"),
+    "gpt2": (gpt2.hidden, "transformer.wte.weight"),
+    "llama": (llama.hidden, "wte.weight"),
+}
+DEVICE = Setting("training.device", "mlx")
+PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
+
+
+def check_supported(config: Config) -> None:
+    """Refuse what only torch does."""
+    if config.model.family == "file":
+        raise ConfigError("{0} is a torch model, which {1} does not run", Setting("model.family", "file"), DEVICE)
+    if config.optimizer.muon_precision == "bf16":
+        raise ConfigError(
+            "{0} is not for {1}; use auto or fp32", Setting("optimizer.muon_precision", config.optimizer.muon_precision), DEVICE
+        )
+
+
+@dataclass(frozen=True)
+class Model:
+    """Functions over the weights of a family, and torch's outline of it."""
+
+    settings: Any
+    outline: Any  # torch's model, on its device without numbers
+    context: int
+    loss_chunk: int | None
+
+    def losses(self, weights: Weights, tokens: mx.array, targets: mx.array, *documents: mx.array, run: Pass) -> mx.array:
+        """The summed loss of the targets that count."""
+        if documents:
+            run = replace(run, mask=document_mask(documents[0]))
+        hidden = self._hidden(weights, tokens, run)
+        return head_loss(hidden, self._head(weights), targets, self._softcap, run.dtype, self.loss_chunk)
+
+    def last_logits(self, weights: Weights, tokens: mx.array, run: Pass) -> mx.array:
+        """The scores (B, V) after the last token."""
+        return head_logits(self._hidden(weights, tokens, run)[:, -1], self._head(weights), self._softcap, run.dtype)
+
+    def _hidden(self, weights: Weights, tokens: mx.array, run: Pass) -> mx.array:
+        return FAMILIES[self.settings.family][0](self.settings, weights, tokens, run)
+
+    def _head(self, weights: Weights) -> mx.array:
+        own = weights.get("lm_head.weight")
+        return weights[FAMILIES[self.settings.family][1]] if own is None else own
+
+    @property
+    def _softcap(self) -> float | None:
+        return getattr(self.settings, "softcap", None)
+
+    @property
+    def dropout_keys(self) -> int:
+        """Keys that one pass with dropout needs."""
+        return 1 + DROPOUTS * int(self.settings.layers)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.outline.parameters())
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """The kind of every trainable parameter, for optim/assign.py."""
+        return kinds(self.outline)
+
+    @property
+    def block_matrices(self) -> set[str]:
+        """What Muon takes."""
+        return {name for name, _ in block_matrices(self.outline)}
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return flops_per_token(self.outline, seq_len)
+
+    def read(self, records: Mapping[str, TensorRecord], where: str) -> Weights:
+        """The weights in records, in the model's number formats; CheckpointError says what does not fit."""
+        check_fits(self.outline, records, where)
+        dtypes = {name: DTYPES[NAMES[value.dtype]] for name, value in self.outline.state_dict().items()}
+        return {name: array(source, dtypes[name]) for name, source in records.items()}
+
+
+def outline(config: Config, vocab_size: int) -> Model:
+    """The model of a config, still without weights."""
+    check_supported(config)
+    return _model(config, build_outline(config, vocab_size))
+
+
+def build(config: Config, vocab_size: int) -> tuple[Model, Weights]:
+    """The model of a config and its initial weights, which depend on training.seed alone."""
+    check_supported(config)
+    if (asked := config.training.precision) == "fp16":
+        raise ConfigError("{0} is not for {1}; use fp32 or bf16", Setting("training.precision", asked), DEVICE)
+    drawn = build_model(config, vocab_size)
+    initial = {record.name: record for record in model_records(drawn)}
+    model = _model(config, drawn.to("meta"))
+    return model, model.read(initial, "the initial model")
+
+
+def _model(config: Config, found: Any) -> Model:
+    return Model(config.model, found, found.context, config.training.loss_chunk)

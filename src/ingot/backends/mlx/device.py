@@ -1,0 +1,45 @@
+"""What MLX computes on: the GPU of a Mac, elsewhere the CPU."""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+
+import mlx.core as mx
+
+from ingot.errors import ConfigError, Setting
+from ingot.runtime.devices import Device
+from ingot.runtime.ranks import Ranks
+
+VERSION = metadata.version("mlx")
+
+
+def find_mlx_device() -> Device:
+    """The one device that MLX has here."""
+    where = mx.device_info().get("device_name", "CPU") if on_metal() else "CPU"
+    return Device("mlx", 0, f"mlx {VERSION}, {where}", None, ("fp32", "bf16"))
+
+
+def on_metal() -> bool:
+    """Whether there is an Apple GPU."""
+    return bool(mx.metal.is_available())
+
+
+def check_one_rank(ranks: Ranks) -> None:
+    """Refuse a group of processes."""
+    if ranks.world_size > 1:
+        raise ConfigError(
+            f"{{0}} runs in one process and this run has {ranks.world_size} ranks; start it without torchrun",
+            Setting("training.device", "mlx"),
+        )
+
+
+def measure_flops() -> float:
+    """The rate of a matrix multiplication in float32: the best of a few."""
+    size = 1024 if on_metal() else 256
+    a, seconds = mx.ones((size, size)), []
+    for _ in range(5):
+        began = time.perf_counter()
+        mx.eval(a @ a)
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)

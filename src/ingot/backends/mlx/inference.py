@@ -1,0 +1,92 @@
+"""A model that writes and is judged: scores, tokens and weights, by the average of the weights where one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.backends.mlx.build import PRECISIONS, Model, outline
+from ingot.backends.mlx.device import check_one_rank, find_mlx_device
+from ingot.backends.mlx.layers import Pass, Weights
+from ingot.backends.mlx.state import number, records
+from ingot.backends.mlx.writing import write
+from ingot.config.schema import Config
+from ingot.errors import DataError
+from ingot.generate.sampling import Sampling
+from ingot.runtime.batch import IGNORED, Batch
+from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import TensorRecord
+
+
+class Alone:
+    """The group of one process; every method answers at once."""
+
+    def __init__(self, ranks: Ranks):
+        check_one_rank(ranks)
+        self.ranks = ranks
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Each value's maximum over the ranks."""
+        return list(values)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Each value's sum over the ranks."""
+        return list(values)
+
+    def broadcast(self, text: str) -> str:
+        """The first rank's text, on every rank."""
+        return text
+
+    def close(self) -> None:
+        """There is nobody to leave."""
+
+
+class MLXInference(Alone):
+    """A model and its weights, which are given to it at every use."""
+
+    def __init__(self, model: Model, weights: Weights, vocab_size: int, precision: str, ranks: Ranks):
+        super().__init__(ranks)
+        self.device = find_mlx_device()
+        self.model, self.vocab_size, self.precision = model, vocab_size, precision
+        self.parameters = model.parameters
+        self._dtype = PRECISIONS[precision]
+        self._weights = weights
+        self._average: Weights | None = None
+
+    @classmethod
+    def of(cls, config: Config, vocab_size: int, ranks: Ranks) -> MLXInference:
+        """The model of a config, still without weights."""
+        asked = config.training.precision
+        precision = "bf16" if asked == "bf16" else "fp32"  # what a GPU trained in fp16 must be judged anywhere
+        return cls(outline(config, vocab_size), {}, vocab_size, precision, ranks)
+
+    def score(self, batch: Batch) -> float:
+        """The summed loss of the targets that count."""
+        if not np.count_nonzero(batch[:, 1] != IGNORED):
+            return 0.0
+        return number(self.model.losses(self._shown(), *self._upload(batch), run=Pass(self._dtype)))
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
+        """Continue prompts of one length, token by token."""
+        return write(self.model, self._shown(), prompts, sampling, self.vocab_size, self._dtype)
+
+    def weights(self) -> list[TensorRecord]:
+        """Copies of the weights that scores are of."""
+        return records(self._shown())
+
+    def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
+        """Take other weights, and let an average begin with them."""
+        self._weights = self.model.read(weights, where)
+
+    def _shown(self) -> Weights:
+        """The average of the weights in their own number formats, or the weights themselves."""
+        average = self._average or {}
+        return {name: average[name].astype(w.dtype) if name in average else w for name, w in self._weights.items()}
+
+    def _upload(self, batch: Batch) -> list[mx.array]:
+        """Tokens, targets and, where rows have them, document numbers."""
+        if (largest := batch[:, :2].max()) >= self.vocab_size:
+            raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
+        return [mx.array(np.ascontiguousarray(batch[:, plane])) for plane in range(batch.shape[1])]

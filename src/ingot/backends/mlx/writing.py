@@ -1,0 +1,59 @@
+"""One token after another, with a key-value cache until the context is full; then its last tokens are read anew for each.
+
+Tokens are drawn on the host, each row by a generator of its own: what a row draws depends on its seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.backends.mlx.build import Model
+from ingot.backends.mlx.layers import Cached, Pass, Weights
+from ingot.errors import RunError
+from ingot.generate.sampling import Sampling
+
+
+def write(
+    model: Model, weights: Weights, prompts: list[list[int]], sampling: Sampling, vocab_size: int, dtype: mx.Dtype
+) -> Iterator[list[int]]:
+    """Yield the next token of every prompt, for ever; only ids below `vocab_size` are drawn."""
+    draws = [np.random.default_rng(sampling.seed + row) for row in range(len(prompts))]
+    seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
+    cache: list[Cached] = []
+    while True:
+        seen = seen[:, -model.context :]
+        held = cache[0][0].shape[2] if cache else 0
+        if sampling.use_cache and held + new.shape[1] <= model.context:
+            run = Pass(dtype, cache=cache)
+            logits = model.last_logits(weights, mx.array(new), run)
+            cache = run.grown
+        else:
+            logits = model.last_logits(weights, mx.array(seen), Pass(dtype))
+        scores = np.array(logits)[:, :vocab_size]
+        if not np.isfinite(scores).all():
+            raise RunError("the model's scores are not finite, so it cannot write: its weights are damaged or diverged")
+        tokens = [choose(row, sampling, draw) for row, draw in zip(scores, draws, strict=True)]
+        new = np.array(tokens, dtype=np.int32)[:, None]
+        seen = np.concatenate([seen, new], axis=1)
+        yield tokens
+
+
+def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
+    """The next token after one row of scores (V)."""
+    if not sampling.temperature:
+        return int(scores.argmax())
+    ids = np.argsort(-scores, kind="stable")
+    if 0 < sampling.top_k < len(ids):
+        ids = ids[: sampling.top_k]
+    p = np.exp((scores[ids].astype(np.float64) - scores[ids[0]]) / sampling.temperature)
+    p /= p.sum()
+    if sampling.top_p < 1:
+        p[p.cumsum() - p >= max(sampling.top_p, 1e-9)] = 0.0  # the likelier tokens' share
+    sums = p.cumsum()
+    found = int(np.searchsorted(sums, draw.random() * sums[-1], side="right"))
+    return int(ids[min(found, int(np.flatnonzero(p)[-1]))])
