@@ -130,3 +130,10 @@ def test_a_program_that_asks_for_json_gets_its_error_as_json_too(capsys, words, 
     told = capsys.readouterr()
     assert ended.value.code == code and told.err.startswith("ingot: error: ") and told.err.count("\n") == 1
     assert json.loads(told.out) == {"error": told.err.removeprefix("ingot: error: ").rstrip("\n"), "exit_code": code}
+
+
+def test_the_start_of_a_program_lies_before_its_imports() -> None:
+    program = "import time; time.sleep(0.3); now = time.time()\n"
+    program += "from ingot.doors.entry import process_start; print(now - process_start())"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert 0.25 < float(said) < 60
