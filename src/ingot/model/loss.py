@@ -46,7 +46,7 @@ def _chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: floa
         return torch.stack(parts).sum()
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    grad_of = _compiled_slope() if compiled else loss_and_slope
+    grad_of = _compiled_grad() if compiled else loss_and_grad
     return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, dtype, grad_of)  # type: ignore[no-untyped-call]
 
 
@@ -91,7 +91,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return d_hidden.to(of_hidden) * scale, (d_weight * scale).to(of_weight), None, None, None, None, None
 
 
-def loss_and_slope(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
+def loss_and_grad(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
     """Summed loss of a chunk of tokens, and its gradient for h @ w.T (n, V), in which rows of ignored targets mean nothing."""
     logits = head_logits(h, w, softcap).float()
     log_p = logits.log_softmax(-1)
@@ -106,8 +106,8 @@ def loss_and_slope(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tu
 
 
 @functools.cache
-def _compiled_slope() -> Callable[..., tuple[Tensor, Tensor]]:
-    return torch.compile(loss_and_slope, dynamic=False)
+def _compiled_grad() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(loss_and_grad, dynamic=False)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

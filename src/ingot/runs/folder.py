@@ -150,7 +150,7 @@ class RunFolder:
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
     def forget_stop(self) -> None:
-        """Remove the wish to stop: it was obeyed, or meant for an earlier session."""
+        """Remove the request to stop: it was obeyed, or meant for an earlier session."""
         with writing(self.stop_path):
             self.stop_path.unlink(missing_ok=True)
 

@@ -70,8 +70,8 @@ class MLXBackend(MLXInference):
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=t.gradient_checkpointing)
         self._compile = on_metal() if t.compile == "auto" else t.compile  # on a CPU every kernel is a call of g++
-        slopes: Callable[..., Any] = mx.value_and_grad(self._loss)
-        self._slopes = mx.compile(slopes) if self._compile else slopes
+        both: Callable[..., Any] = mx.value_and_grad(self._loss)
+        self._value_and_grad = mx.compile(both) if self._compile else both
 
     def _loss(self, trained: Weights, others: Weights, keys: mx.array, *planes: mx.array) -> mx.array:
         run = replace(self._run, keys=keys) if self._run.dropout else self._run
@@ -124,7 +124,7 @@ class MLXBackend(MLXInference):
         total, sums = mx.zeros(()), {name: mx.zeros_like(w) for name, w in trained.items()}
         for part, start in enumerate(range(0, len(batch), rows)):
             keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=self.model.dropout_keys)
-            loss, grads = self._slopes(trained, others, keys, *self._upload(batch[start : start + rows]))
+            loss, grads = self._value_and_grad(trained, others, keys, *self._upload(batch[start : start + rows]))
             total = total + loss / targets
             sums = {name: held + grads[name] / targets for name, held in sums.items()}
             mx.eval(total, sums)  # or all micro-batches would be held at once
