@@ -206,6 +206,14 @@ def test_a_folder_that_was_claimed_and_nothing_more_can_be_claimed_again(tmp_pat
         RunFolder(tmp_path).claim().release()
 
 
+def test_a_link_to_a_disk_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(CheckpointError, match=r"run/checkpoints: it is a link to .*unmounted, which is not there"):
+        RunFolder(tmp_path / "run").claim()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_a_run_with_a_link_in_place_of_a_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")

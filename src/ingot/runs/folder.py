@@ -70,6 +70,9 @@ class RunFolder:
         for path in (path for path in files if path.is_symlink()):
             with writing(path):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        for path in (path for path in self._folders if path.is_symlink() and not path.exists()):
+            with writing(path):  # a link to another disk is welcome, one to a disk that is not there is not
+                raise OSError(errno.ENOENT, f"it is a link to {path.readlink()}, which is not there")
         with writing(self.path):
             if self._holds_a_run():
                 return
