@@ -55,6 +55,7 @@ def test_a_spec_that_went_through_json_makes_a_tokenizer_that_gives_the_same_ids
 
 @given(texts)
 @example(".:A")  # an unknown character inside a text: the space after it is text
+@example(":A")  # and at its start: nothing comes before the word
 def test_a_stream_of_single_tokens_gives_the_text_of_the_whole(text):
     for tokenizer in kinds(text):
         ids = tokenizer.encode_document(text)

@@ -95,9 +95,9 @@ class Tokenizer(ABC):
         """Whether an id stands for no text at all."""
         return bool(self._sizes[self._rows([token])][0] == 0)
 
-    def starts_anew(self, token: int) -> bool:
-        """Whether what follows an id is the start of a text."""
-        return self.is_special(token)
+    def at_start_after(self, ids: Ids, at_start: bool) -> bool:
+        """Whether what follows these ids is the start of a text, as it was or was not before them."""
+        return self.is_special(int(ids[-1]))
 
     def fingerprint(self) -> str:
         """Equal for tokenizers that give every text the same ids."""
@@ -142,7 +142,7 @@ class StreamDecoder:
         if not len(ids):
             return ""
         data = self._tokenizer.decode_bytes(ids, self._at_start)
-        self._at_start = self._tokenizer.starts_anew(int(ids[-1]))
+        self._at_start = self._tokenizer.at_start_after(ids, self._at_start)
         return self._decoder.decode(data)
 
     def finish(self) -> str:

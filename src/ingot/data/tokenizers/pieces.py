@@ -41,8 +41,10 @@ class PieceTokenizer(Tokenizer):
             sizes[first] -= self._spaced.take(rows[first])
         return sizes
 
-    def starts_anew(self, token: int) -> bool:
-        return bool(self._special[self._rows([token])][0])
+    def at_start_after(self, ids: Ids, at_start: bool) -> bool:
+        pieces = (self._pieces[int(token)] for token in reversed(ids))
+        last = next((piece for piece in pieces if piece != b""), b"")  # an unknown word stands for nothing and changes nothing
+        return last is None or (at_start and not last)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         parts = []
@@ -50,7 +52,7 @@ class PieceTokenizer(Tokenizer):
             piece = self._pieces[token]
             if piece is not None:
                 parts.append(piece[1:] if at_start and self._adds_space and self._spaced[token] else piece)
-            at_start = piece is None
+            at_start = piece is None or (at_start and not piece)
         return b"".join(parts)
 
 
