@@ -46,6 +46,8 @@ class StepReport:
     epoch: int
     mfu: float | None
     spent: float  # the used part of the budget, between 0 and 1
+    targets: int = 0  # of this step; rows that are not full have fewer than tokens
+    phase: int = 0  # of data.phases
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ class Reporter:
     def sample(self, step: int, text: str) -> None:
         """The model wrote something."""
 
+    def phase(self, number: int, tokens: int) -> None:
+        """A phase of data.phases begins after so many tokens; the first, 0, is not told."""
+
     def saved(self, path: Path) -> None:
         """A checkpoint is on the disk; called from another thread."""
 
@@ -126,6 +131,9 @@ class LineReporter(Reporter):
     def evaluation(self, report: EvaluationReport) -> None:
         self._write(evaluation_line(report))
 
+    def phase(self, number: int, tokens: int) -> None:
+        self._write(f"phase {number} begins after {tokens:,} tokens")
+
     def saved(self, path: Path) -> None:
         self._write(f"saved {path}")
 
@@ -141,7 +149,7 @@ class MultiReporter(Reporter):
     """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter):
-        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "saved", "message", "end"):
+        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "phase", "saved", "message", "end"):
             setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
 
 
