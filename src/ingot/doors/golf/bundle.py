@@ -32,6 +32,7 @@ LEFT_OUT = (
     "ingot.data.prepare",
     "ingot.data.text",
     "ingot.data.tokenizers.plain",
+    "ingot.eval.buckets",
     "ingot.generate",
     "ingot.trained",
 )
