@@ -99,7 +99,7 @@ class Trainer:
         except DataExhausted:  # said by the first step; what is tuned needs no more than the shape
             batch = buffer.reshape(-1, self.rows.planes, plan.seq_len)
             batch[:] = 0
-            return RankBatch(batch, plan.rows * plan.seq_len, 0)
+            return RankBatch(batch, plan.rows * plan.seq_len, 0, p.sample)
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
@@ -180,7 +180,7 @@ class Trainer:
         pending = self.backend.step(rank_batch.batch, rank_batch.targets, plan)
         self._finish_pending_step()  # the step before: its numbers are there while the device works on this one
         p.step += 1
-        p.sample += plan.samples
+        p.sample = rank_batch.next_sample
         p.tokens += rank_batch.targets
         p.starts, p.places = list(starts_with(at, plan)), dict(rank_batch.places)
         self._pending = (pending, plan, rank_batch)
