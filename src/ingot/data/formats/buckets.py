@@ -75,6 +75,12 @@ def open_buckets(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dat
     return Dataset(folder, manifest, opened, splits)
 
 
+def bucket_of(name: str, pairs: Sequence[Pair]) -> BucketRecord:
+    """What some pairs hold; nobody recorded their text."""
+    windows, tokens = sum(len(pair.repeats) for pair in pairs), sum(pair.stream.tokens for pair in pairs)
+    return BucketRecord(name=name, documents=windows, tokens=tokens, bytes=0)
+
+
 def _record(folder: Path, buckets: dict[str, list[Pair]]) -> SplitRecord:
     shards = [
         ShardRecord.model_construct(
@@ -83,15 +89,7 @@ def _record(folder: Path, buckets: dict[str, list[Pair]]) -> SplitRecord:
         for pairs in buckets.values()
         for pair in pairs
     ]
-    told = [
-        BucketRecord(
-            name=name,
-            documents=sum(len(pair.repeats) for pair in pairs),
-            tokens=sum(pair.stream.tokens for pair in pairs),
-            bytes=0,
-        )
-        for name, pairs in buckets.items()
-    ]
+    told = [bucket_of(name, pairs) for name, pairs in buckets.items()]
     return SplitRecord.model_construct(
         documents=sum(one.documents for one in told),
         tokens=sum(one.tokens for one in told),

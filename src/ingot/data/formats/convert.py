@@ -100,7 +100,7 @@ def convert(
         make = partial(_writer, stage.folder, to, known, opened, layout, files, source)
         writers = {split: make(split) for split in SPLITS if split in source.tokens or to == "ingot"}
         _copy(source, writers, reading, progress)
-        if to in ("nanogpt", "shards") and (names := bucket_names(source)):
+        if to in ("nanogpt", "shards") and len(names := bucket_names(source)) > 1:
             log.warning("%s has no buckets, so %s are one now", to, ", ".join(names))
         if not writers.get("train") or not writers["train"].documents:
             raise DataError(f"{source.path} has nothing to train on: no training documents")
@@ -238,9 +238,10 @@ def _writer(
 
 def _copy(source: TokenSource, writers: dict[str, TokenWriter], marks: Marks, progress: Progress | None) -> None:
     done, told, total = 0, 0, sum(source.tokens.values())
+    apart = bucket_names(source) != [NAMES["gpt-simple"]]  # which is what data without buckets is called there
     for split, writer in writers.items():
         for bucket, documents in source.buckets(split, marks) if split in source.tokens else ():
-            if bucket is not None:
+            if bucket is not None and apart:
                 writer.begin_bucket(bucket)
             for document in documents:
                 writer.add(document)
