@@ -170,6 +170,16 @@ def test_the_others_share_the_weight_of_a_drained_bucket(dataset):
     assert documents(rows) == Counter({name: 1 for name in NAMES if name[0] != "c"})
 
 
+def test_a_bucket_that_is_left_out_for_a_while_goes_on_where_it_stood(dataset):
+    plan, batches = Reading(), []
+    for mix in ({"web": 1, "books": 1}, {"web": 1}, {"web": 1, "books": 1}):
+        for _ in range(2):
+            batch, read = step(rows_of(dataset, mix=mix, epochs=1), plan)
+            batches.append(batch)
+            plan = plan.following(read)
+    assert max(documents(np.concatenate(batches)).values()) == 1
+
+
 def test_a_bucket_without_weight_is_not_read(dataset):
     rows, _ = run(rows_of(dataset, mix={"web": 1, "books": 0}), 40)
     assert {name[0] for name in documents(rows)} == {"w"}
