@@ -47,7 +47,7 @@ def train(
 
     resolved = load_config(recipe=recipe, file=config, overrides=given_settings(ctx))
     if nproc_per_node is not None and "RANK" not in os.environ:
-        from ingot.doors.cli.launch import launch
+        from ingot.doors.launch import launch
         from ingot.train.start import open_data
         from ingot.train.walltime import find_walltime
 
