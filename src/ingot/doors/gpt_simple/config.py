@@ -126,12 +126,10 @@ class DataConfig(Section):
     overlap_size: int = key(256, "Tokens that windows of a long jsonl document share; at most half of max_length.", low=0)
     packing: bool = key(True, "Several documents in a row. false: one in each, padded.")
     num_workers: int = key(4, "Taken and without effect: one thread reads ahead.", low=0)
-    curriculum: list[CurriculumPhase] | None = key(
+    curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a field, as those above)
         None, "Phases, each with duration_tokens and a mix of buckets. null: every bucket with the same weight."
     )
-    allow_bucket_exhaustion: bool = key(
-        False, "Go on with the other buckets where one is read to its end. false: save and halt."
-    )
+    allow_bucket_exhaustion: bool = key(False, "Go on with the other buckets where one is read to its end. false: save and halt.")
     allow_budget_mismatch: bool = key(False, "Let the phases' tokens and those of max_steps differ by more than 5%.")
 
     def fit(self) -> None:
@@ -214,13 +212,17 @@ class TrainingConfig(Section):
 
 @dataclass
 class Config:
-    """The four sections of a run. `given` are the keys that a file or a command line has set."""
+    """The four sections of a run.
+
+    `given` are the keys that a file or a command line has set, `settings` those of our own settings that have no key there.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    settings: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._fit()

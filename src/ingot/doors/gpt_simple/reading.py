@@ -22,12 +22,19 @@ Values = dict[str, tuple[Any, str]]  # of keys by their dotted paths, each with 
 
 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The config of a file, with what a command line sets besides; every mistake found is in the one ConfigError raised."""
+    """The config of a file, with what a command line sets besides; every mistake found is in the one ConfigError raised.
+
+    A command line may also have settings of ours that are no key there, such as training.device.
+    """
     problems: list[str] = []
     values = _flatten(read_tree(path), f"in {path}", problems)
+    settings: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
-        values[name] = (Plain(value) if isinstance(value, str) else value, "on the command line")
-    return _build(values, problems)
+        if name in known() and name not in all_keys() and name not in THEIRS:
+            settings[name] = value
+        else:
+            values[name] = (Plain(value) if isinstance(value, str) else value, "on the command line")
+    return _build(values, settings, problems)
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def _flatten(tree: Mapping[str, Any], where: str, problems: list[str]) -> Values
     return found
 
 
-def _build(values: Values, problems: list[str]) -> Config:
+def _build(values: Values, settings: dict[str, Any], problems: list[str]) -> Config:
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for path, (value, where) in values.items():
         if path not in all_keys():
@@ -96,7 +103,7 @@ def _build(values: Values, problems: list[str]) -> Config:
     if not problems:  # what does not fit together is only worth saying when each value is sound
         try:
             made = {name: section(**sections[name]) for name, section in SECTIONS.items()}
-            return Config(**made, given=frozenset(values))  # type: ignore[arg-type]
+            return Config(**made, given=frozenset(values), settings=settings)  # type: ignore[arg-type]
         except ConfigError as error:
             problems.append(str(error))
     raise ConfigError("; ".join(problems))

@@ -15,7 +15,7 @@ from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.translate import cosine_steps
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
-from ingot.runs.steps import saved_steps
+from ingot.runs.steps import Kind, saved_steps
 
 RULE = "=" * 60
 KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
@@ -32,8 +32,8 @@ class GptSimpleReporter(Reporter):
         self.checkpoint: Path | None = None  # the newest that was saved
         self._losses: list[float] = []
         self._norms: list[float] = []
-        self._tokens: int | None = None  # of all steps before this interval
-        self._targets = 0  # of its steps
+        self._targets = 0  # of these steps
+        self._tokens = 0
         self._seconds = 0.0
 
     def begin(self, report: BeginReport) -> None:
@@ -49,7 +49,8 @@ class GptSimpleReporter(Reporter):
     def step(self, report: StepReport, log: bool) -> None:
         self._losses.append(report.loss)
         self._norms.append(report.grad_norm)
-        self._targets += report.targets
+        self._targets += report.tokens - self._tokens
+        self._tokens = report.tokens
         if report.step % self._config.training.logging_steps:
             return
         steps, seconds = len(self._losses), report.elapsed_seconds - self._seconds
@@ -74,9 +75,9 @@ class GptSimpleReporter(Reporter):
     def phase(self, number: int, tokens: int) -> None:
         self._log.info(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
-    def saved(self, path: Path, kind: str = "regular", seconds: float = 0.0) -> None:
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
         self.checkpoint = path
-        self._log.info(f"{KINDS[kind]} saved to {path} (step {int(path.name.rpartition('-')[2])}, {seconds:.1f}s)")
+        self._log.info(f"{KINDS[kind]} saved to {path} (step {int(path.name.rpartition('-')[2])}, {0.0:.1f}s)")
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         if not done:

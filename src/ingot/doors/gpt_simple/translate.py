@@ -33,8 +33,10 @@ def translate(config: Config, world_size: int = 1, kept_tokens: int | None = Non
     config.check()
     settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items()} | _computed(config)
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
+    if decided := sorted(settings.keys() & config.settings.keys()):
+        raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set besides")
     try:
-        return load_config(python=settings, environment={})
+        return load_config(overrides=config.settings, python=settings, environment={})
     except ConfigError as error:
         raise ConfigError(error.render(key_name)) from None
 
@@ -42,7 +44,7 @@ def translate(config: Config, world_size: int = 1, kept_tokens: int | None = Non
 def tokens_per_step(config: Config, world_size: int) -> int:
     """Tokens of a step on so many ranks, as gpt-simple counts them."""
     t = config.training
-    return t.per_device_batch_size * t.gradient_accumulation_steps * world_size * config.data.max_length
+    return t.per_device_batch_size * t.gradient_accumulation_steps * max(1, world_size) * config.data.max_length
 
 
 def kept_tokens(config: Config) -> int | None:
@@ -57,7 +59,7 @@ def kept_tokens(config: Config) -> int | None:
         return None
     checkpoint = resume_path(config)
     found = [checkpoint] if checkpoint is not None and (checkpoint / INDEX).is_file() else []
-    for path in found or reversed(saved_steps(Path(config.training.output_dir) / "checkpoints").values()):
+    for path in found or reversed(list(saved_steps(Path(config.training.output_dir) / "checkpoints").values())):
         try:
             return int(read_index(path)["progress"]["config"]["training"]["tokens_per_step"])
         except (CheckpointError, KeyError, TypeError):
@@ -117,7 +119,9 @@ def warnings(config: Config, told: Callable[[str], None]) -> None:
     if end < steps:
         told(f"the learning rate is at its floor after step {end}, for the last {steps - end} of training.max_steps={steps}")
     elif end > steps:
-        told(f"the learning rate decays until step {end}, {end - steps} after training.max_steps={steps}, and ends above its floor")
+        told(
+            f"the learning rate decays until step {end}, {end - steps} after training.max_steps={steps}, and ends above its floor"
+        )
 
 
 def _value(config: Config, path: str) -> Any:
