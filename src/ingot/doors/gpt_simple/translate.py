@@ -14,6 +14,7 @@ from typing import Any
 
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.doors.gpt_simple.architecture import model_settings
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.names import SETTINGS, key_name
 from ingot.errors import CheckpointError, ConfigError, IngotError
@@ -22,8 +23,6 @@ DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone
 VOCAB_MULTIPLE = 128
 EVAL_BATCHES = 100  # where max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # that need no file
-ACTIVATIONS = {"swish": "silu"}
-MLPS = {"gated": "gated", "mlp": "plain"}
 PRECISIONS = {None: "auto", "no": "fp32"}
 RESUMES = {"scratch": "never"}
 
@@ -135,12 +134,9 @@ def _computed(config: Config) -> dict[str, Any]:
     eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
     name = tokenizer_name(config)
     return {
-        "model.family": "llama",
+        **{f"model.{setting}": value for setting, value in model_settings(m).items()},
         "model.vocab_size": _vocabulary(name),
         "model.context": max(m.n_positions, d.max_length),
-        "model.activation": ACTIVATIONS.get(m.activation, m.activation),
-        "model.mlp": MLPS[m.mlp_type],
-        "model.rope_factor": m.rope_scaling_factor if m.rope_scaling_type is not None else 1.0,
         "data.tokenizer": name,
         "data.sampling": "pack" if d.packing else "document",
         "data.document_mask": m.attention_mode != "causal",
