@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -12,11 +12,14 @@ from ingot.backends.open import open_backend
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
-from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Evaluator, Score
-from ingot.generate.sampling import Sampling, prompt_ids
+from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling, prompt_ids
 from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
+
+AT_ONCE = 64  # texts that are written side by side at most: more make a step slower, not the whole faster
+BATCH_TOKENS = 1 << 16  # of all of them, prompts included: what a cache of keys and values is filled with
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,65 @@ class LoadedModel:
         """The prompt and its continuation; options as in `stream`."""
         return prompt + "".join(self.stream(prompt, **options))
 
+    def generate_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
+        """The continuation of every prompt, many at once; text i draws with the seed plus i, as it would alone."""
+        options = options or GenerationOptions()
+        return self.write_texts(prompts, options, options.sampling(len(prompts)).seeds)
+
+    def write_texts(self, prompts: Sequence[str], options: GenerationOptions, seeds: Sequence[int]) -> list[str]:
+        """The continuation of every prompt, each with a seed of its own; as many at once as the memory holds."""
+        starts = [prompt_ids(self.tokenizer, prompt, options.start_mark) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lambda i: len(starts[i]))  # those of about one length together
+        texts, at_once = {}, AT_ONCE
+        while order:
+            longest = len(starts[order[min(at_once, len(order)) - 1]]) + options.max_new_tokens
+            part = order[: max(1, min(at_once, BATCH_TOKENS // longest))]
+            writer = self._write([starts[i] for i in part], options, [seeds[i] for i in part])
+            try:
+                pieces = list(writer)
+            except MemoryError:
+                if len(part) == 1:
+                    raise RunError("the device's memory does not hold one text; shorten it or use another device") from None
+                at_once = len(part) // 2
+                continue
+            order = order[len(part) :]
+            for row, i in enumerate(part):
+                written = "".join(piece for number, piece in pieces if number == row)
+                texts[i] = prompts[i] + written if options.return_full_text else written
+        return [texts[i] for i in range(len(prompts))]
+
+    def stream_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[tuple[int, str]]:
+        """The same piece by piece, as it is written: the number of the prompt and what comes next; all prompts at once."""
+        options = options or GenerationOptions()
+        starts = [prompt_ids(self.tokenizer, prompt, options.start_mark) for prompt in prompts]
+        seeds = options.sampling(len(prompts)).seeds
+        return self._write(starts, options, seeds) if prompts else iter(())
+
+    def _write(self, starts: list[list[int]], options: GenerationOptions, seeds: Sequence[int]) -> Iterator[tuple[int, str]]:
+        sampling = replace(options.sampling(len(starts)), seeds=tuple(seeds))
+        ends = self._ends() if options.stop_at_end else set()
+        decoders: list[StreamDecoder | None] = [
+            StreamDecoder(self.tokenizer, at_start=all(map(self.tokenizer.is_special, start))) for start in starts
+        ]
+        for tokens in islice(self.backend.generate(starts, sampling), options.max_new_tokens):
+            for row, token in enumerate(tokens):
+                if (decoder := decoders[row]) is None:
+                    continue
+                if token in ends:
+                    decoders[row] = None
+                piece = decoder.finish() if token in ends else decoder.push([token])
+                if piece:
+                    yield row, piece
+            if not any(decoders):
+                return
+        for row, decoder in enumerate(decoders):
+            if decoder is not None and (piece := decoder.finish()):
+                yield row, piece
+
+    def _ends(self) -> set[int]:
+        """The ids after which a document is over: its end mark, and the start mark of the next."""
+        return {mark for mark in (getattr(self.tokenizer, "eos", None), self.tokenizer.bos) if mark is not None}
+
     def evaluate(
         self, data: str | None = None, rows: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Score:
@@ -69,8 +131,8 @@ class LoadedModel:
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
 
 
-def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto") -> LoadedModel:
-    """Put weights on a device, ready to write and to be judged."""
+def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
+    """Put weights on a device, ready to write and to be judged; to write only, as another `dtype`: fp32, bf16 or fp16."""
     layers, own = weights.config.model.layers, weights.config.model.family == "file"
     if not own and layers > len(weights.tensors):  # settings that a stranger wrote may ask for any size
         raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
@@ -79,6 +141,10 @@ def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto") -> 
         config = _with(config, "model", file=str(model_file(weights)))
     backend = open_backend(config, tokenizer.vocab_size, Ranks(), train=False)
     backend.load_weights(weights.tensors, str(weights.path))
+    if dtype is not None and not backend.cast(DTYPES[dtype]):
+        raise ConfigError(
+            f"{weights.path} cannot be opened with the dtype {dtype} on this device or as a model of one's own; use none"
+        )
     return LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
 
 

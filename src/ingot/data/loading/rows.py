@@ -100,7 +100,7 @@ def document_numbers(split: Split, start: int, length: int) -> NDArray[np.int32]
 def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Rows:
     """The rows a run trains on."""
     split, seq_len, seed = dataset.split("train"), settings.seq_len, settings.seed
-    if settings.sampling == "pack":
+    if settings.sampling in ("pack", "document"):
         return PackedRows(split, seq_len, seed, dataset.tokenizer.bos, settings.document_mask)
     if split.tokens <= seq_len:
         raise DataError(
