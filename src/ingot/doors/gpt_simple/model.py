@@ -6,7 +6,7 @@ shifted inside, as there, and -100 is not counted. Nothing is computed here that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ingot.artifact.gpt_simple import model_settings
 from ingot.backends.torch.build import checkpoint_blocks
-from ingot.doors.gpt_simple.architecture import model_settings
 from ingot.doors.gpt_simple.config import ModelConfig
 from ingot.errors import ConfigError
 from ingot.generate.sampling import GenerationOptions
@@ -48,8 +48,8 @@ class SimpleLLM(Llama):
         config.check()
         if config.vocab_size is None:
             raise ConfigError("ModelConfig.vocab_size is not set; a model needs the number of rows of its embedding")
-        settings = {name: value for name, value in model_settings(config).items() if name != "family"}
-        super().__init__(config.vocab_size, config.n_positions, **settings)
+        settings = model_settings(asdict(config), "ModelConfig")
+        super().__init__(**{name: value for name, value in settings.items() if name != "family"})
         self.config = config
         if gradient_checkpointing:
             checkpoint_blocks(self)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
-from ingot.doors.gpt_simple.translate import hub_name
+from ingot.doors.gpt_simple.translate import tokenizer_name
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ class SimpleLLMTokenizer:
     """The tokenizer of a name, file or folder; where it has no id to pad with, one more than its ids is that."""
 
     def __init__(self, model_name: str = "gpt2", tokenizer: Tokenizer | None = None) -> None:
-        self.tokenizer = tokenizer if tokenizer is not None else open_tokenizer(hub_name(model_name))
-        pad = self.tokenizer.pad
-        self.eos_token_id = self.eod_token_id = self.tokenizer.eos
+        self.tokenizer = tokenizer if tokenizer is not None else open_tokenizer(tokenizer_name(model_name))
+        pad: int | None = getattr(self.tokenizer, "pad", None)
+        self.eos_token_id: int | None = getattr(self.tokenizer, "eos", None)
+        self.eod_token_id = self.eos_token_id
         self.bos_token_id = self.tokenizer.bos if self.tokenizer.bos is not None else self.eos_token_id
         self.pad_token_id: int = self.tokenizer.vocab_size if pad is None else pad
         self.vocab_size = self.tokenizer.vocab_size + (pad is None)
@@ -43,7 +44,8 @@ class SimpleLLMTokenizer:
         No mark is put before or after a text: gpt-simple's training adds them itself, whatever `add_special_tokens` says.
         """
         single = isinstance(text, str)
-        rows = [[int(i) for i in self.tokenizer.encode(one)] for one in ([text] if single else text)]
+        texts = [text] if isinstance(text, str) else text
+        rows = [[int(i) for i in self.tokenizer.encode(one)] for one in texts]
         if truncation and max_length is not None:
             rows = [row[:max_length] for row in rows]
         if padding:
