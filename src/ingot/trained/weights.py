@@ -13,7 +13,7 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.checkpoints import find_checkpoint, locate_checkpoint, read_index
 from ingot.runs.folder import MODEL_COPY
 from ingot.runtime.tensors import TensorRecord
 
@@ -48,6 +48,17 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
     if (known.get("val_step"), known.get("val_whole")) != (checkpoint.step, True):
         known["val_bpb"] = None  # of other weights, or of a part of the text
     return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
+
+
+def locate_weights(path: Path, which: str = "latest") -> Path:
+    """The artifact or checkpoint that a path means, found without reading its weights; CheckpointError where there is none."""
+    if path.is_file():
+        return path.resolve()
+    found = locate_checkpoint(path, which)
+    for file, known in read_index(found)["files"].items():
+        if not (found / file).is_file() or (found / file).stat().st_size != known["bytes"]:
+            raise CheckpointError(f"{found / file} is missing or has not the {known['bytes']:,} bytes it was written with")
+    return found.resolve()
 
 
 def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
