@@ -232,8 +232,15 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    gradient_checkpointing: bool = Field(
-        False, description="Keep only block inputs and recompute the rest in the backward pass: less memory, a third more time."
+    gradient_checkpointing: bool | Positive = Field(
+        False,
+        description="true: keep only block inputs and recompute the rest in the backward pass: less memory, a third more time. A "
+        "number k: in every k-th block alone, for a k-th of both. MLX recomputes every block.",
+    )
+    ddp_python_reducer: bool = Field(
+        False,
+        description="Compiled and on several ranks: send gradients while others are still computed by torch's reducer in Python, "
+        "which goes together with gradient checkpointing and document masks. false: with these they are sent at the end.",
     )
     priming_steps: Count | Literal["auto"] = Field(
         "auto",
@@ -248,9 +255,10 @@ class TrainingSection(Section):
     output_dir: str | None = Field(
         None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run found there is continued."
     )
-    resume: Literal["auto", "never"] = Field(
+    resume: Literal["auto", "never"] | str = Field(
         "auto",
-        description="auto: continue from the newest sound checkpoint of output_dir. never: refuse a folder that holds one.",
+        description="auto: continue from the newest sound checkpoint of output_dir. never: refuse a folder that holds one. The "
+        "path of a checkpoint, or of another run: copy its state into output_dir and go on there.",
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
@@ -264,7 +272,11 @@ class TrainingSection(Section):
     )
     save_every: Count = Field(0, description="Steps between checkpoints. 0: by save_seconds alone.")
     save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: by save_every alone.")
-    keep_last: Positive = Field(2, description="Newest checkpoints that are kept, besides the best one and milestones.")
+    keep_last: Positive | None = Field(
+        2,
+        description="Newest regular checkpoints that are kept, besides the newest of a stop and of a completed run, the best one "
+        "and milestones. null: all are kept.",
+    )
     keep_every: Count = Field(0, description="Checkpoints at multiples of this step are milestones and never deleted. 0: none.")
 
 
@@ -349,6 +361,19 @@ class TrackingSection(Section):
         10, description="Steps between lines of metrics.jsonl and log.txt. The first ten steps are always recorded."
     )
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(5.0, description="Seconds between updates of state.json.")
+    wandb_project: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Project of Weights & Biases that gets the numbers too, one run there for all sessions of a run; needs the "
+        "extra `wandb`. null: none.",
+    )
+    wandb_run_name: str | None = Field(None, description="Name of the run there. null: that of the run folder.")
+    wandb_mode: Literal["online", "offline"] | None = Field(
+        None,
+        description="offline: keep the numbers in the run folder until `wandb sync`. null: what WANDB_MODE says, else online.",
+    )
+    tensorboard: bool = Field(
+        False, description="Write the numbers as TensorBoard events too, into tensorboard/; needs the extra `tensorboard`."
+    )
 
 
 class Config(Section):

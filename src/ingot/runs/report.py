@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ingot.runs.steps import Kind
+
 QUIET_SECONDS = 30.0  # where lines are written, what takes long is heard of this often
 
 
@@ -87,8 +89,8 @@ class Reporter:
     def sample(self, step: int, text: str) -> None:
         """The model wrote something."""
 
-    def saved(self, path: Path) -> None:
-        """A checkpoint is on the disk; called from another thread."""
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
+        """A checkpoint is on the disk; called from another thread. A regular one may be told again with its last kind."""
 
     def message(self, text: str) -> None:
         """Something a reader of the log should know."""
@@ -126,8 +128,8 @@ class LineReporter(Reporter):
     def evaluation(self, report: EvaluationReport) -> None:
         self._write(evaluation_line(report))
 
-    def saved(self, path: Path) -> None:
-        self._write(f"saved {path}")
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
+        self._write(saved_line(path, kind))
 
     def message(self, text: str) -> None:
         self._write(text)
@@ -159,6 +161,11 @@ def begin_line(report: BeginReport) -> str:
     facts["elapsed_seconds"] = round(report.elapsed_seconds, 1) or None
     told = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
     return "  ".join(f"{name} {value}" for name, value in told.items())
+
+
+def saved_line(path: Path, kind: Kind) -> str:
+    """A save as one line."""
+    return f"saved {path}" if kind == "regular" else f"saved {path} ({kind})"
 
 
 def step_line(report: StepReport) -> str:

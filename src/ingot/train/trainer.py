@@ -25,6 +25,7 @@ from ingot.generate.sampling import Sampling, prompt_ids
 from ingot.optim.schedules import spent
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Status
+from ingot.runs.steps import Kind
 from ingot.train.bounds import Bounds
 from ingot.train.clock import Clock, fits
 from ingot.train.plan import following, plan_step, shapes, starts_with
@@ -110,7 +111,7 @@ class Trainer:
         finally:
             self.clock.stop()
             reader.close()
-        self.save(wait=True)
+        self.save("final" if status == "completed" else "shutdown", wait=True)
         return status
 
     def _loop(self, reader: RowReader[StepPlan], shutdown: Shutdown) -> Status:
@@ -336,15 +337,17 @@ class Trainer:
             self.outputs.folder.sample(self.progress.step, self.last_sample)
         self.reporter.sample(self.progress.step, self.last_sample)
 
-    def save(self, wait: bool = False) -> None:
+    def save(self, kind: Kind = "regular", wait: bool = False) -> None:
         """Copy the state and let the saver write it; with `wait`, until it is on the disk or cannot be. Every rank calls it."""
         with self.clock.paused():
             if self.progress.step != self._saved_step:
                 self.progress.elapsed_seconds = self.clock.elapsed
                 state = self.backend.state()
                 if self.outputs is not None:
-                    self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step)
+                    self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
                 self._saved_step = self.progress.step
+            elif kind != "regular" and self.progress.step and self.outputs is not None:
+                self.outputs.saver.note(self.progress.step, self._record(), kind)
             if wait and self.outputs is not None:
                 self.reporter.waiting("saving")
                 self.outputs.saver.wait()

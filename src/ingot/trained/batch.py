@@ -1,4 +1,4 @@
-"""Many texts by one or several models: each model is opened once, one at a time, and the order of the answers is that asked for."""
+"""Many texts by one or several models: each is opened once, one at a time, and the answers come in the order asked for."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
             found = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
     except DataError as error:
         raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
-    if found.fingerprint() != (own.fingerprint() if own is not None else facts.get("tokenizer_fingerprint")):
+    if facts.get("tokenizer_fingerprint") not in (None, found.fingerprint()):
         was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
         raise CheckpointError(f"{path} {was}, and {name or data or section.path} is or has another")
     return found
