@@ -23,6 +23,14 @@ BATCH_TOKENS = 1 << 16  # of all of them, prompts included: what a cache of keys
 
 
 @dataclass(frozen=True)
+class Start:
+    """What a text begins with."""
+
+    ids: list[int]
+    is_new: bool  # no text comes before what is written
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A trained model ready to write or to be judged, with the tokenizer it was trained with."""
 
@@ -40,19 +48,17 @@ class LoadedModel:
         top_p: float = Sampling.top_p,
         seed: int = Sampling.seed,
         use_cache: bool = Sampling.use_cache,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        stop_at_end: bool = False,
     ) -> Iterator[str]:
         """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
-        if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
-            raise ConfigError("tokens, temperature and top_k must be 0 or more, and top_p above 0 and at most 1")
-        start, sampling = prompt_ids(self.tokenizer, prompt), Sampling(temperature, top_k, top_p, seed, use_cache)
-
-        def pieces() -> Iterator[str]:
-            decoder = StreamDecoder(self.tokenizer, at_start=not prompt)
-            for token in islice(self.backend.generate([start], sampling), tokens):
-                yield decoder.push(token)
-            yield decoder.finish()
-
-        return pieces()
+        if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or repetition_penalty <= 0:
+            raise ConfigError(
+                "tokens, temperature and top_k must be 0 or more, repetition_penalty above 0, and top_p above 0 and at most 1"
+            )
+        sampling = Sampling(temperature, top_k, top_p, seed, use_cache, repetition_penalty)
+        start = Start(prompt_ids(self.tokenizer, prompt), is_new=not prompt)
+        return (piece for _, piece in self._write([start], sampling, tokens, stop_at_end))
 
     def generate(self, prompt: str = "", **options: Any) -> str:
         """The prompt and its continuation; options as in `stream`."""
@@ -65,15 +71,15 @@ class LoadedModel:
 
     def write_texts(self, prompts: Sequence[str], options: GenerationOptions, seeds: Sequence[int]) -> list[str]:
         """The continuation of every prompt, each with a seed of its own; as many at once as the memory holds."""
-        starts = [prompt_ids(self.tokenizer, prompt, options.start_mark) for prompt in prompts]
-        order = sorted(range(len(prompts)), key=lambda i: len(starts[i]))  # those of about one length together
+        starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
+        order = sorted(range(len(prompts)), key=lambda i: len(starts[i].ids))  # those of about one length together
         texts, at_once = {}, AT_ONCE
         while order:
-            longest = len(starts[order[min(at_once, len(order)) - 1]]) + options.max_new_tokens
+            longest = len(starts[order[min(at_once, len(order)) - 1]].ids) + options.max_new_tokens
             part = order[: max(1, min(at_once, BATCH_TOKENS // longest))]
-            writer = self._write([starts[i] for i in part], options, [seeds[i] for i in part])
+            seeded = replace(sampling, seeds=tuple(seeds[i] for i in part))
             try:
-                pieces = list(writer)
+                pieces = list(self._write([starts[i] for i in part], seeded, options.max_new_tokens, options.stop_at_end))
             except MemoryError:
                 if len(part) == 1:
                     raise RunError("the device's memory does not hold one text; shorten it or use another device") from None
@@ -88,34 +94,41 @@ class LoadedModel:
     def stream_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[tuple[int, str]]:
         """The same piece by piece, as it is written: the number of the prompt and what comes next; all prompts at once."""
         options = options or GenerationOptions()
-        starts = [prompt_ids(self.tokenizer, prompt, options.start_mark) for prompt in prompts]
-        seeds = options.sampling(len(prompts)).seeds
-        return self._write(starts, options, seeds) if prompts else iter(())
+        starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
+        return self._write(starts, sampling, options.max_new_tokens, options.stop_at_end) if prompts else iter(())
 
-    def _write(self, starts: list[list[int]], options: GenerationOptions, seeds: Sequence[int]) -> Iterator[tuple[int, str]]:
-        sampling = replace(options.sampling(len(starts)), seeds=tuple(seeds))
-        ends = self._ends() if options.stop_at_end else set()
-        decoders: list[StreamDecoder | None] = [
-            StreamDecoder(self.tokenizer, at_start=all(map(self.tokenizer.is_special, start))) for start in starts
-        ]
-        for tokens in islice(self.backend.generate(starts, sampling), options.max_new_tokens):
-            for row, token in enumerate(tokens):
-                if (decoder := decoders[row]) is None:
-                    continue
-                if token in ends:
-                    decoders[row] = None
-                piece = decoder.finish() if token in ends else decoder.push([token])
-                if piece:
+    def _starts(self, prompts: Sequence[str], options: GenerationOptions) -> list[Start]:
+        return [Start(prompt_ids(self.tokenizer, prompt, options.start_mark), is_new=not prompt) for prompt in prompts]
+
+    def _write(self, starts: Sequence[Start], sampling: Sampling, tokens: int, stop_at_end: bool) -> Iterator[tuple[int, str]]:
+        """Pieces of text with the number of their start, until all are over."""
+        ends = self._ends() if stop_at_end else set()
+        decoders = {row: StreamDecoder(self.tokenizer, at_start=start.is_new) for row, start in enumerate(starts)}
+        for found in islice(self.backend.generate([start.ids for start in starts], sampling), tokens):
+            for row, decoder in list(decoders.items()):
+                over = found[row] in ends
+                if piece := decoder.finish() if over else decoder.push([found[row]]):
                     yield row, piece
-            if not any(decoders):
+                if over:
+                    del decoders[row]
+            if not decoders:
                 return
-        for row, decoder in enumerate(decoders):
-            if decoder is not None and (piece := decoder.finish()):
+        for row, decoder in decoders.items():
+            if piece := decoder.finish():
                 yield row, piece
 
     def _ends(self) -> set[int]:
         """The ids after which a document is over: its end mark, and the start mark of the next."""
         return {mark for mark in (getattr(self.tokenizer, "eos", None), self.tokenizer.bos) if mark is not None}
+
+    def cast(self, dtype: str) -> LoadedModel:
+        """Keep the weights as another number format from now on, to write with."""
+        if not self.backend.cast(DTYPES[dtype]):
+            raise ConfigError(
+                f"{self.weights.path} cannot be opened with dtype {dtype}: a model of one's own keeps its number format, and mlx "
+                "has no fp16; leave dtype out"
+            )
+        return self
 
     def evaluate(
         self, data: str | None = None, rows: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
@@ -141,11 +154,8 @@ def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dty
         config = _with(config, "model", file=str(model_file(weights)))
     backend = open_backend(config, tokenizer.vocab_size, Ranks(), train=False)
     backend.load_weights(weights.tensors, str(weights.path))
-    if dtype is not None and not backend.cast(DTYPES[dtype]):
-        raise ConfigError(
-            f"{weights.path} cannot be opened with the dtype {dtype} on this device or as a model of one's own; use none"
-        )
-    return LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
+    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
+    return model if dtype is None else model.cast(dtype)
 
 
 def _with(config: Config, section: str, **changes: str) -> Config:

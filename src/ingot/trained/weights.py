@@ -15,7 +15,7 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.checkpoints import find_checkpoint, locate_checkpoint, read_index
 from ingot.runs.folder import MODEL_COPY
 from ingot.runs.steps import saved_steps
 from ingot.runtime.tensors import TensorRecord
@@ -55,6 +55,22 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
     return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
 
 
+def locate_weights(path: Path, which: str = "latest") -> Path:
+    """The artifact or checkpoint that a path means, found without reading its weights; CheckpointError where there is none."""
+    if path.is_file():
+        return path.resolve()
+    if (theirs := _locate_gpt_simple(path, which)) is not None:
+        if not (theirs / MODEL / WEIGHTS).is_file():
+            raise CheckpointError(f"{theirs} has no {MODEL}/{WEIGHTS}")
+        read_model(theirs)
+        return theirs.resolve()
+    found = locate_checkpoint(path, which)
+    for file, known in read_index(found)["files"].items():
+        if not (found / file).is_file() or (found / file).stat().st_size != known["bytes"]:
+            raise CheckpointError(f"{found / file} is missing or has not the {known['bytes']:,} bytes it was written with")
+    return found.resolve()
+
+
 def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
     facts = {name: known.get(name) for name in FACTS}
     config, tokenizer = facts["config"], facts["tokenizer"]
@@ -85,14 +101,8 @@ def foreign_weights(
 
 
 def _gpt_simple(path: Path, which: str) -> Weights | None:
-    """The model of a checkpoint of gpt-simple's, or of a run of its own; None if what lies there is ours, or newer there.
-
-    A run folder may hold the same step in both layouts: ours, which says more, is taken then.
-    """
-    saved = path if is_checkpoint(path) else None
-    if saved is None and which == "latest" and (found := saved_checkpoints(path)):
-        saved = found[-1].path if found[-1].step > max(saved_steps(path / "checkpoints"), default=-1) else None
-    if saved is None:
+    """The model of a checkpoint of gpt-simple's, or of a run of its own; None if what lies there is ours, or newer there."""
+    if (saved := _locate_gpt_simple(path, which)) is None:
         return None
     settings = read_model(saved)
     records = read_torch_weights(saved / MODEL / WEIGHTS)
@@ -103,6 +113,18 @@ def _gpt_simple(path: Path, which: str) -> Weights | None:
         raise CheckpointError(f"{saved / MODEL} does not say how to build its model: {error}") from None
     # Any tokenizer may be named for it: the one beside it has a mark for padding more than the one its data were made with.
     return replace(known, run=saved.parent.parent, facts={**known.facts, "tokenizer_fingerprint": None})
+
+
+def _locate_gpt_simple(path: Path, which: str) -> Path | None:
+    """The checkpoint of gpt-simple's that a path means.
+
+    A run folder may hold the same step in both layouts: ours, which says more, is taken then.
+    """
+    if is_checkpoint(path):
+        return path
+    if which != "latest" or not (found := saved_checkpoints(path)):
+        return None
+    return found[-1].path if found[-1].step > max(saved_steps(path / "checkpoints"), default=-1) else None
 
 
 def model_file(weights: Weights) -> Path:
