@@ -13,13 +13,17 @@ BOS = 7
 class Documents:
     """A split in memory: documents of these tokens."""
 
-    def __init__(self, documents):
+    def __init__(self, documents, eos=None, repeats=None):
+        self.eos, self._repeats = eos, repeats
         self.ids = np.concatenate([np.asarray(document, np.uint16) for document in documents])
         self.tokens = len(self.ids)
         self._starts = np.cumsum([0, *map(len, documents)]).astype(np.uint64)
 
     def document_starts(self):
         return self._starts
+
+    def document_repeats(self):
+        return None if self._repeats is None else np.array(self._repeats, np.uint16)
 
     def read(self, start, stop):
         assert 0 <= start <= stop <= self.tokens

@@ -38,7 +38,6 @@ class GptSimpleReporter(Reporter):
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._targets = 0  # of these steps
-        self._tokens = 0
         self._seconds = 0.0
 
     def begin(self, report: BeginReport) -> None:
@@ -56,8 +55,7 @@ class GptSimpleReporter(Reporter):
         self._files.step(report, log)
         self._losses.append(report.loss)
         self._norms.append(report.grad_norm)
-        self._targets += report.tokens - self._tokens
-        self._tokens = report.tokens
+        self._targets += report.targets
         if report.step % self._config.training.logging_steps:
             return
         steps, seconds = len(self._losses), report.elapsed_seconds - self._seconds

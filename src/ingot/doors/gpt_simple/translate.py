@@ -101,7 +101,7 @@ def named_tokenizer(config: Config) -> Tokenizer | None:
 
 def padded_vocabulary(tokenizer: Tokenizer) -> int:
     """Rows of the embedding: all ids, one more where there is none to pad with, up to a multiple of 128."""
-    ids = tokenizer.vocab_size + (getattr(tokenizer, "pad", None) is None)
+    ids = tokenizer.vocab_size + (tokenizer.pad is None)
     return -(-ids // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
