@@ -20,12 +20,12 @@ from ingot.doors.output import print_json
 from ingot.errors import ConfigError
 
 VERBS = {
-    "Train and use a model": ("train", "status", "stop", "eval", "generate", "export", "import"),
+    "Train and use a model": ("train", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
     "Prepare text": ("data",),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),
 }
-MODULES = {"import": "imports"}  # a verb that is a word of Python has another name as a file
+MODULES = {"import": "imports", "batch-generate": "batch_generate"}  # verbs whose names are not names of Python's
 UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
 
 

@@ -99,9 +99,7 @@ def _train(parser: ArgumentParser) -> None:
     parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="machines that train together (1)")
     parser.add_argument("--node_rank", type=int, default=0, metavar="K", help="which of them this is, from 0")
     parser.add_argument("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
-    parser.add_argument(
-        "--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; alone, a free one)"
-    )
+    parser.add_argument("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; alone, a free one)")
     parser.add_argument(
         "--stop-exit-code", type=int, default=0, metavar="N", help="exit code of a run that was stopped and is to go on (0)"
     )
