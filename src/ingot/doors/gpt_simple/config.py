@@ -17,12 +17,6 @@ from ingot.config.text import scalar
 from ingot.doors.gpt_simple.keys import META, Key, key
 from ingot.errors import ConfigError
 
-# What a checkpoint of gpt-simple's is known by: another value of one of these is another model.
-ARCH_KEYS = (
-    "vocab_size", "n_embd", "n_layer", "n_head", "n_kv_head", "n_positions", "activation", "mlp_type", "intermediate_size",
-    "norm", "tie_word_embeddings", "use_bias", "qkv_bias", "attn_out_bias", "mlp_bias",
-)  # fmt: skip
-
 
 class Section:
     """A section of keys, whose values are understood and checked when it is made."""

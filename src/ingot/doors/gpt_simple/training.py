@@ -48,7 +48,7 @@ def configured(options: Namespace, overrides: Mapping[str, Any]) -> Config:
     return read_config(options.config, {**overrides, **flags})
 
 
-def run_training(config: Config, log: Log) -> tuple[str, TrainingResult]:
+def run_training(config: Config, log: Log, skip_probe: bool = False) -> tuple[str, TrainingResult]:
     """Train on this rank; how it ended, and what it came to."""
     from ingot.doors.gpt_simple.reporter import GptSimpleReporter
     from ingot.train.start import run

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.gpt_simple import model_settings
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.doors.gpt_simple.config import Config
@@ -22,8 +24,6 @@ DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone
 VOCAB_MULTIPLE = 128
 EVAL_BATCHES = 100  # where max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # that need no file
-ACTIVATIONS = {"swish": "silu"}
-MLPS = {"gated": "gated", "mlp": "plain"}
 PRECISIONS = {None: "auto", "no": "fp32"}
 RESUMES = {"scratch": "never"}
 
@@ -31,7 +31,8 @@ RESUMES = {"scratch": "never"}
 def translate(config: Config, world_size: int = 1, kept_tokens: int | None = None) -> ResolvedConfig:
     """The config of a run with these keys on so many ranks; `kept_tokens` are those of a step of the run it goes on with."""
     config.check()
-    settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items()} | _computed(config)
+    settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items() if not theirs.startswith("model.")}
+    settings |= _computed(config)
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
     if decided := sorted(settings.keys() & config.settings.keys()):
         raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set besides")
@@ -83,9 +84,9 @@ def buckets(config: Config) -> list[str]:
     return sorted(path.name for path in train.iterdir() if path.is_dir()) if train is not None and train.is_dir() else []
 
 
-def tokenizer_name(config: Config) -> str:
-    """The tokenizer by a name of ours: a bare name is one of the Hub's, unless it needs no file."""
-    name = config.data.tokenizer or "gpt2"
+def tokenizer_name(name: str) -> str:
+    """A tokenizer by a name of ours: a bare name is one of the Hub's, unless it needs no file."""
+    name = name or "gpt2"
     bare = "/" not in name and name not in TOKENIZERS and not Path(name).exists()
     return f"hf:{name}" if bare else name
 
@@ -133,14 +134,12 @@ def _computed(config: Config) -> dict[str, Any]:
     """The settings that several keys decide, whose words differ, or that gpt-simple never lets anybody choose."""
     m, d, o, t = config.model, config.data, config.optimizer, config.training
     eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
-    name = tokenizer_name(config)
+    name = tokenizer_name(config.data.tokenizer)
+    rows = _vocabulary(name)
+    model = model_settings({**asdict(m), "vocab_size": rows or 1, "n_positions": max(m.n_positions, d.max_length)}, "the config")
     return {
-        "model.family": "llama",
-        "model.vocab_size": _vocabulary(name),
-        "model.context": max(m.n_positions, d.max_length),
-        "model.activation": ACTIVATIONS.get(m.activation, m.activation),
-        "model.mlp": MLPS[m.mlp_type],
-        "model.rope_factor": m.rope_scaling_factor if m.rope_scaling_type is not None else 1.0,
+        **{f"model.{setting}": value for setting, value in model.items()},
+        "model.vocab_size": rows,
         "data.tokenizer": name,
         "data.sampling": "pack" if d.packing else "document",
         "data.document_mask": m.attention_mode != "causal",
