@@ -38,6 +38,9 @@ class StepPlan:
     groups: Mapping[str, GroupRates]
     model: Mapping[str, float]  # numbers that the model is given by its method `set`
     ema_decay: float | None  # how much of the average of the weights is kept
+    tokens: int = 0  # targets trained before it
+    phase: int = 0  # of data.phases
+    places: Mapping[str, int] = field(default_factory=dict)  # how many rows of each bucket were read before it
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def run(
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime()
         status = trainer.run(shutdown)
-        if backend.maximum([shutdown.requested])[0]:
+        if backend.maximum([shutdown.requested])[0] and status != "halted":
             status = "stopped"  # asked for after the last step
         result = finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
