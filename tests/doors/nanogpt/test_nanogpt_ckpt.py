@@ -9,7 +9,7 @@ import pytest
 import torch
 from foreign import ARGUMENTS, CONFIG, Foreign, groups, names
 
-from ingot.backends.torch.state import load_model, model_records, optimizer_records, tensor
+from ingot.backends.torch.state import load_model, model_records, optimizer_tensors, record, tensor
 from ingot.config.schema import OptimizerSection
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.doors.nanogpt.checkpoint import model_args, read_ckpt, write_ckpt
@@ -40,7 +40,7 @@ def ours(tmp_path_factory):
     for _ in range(2):
         model(torch.randint(260, (2, 12)), torch.randint(260, (2, 12))).backward()
         optimizers[0].step()
-    memory = optimizer_records(optimizers, {p: name for name, p in model.named_parameters()})
+    memory = [record(n, t) for n, t in optimizer_tensors(optimizers, {p: name for name, p in model.named_parameters()})]
     progress = {"config": {"model": MODEL | {"vocab_size": None}}, "tokenizer": ByteTokenizer().spec(), "val_loss": 3.25}
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     folder.mkdir()
