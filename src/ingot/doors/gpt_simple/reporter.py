@@ -6,9 +6,11 @@ those that were predicted.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.gpt_simple import FINAL, SHUTDOWN, saved_checkpoints
 from ingot.config.schema import Config as IngotConfig
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
@@ -24,19 +26,22 @@ HALTED = "halted"
 
 
 class GptSimpleReporter(Reporter):
-    """Prints what `gpt-simple train` prints; `interval_loss` is the mean of the last line, None before the first."""
+    """Prints what `gpt-simple train` prints, after `files` has written what gpt-simple writes.
 
-    def __init__(self, config: Config, resolved: IngotConfig, log: Log) -> None:
-        self._config, self._resolved, self._log = config, resolved, log
+    `interval_loss` is the mean of the last line, None before the first; `checkpoint` the newest folder, by gpt-simple's name.
+    """
+
+    def __init__(self, config: Config, resolved: IngotConfig, log: Log, files: Reporter) -> None:
+        self._config, self._resolved, self._log, self._files = config, resolved, log, files
         self.interval_loss: float | None = None
-        self.checkpoint: Path | None = None  # the newest that was saved
+        self.checkpoint: Path | None = None
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._targets = 0  # of these steps
-        self._tokens = 0
         self._seconds = 0.0
 
     def begin(self, report: BeginReport) -> None:
+        self._files.begin(report)
         self._seconds = report.elapsed_seconds
         for line in summary_lines(self._config, self._resolved, report):
             self._log.info(line)
@@ -47,10 +52,10 @@ class GptSimpleReporter(Reporter):
             )
 
     def step(self, report: StepReport, log: bool) -> None:
+        self._files.step(report, log)
         self._losses.append(report.loss)
         self._norms.append(report.grad_norm)
-        self._targets += report.tokens - self._tokens
-        self._tokens = report.tokens
+        self._targets += report.targets
         if report.step % self._config.training.logging_steps:
             return
         steps, seconds = len(self._losses), report.elapsed_seconds - self._seconds
@@ -76,8 +81,11 @@ class GptSimpleReporter(Reporter):
         self._log.info(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        self.checkpoint = path
-        self._log.info(f"{KINDS[kind]} saved to {path} (step {int(path.name.rpartition('-')[2])}, {0.0:.1f}s)")
+        began = time.monotonic()
+        self._files.saved(path, kind)
+        self.checkpoint = their_folder(path, kind)
+        step, seconds = int(path.name.rpartition("-")[2]), time.monotonic() - began
+        self._log.info(f"{KINDS[kind]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         if not done:
@@ -87,6 +95,7 @@ class GptSimpleReporter(Reporter):
         self._log.warn(text)
 
     def end(self, result: Any) -> None:
+        self._files.end(result)
         if result.status == "completed":
             for line in (RULE, "TRAINING COMPLETE!", RULE):
                 self._log.info(line)
@@ -95,6 +104,14 @@ class GptSimpleReporter(Reporter):
         where = self.checkpoint or result.checkpoint_path or self._config.training.output_dir
         ended = "Halted" if result.status == HALTED else "Stopped"
         self._log.info(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
+
+
+def their_folder(path: Path, kind: Kind) -> Path:
+    """The folder of gpt-simple's that a checkpoint of ours was written as; ours, where gpt-simple would have written none."""
+    step = int(path.name.rpartition("-")[2])
+    names = {"regular": f"checkpoint-{step}", "shutdown": f"checkpoint-{step}{SHUTDOWN}", "final": FINAL}
+    theirs = path.with_name(names[kind])
+    return theirs if theirs.is_dir() else path
 
 
 def step_line(
@@ -131,7 +148,7 @@ def summary_lines(config: Config, resolved: IngotConfig, report: BeginReport) ->
         f"LR: {o.learning_rate}  (warmup={o.warmup_steps}, decay={cosine_steps(config)})",
     ]
     if report.resumed_at:
-        folder = Path(t.output_dir) / "checkpoints"
-        checkpoint = saved_steps(folder).get(report.resumed_at, folder)
+        theirs = [one.path for one in saved_checkpoints(Path(t.output_dir)) if one.step == report.resumed_at]
+        checkpoint = theirs[-1] if theirs else saved_steps(Path(t.output_dir) / "checkpoints").get(report.resumed_at, "")
         lines.append(f"Resuming from step {report.resumed_at}  (checkpoint: {checkpoint})")
     return [*lines, RULE]

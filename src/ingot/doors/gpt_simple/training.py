@@ -8,13 +8,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ingot.doors.entry import process_start
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.reading import read_config
-from ingot.doors.gpt_simple.translate import kept_tokens, tokens_per_step, translate, warnings
+from ingot.doors.gpt_simple.translate import kept_tokens, named_tokenizer, tokens_per_step, translate, warnings
 from ingot.runtime.ranks import ranks_from_environment
 
 MODULE = "ingot.doors.gpt_simple"
@@ -50,6 +51,7 @@ def configured(options: Namespace, overrides: Mapping[str, Any]) -> Config:
 
 def run_training(config: Config, log: Log, skip_probe: bool = False) -> tuple[str, TrainingResult]:
     """Train on this rank; how it ended, and what it came to."""
+    from ingot.doors.gpt_simple.files import RunFiles
     from ingot.doors.gpt_simple.reporter import GptSimpleReporter
     from ingot.train.start import run
 
@@ -58,8 +60,18 @@ def run_training(config: Config, log: Log, skip_probe: bool = False) -> tuple[st
     if ranks.first:
         warnings(config, log.warn)
         _tell_batch(config, ranks.world_size, kept, log)
-    reporter = GptSimpleReporter(config, resolved.config, log)
-    result = run(resolved, reporter, began=process_start())
+    tokenizer = named_tokenizer(config)
+    files = RunFiles(
+        Path(config.training.output_dir), config.to_dict(), tokenizer.spec() if tokenizer is not None else None, log.warn
+    )
+    reporter = GptSimpleReporter(config, resolved.config, log, files)
+    try:
+        result = run(resolved, reporter, began=process_start())
+    except Exception as error:
+        files.failed(error)
+        raise
+    if files.failure is not None:
+        raise files.failure
     last = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
     path = reporter.checkpoint or result.checkpoint_path
     told = TrainingResult(

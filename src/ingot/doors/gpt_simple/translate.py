@@ -91,9 +91,17 @@ def tokenizer_name(name: str) -> str:
     return f"hf:{name}" if bare else name
 
 
+def named_tokenizer(config: Config) -> Tokenizer | None:
+    """The tokenizer of the run; None where it cannot be opened, which the checks before a run tell in their words."""
+    try:
+        return open_tokenizer(tokenizer_name(config.data.tokenizer))
+    except IngotError:
+        return None
+
+
 def padded_vocabulary(tokenizer: Tokenizer) -> int:
     """Rows of the embedding: all ids, one more where there is none to pad with, up to a multiple of 128."""
-    ids = tokenizer.vocab_size + (getattr(tokenizer, "pad", None) is None)
+    ids = tokenizer.vocab_size + (tokenizer.pad is None)
     return -(-ids // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
@@ -134,13 +142,13 @@ def _computed(config: Config) -> dict[str, Any]:
     """The settings that several keys decide, whose words differ, or that gpt-simple never lets anybody choose."""
     m, d, o, t = config.model, config.data, config.optimizer, config.training
     eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
-    name = tokenizer_name(config.data.tokenizer)
-    rows = _vocabulary(name)
+    tokenizer = named_tokenizer(config)
+    rows = padded_vocabulary(tokenizer) if tokenizer is not None else None
     model = model_settings({**asdict(m), "vocab_size": rows or 1, "n_positions": max(m.n_positions, d.max_length)}, "the config")
     return {
         **{f"model.{setting}": value for setting, value in model.items()},
         "model.vocab_size": rows,
-        "data.tokenizer": name,
+        "data.tokenizer": tokenizer_name(d.tokenizer),
         "data.sampling": "pack" if d.packing else "document",
         "data.document_mask": m.attention_mode != "causal",
         "data.overlap": d.overlap_size if d.format == "jsonl" else 0,
@@ -165,14 +173,6 @@ def _computed(config: Config) -> dict[str, Any]:
         "artifact.write": False,
         **_tracking(config),
     }
-
-
-def _vocabulary(name: str) -> int | None:
-    """The rows of the embedding; None where the tokenizer cannot be opened, which the checks before a run tell in their words."""
-    try:
-        return padded_vocabulary(open_tokenizer(name))
-    except IngotError:
-        return None
 
 
 def _mix(config: Config) -> dict[str, Any]:
