@@ -12,6 +12,8 @@ import pytest
 from original import LOOK, PHASES, SITE, TheirRun, make_data, run_original, write_config
 from programs import once
 
+from ingot.doors.gpt_simple.main import main
+
 Original = Callable[..., list[Any]]
 
 
@@ -62,4 +64,27 @@ def their_copy(their_run: TheirRun, gpts: Path) -> Path:
     """A folder to work in with a copy of the original's run in out/, and its config.yaml."""
     shutil.copy(their_run.folder / "config.yaml", gpts)
     shutil.copytree(their_run.folder / "out", gpts / "out")
+    return gpts
+
+
+@pytest.fixture(scope="session")
+def our_run(gpts_data: Path, shared: Path) -> Path:
+    """A run of twelve steps by `gpt-simple train` of ours in out/, made once; tests only look at it."""
+
+    def make() -> None:
+        folder = shared / "our-run"
+        folder.mkdir()
+        data = {"path": str(gpts_data / "data"), "tokenizer": str(gpts_data / "tok")}
+        training = {"output_dir": str(folder / "out"), "logging_steps": 3}
+        config = write_config(folder / "config.yaml", data=data, training=training)
+        assert main(["-q", "train", "--config", str(config)]) == 0
+
+    return once(shared / "our-run", make)
+
+
+@pytest.fixture
+def our_copy(our_run: Path, gpts: Path) -> Path:
+    """A folder to work in with a copy of our run in out/, and its config.yaml."""
+    shutil.copytree(our_run / "out", gpts / "out")
+    write_config(gpts / "config.yaml", training={"logging_steps": 3})
     return gpts
