@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ingot.config.loading import load_config
 from ingot.doors.cli import main
-from ingot.doors.cli.options import settings_help, split_overrides
+from ingot.doors.cli.options import settings_help
+from ingot.doors.overrides import split_overrides
 from ingot.errors import ConfigError, DataError
 
 
@@ -202,11 +203,11 @@ def test_failures_of_a_verb_become_a_line_and_an_exit_code(failure: BaseExceptio
     given = f"typer.Exit({failure.exit_code})" if isinstance(failure, typer.Exit) else repr(failure)
     program = f"""
 import typer
-from ingot.doors.cli import main
+from ingot.doors.cli import app, main
 from ingot.errors import DataError
 def fail() -> None:
     raise {given}
-main.app.command("fail")(fail)
+app.app.command("fail")(fail)
 main.run(["fail"])
 """
     ran = in_a_process(program)
@@ -214,7 +215,7 @@ main.run(["fail"])
 
 
 def test_a_bug_keeps_its_traceback() -> None:
-    program = "from ingot.doors.cli import main\nmain.app.command('bug')(lambda: 1 / 0)\nmain.run(['bug'])"
+    program = "from ingot.doors.cli import app, main\napp.app.command('bug')(lambda: 1 / 0)\nmain.run(['bug'])"
     assert "Traceback" in in_a_process(program).stderr
 
 

@@ -21,7 +21,7 @@ from ingot.config.families import FAMILIES
 from ingot.config.fields import sections, setting_at
 from ingot.config.loading import load_config
 from ingot.config.recipes import list_recipes
-from ingot.doors.cli import main
+from ingot.doors.cli import app, main
 from ingot.doors.cli.options import given_settings
 from ingot.doors.entry import BROKEN_PIPE
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, RunError
@@ -61,7 +61,7 @@ def words_of(command: str) -> tuple[dict[str, str], list[str]]:
 
 def verb_of(words: list[str]) -> tuple[Any, list[str]]:
     """The verb that words call, and the words after it."""
-    command: Any = typer.main.get_command(main.app)
+    command: Any = typer.main.get_command(app.app)
     while words and words[0] in getattr(command, "commands", ()):
         command, words = command.commands[words[0]], words[1:]
     return command, words
@@ -108,7 +108,7 @@ def test_every_command_in_a_document_parses(page: Path, outputs: Path) -> None:
     for command in commands(page):
         try:
             check(command, outputs)
-        except (IngotError, main.UsageError) as error:
+        except (IngotError, app.UsageError) as error:
             pytest.fail(f"{page.name}: {command}\n{error}")
 
 
@@ -117,13 +117,13 @@ def test_every_command_in_a_document_parses(page: Path, outputs: Path) -> None:
     ["ingot trian", "ingot recipes shw", "ingot train --recipe dmo", "ingot train --model.wdth 3", "ingot generate"],
 )
 def test_a_wrong_command_would_be_noticed(command: str, outputs: Path) -> None:
-    with pytest.raises((IngotError, main.UsageError)):
+    with pytest.raises((IngotError, app.UsageError)):
         check(command, outputs)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_verbs_and_options_named_in_the_text_exist(page: Path) -> None:
-    top: Any = typer.main.get_command(main.app)
+    top: Any = typer.main.get_command(app.app)
     for code in prose_code(page):
         if COMMAND.match(code + " "):
             verb, rest = verb_of(words_of(code)[1])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ingot import load
 from ingot.config.loading import load_config
-from ingot.doors.cli.main import app
+from ingot.doors.cli.app import app
 from ingot.runs.result import TrainingResult
 from ingot.train.start import run as run_config
 

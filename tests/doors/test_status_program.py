@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 from programs import Ingot, checkpoints, one_line, state, train_words
 from terminals import Terminal
 
-from ingot.runs.state import State, this_process, utc_now
+from ingot.runs.run import Run
+from ingot.runs.state import Heartbeat, State, this_process, utc_now
 
 ENDLESS = {"training__max_steps": 1_000_000, "training__save_every": 0, "training__save_seconds": 1000}
 
@@ -96,10 +98,23 @@ def test_looking_loads_neither_torch_nor_what_else_is_slow(tmp_path):
     program = (
         "import sys\nfrom ingot.doors.cli.main import _call\n"
         f"_call(['status', {str(run)!r}, '--json'])\n"
-        "assert not {'torch', 'numpy', 'yaml', 'ingot.config.schema'} & sys.modules.keys()"
+        "assert not {'torch', 'numpy', 'yaml', 'pydantic', 'typer', 'ingot.config.schema'} & sys.modules.keys()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_it_does_not_understand_itself_is_answered_as_every_verb_does(ingot: Ingot):
+    assert "Look again every second" in ingot("status", "--help").stdout
+    assert "No such option: --wach" in one_line(ingot("status", "--wach", code=2))
+
+
+def test_a_state_is_seen_whole_while_it_is_being_replaced(tmp_path):
+    with Heartbeat(tmp_path, 0.0001, step=7, error="x" * 100_000):
+        for _ in range(300):
+            seen = Run.open(tmp_path).status().state
+            assert (seen.step, len(seen.error or "")) == (7, 100_000)
+            time.sleep(0.0005)
 
 
 def test_watching_draws_in_one_place_until_the_run_has_ended(ingot: Ingot, tmp_path):

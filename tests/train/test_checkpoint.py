@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,10 +15,13 @@ from hypothesis import strategies as st
 
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import (
+    _checksum,
     find_checkpoint,
     load_checkpoint,
     newest_sound,
     note_progress,
+    read_index,
+    read_kind,
     save_checkpoint,
     saved_steps,
     sweep,
@@ -209,6 +213,30 @@ def test_the_newest_the_best_and_the_milestones_are_kept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 5
 
 
+def test_the_newest_of_a_stop_and_of_a_completed_run_are_kept_besides_the_newest_regular_ones(tmp_path):
+    kinds = dict.fromkeys(range(100, 1000, 100), "regular") | {350: "shutdown", 950: "shutdown", 300: "final", 1000: "final"}
+    for step, kind in kinds.items():
+        save_checkpoint(tmp_path, step, tensors(step), {}, kind)
+    retain(tmp_path, keep_last=3, keep_every=200, best=None)
+    assert list(saved_steps(tmp_path)) == [200, 400, 600, 700, 800, 900, 950, 1000]
+    assert load_checkpoint(tmp_path / "step-00000950").kind == "shutdown"
+
+
+def test_without_a_limit_every_checkpoint_is_kept(tmp_path):
+    for step in range(1, 13):
+        save(tmp_path, step)
+    retain(tmp_path, keep_last=None, keep_every=5, best=3)
+    assert len(saved_steps(tmp_path)) == 12
+
+
+def test_a_checkpoint_of_a_version_without_kinds_is_a_regular_one(tmp_path):
+    path = save(tmp_path, 4)
+    record = read_index(path)
+    del record["kind"]
+    (path / "checkpoint.json").write_text(json.dumps({**record, "sha256": _checksum(record)}))
+    assert (load_checkpoint(path).kind, read_kind(path)) == ("regular", "regular")
+
+
 def test_steps_with_more_digits_than_usual_are_still_in_order(tmp_path):
     for step in (99_999_999, 100_000_000, 5):
         save(tmp_path, step)
@@ -232,18 +260,18 @@ def test_asking_for_a_best_checkpoint_before_there_is_one_says_what_to_do(tmp_pa
 
 def test_a_save_that_fails_is_reported_and_the_next_one_that_succeeds_clears_it(tmp_path):
     folder, said, done = tmp_path / "not-there", [], []
-    saver = Saver(folder, 2, 0, done.append, said.append)
+    saver = Saver(folder, 2, 0, lambda path, kind: done.append((path, kind)), said.append)
     saver.save(4, tensors(4), {}, None)
     saver.wait()
     assert isinstance(saver.error, CheckpointError) and str(folder) in said[0] and "step 4" in said[0]
     folder.mkdir()
     saver.save(8, tensors(8), {}, None)
     saver.wait()
-    assert saver.error is None and done == [folder / "step-00000008"]
+    assert saver.error is None and done == [(folder / "step-00000008", "regular")]
 
 
 def test_a_save_is_not_lost_because_nobody_could_be_told_of_it(tmp_path):
-    def cannot(what: object) -> None:
+    def cannot(*what: object) -> None:
         raise CheckpointError("cannot write log.txt: No space left on device")
 
     saver = Saver(tmp_path, 2, 0, cannot, cannot)

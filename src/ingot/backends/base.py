@@ -38,6 +38,9 @@ class StepPlan:
     groups: Mapping[str, GroupRates]
     model: Mapping[str, float]  # numbers that the model is given by its method `set`
     ema_decay: float | None  # how much of the average of the weights is kept
+    tokens: int = 0  # targets trained before it
+    phase: int = 0  # of data.phases
+    places: Mapping[str, int] = field(default_factory=dict)  # how many rows of each bucket were read before it
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,13 @@ class Inference(Group, Protocol):
         """The summed loss, in nats, of the targets that are not -1."""
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """The next token of every prompt, for ever; prompts have one length. Leaves no trace in the training state."""
+        """The next token of every prompt, for ever. Leaves no trace in the training state.
+
+        MemoryError: the device does not hold so many texts at once.
+        """
+
+    def cast(self, precision: str) -> bool:
+        """Keep the weights as fp32, bf16 or fp16 from now on, to write with; False where this model's cannot be."""
 
     def weights(self) -> list[TensorRecord]:
         """What the model is judged by and others get: the average of the weights where one is kept, else the weights.

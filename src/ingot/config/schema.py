@@ -18,17 +18,27 @@ from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
+class PhaseSection(Section):
+    """A stretch of the run with a mix of buckets of its own."""
+
+    tokens: Positive = Field(
+        description="Targets that are trained in this phase; the next begins with the first step after them. The last never ends."
+    )
+    mix: dict[str, Rate] = Field(description="The weight of each bucket, as in data.mix.")
+
+
 class DataSection(Section):
     """Which tokens are read, and in which order."""
 
     path: str = Field(
         "sample:shakespeare",
-        description="Folder that `ingot data prepare` made, or sample:shakespeare for the text inside the package.",
+        description="Folder that `ingot data prepare` made, {train,val}/BUCKET/ with .bin and .idx or with .jsonl, one .jsonl "
+        "file, or sample:shakespeare for the text inside the package.",
     )
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer for a bundled sample: byte, char, gpt2, a file (.model or tokenizer.json) or a hub name; null: "
-        "byte. A prepared folder brings its own; if both are given they must agree.",
+        description="Tokenizer for a bundled sample or for .jsonl: byte, char, gpt2, a file (.model or tokenizer.json) or a hub "
+        "name; null: byte. A prepared folder brings its own; if both are given they must agree.",
     )
     trust_tokens: bool = Field(
         False,
@@ -36,11 +46,33 @@ class DataSection(Section):
         "text, makes other ones; true is for tokens that were drawn at random and for tokenizers that lose text.",
     )
     seq_len: Positive = Field(256, description="Tokens in a training row.")
-    sampling: Literal["shuffle", "random", "stream", "pack"] = Field(
+    sampling: Literal["shuffle", "random", "stream", "pack", "document"] = Field(
         "shuffle",
         description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. random: "
         "windows that start anywhere, drawn with replacement. stream: the tokens in their order, from the first to the last "
-        "and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer ones are cut.",
+        "and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer ones are cut. document: "
+        "the same with one document in a row, the rest of which is empty.",
+    )
+    overlap: Count = Field(
+        0,
+        description="pack, document: a document longer than a row is cut into pieces that begin with this many tokens of the "
+        "piece before, which are not predicted again. At most half of seq_len.",
+    )
+    epochs: Positive | None = Field(
+        None, description="The run ends when the data has been read this often. null: it is read again and again."
+    )
+    mix: dict[str, Rate] = Field(
+        {},
+        description="The weight of each bucket: {web: 3, books: 1} draws three rows of four from web. A bucket without a weight "
+        "is not read. Empty: every token once per epoch, whatever its bucket.",
+    )
+    phases: list[PhaseSection] = Field(
+        [], description="Mixes that follow one another, instead of data.mix; each bucket goes on where it stood."
+    )
+    exhausted: Literal["halt", "renormalise"] = Field(
+        "halt",
+        description="What happens when data.epochs of a bucket are over and the mix asks for more of it. halt: the run saves and "
+        "ends as `halted`. renormalise: the other buckets share its weight.",
     )
     spans: Positive = Field(
         1, description="stream: parts a step is read in; each begins one token after the last target of the one before."
@@ -200,8 +232,15 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    gradient_checkpointing: bool = Field(
-        False, description="Keep only block inputs and recompute the rest in the backward pass: less memory, a third more time."
+    gradient_checkpointing: bool | Positive = Field(
+        False,
+        description="true: keep only block inputs and recompute the rest in the backward pass: less memory, a third more time. A "
+        "number k: in every k-th block alone, for a k-th of both. MLX recomputes every block.",
+    )
+    ddp_python_reducer: bool = Field(
+        False,
+        description="Compiled and on several ranks: send gradients while others are still computed by torch's reducer in Python, "
+        "which goes together with gradient checkpointing and document masks. false: with these they are sent at the end.",
     )
     priming_steps: Count | Literal["auto"] = Field(
         "auto",
@@ -216,9 +255,10 @@ class TrainingSection(Section):
     output_dir: str | None = Field(
         None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run found there is continued."
     )
-    resume: Literal["auto", "never"] = Field(
+    resume: Literal["auto", "never"] | str = Field(
         "auto",
-        description="auto: continue from the newest sound checkpoint of output_dir. never: refuse a folder that holds one.",
+        description="auto: continue from the newest sound checkpoint of output_dir. never: refuse a folder that holds one. The "
+        "path of a checkpoint, or of another run: copy its state into output_dir and go on there.",
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
@@ -232,7 +272,11 @@ class TrainingSection(Section):
     )
     save_every: Count = Field(0, description="Steps between checkpoints. 0: by save_seconds alone.")
     save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: by save_every alone.")
-    keep_last: Positive = Field(2, description="Newest checkpoints that are kept, besides the best one and milestones.")
+    keep_last: Positive | None = Field(
+        2,
+        description="Newest regular checkpoints that are kept, besides the newest of a stop and of a completed run, the best one "
+        "and milestones. null: all are kept.",
+    )
     keep_every: Count = Field(0, description="Checkpoints at multiples of this step are milestones and never deleted. 0: none.")
 
 
@@ -317,6 +361,19 @@ class TrackingSection(Section):
         10, description="Steps between lines of metrics.jsonl and log.txt. The first ten steps are always recorded."
     )
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(5.0, description="Seconds between updates of state.json.")
+    wandb_project: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Project of Weights & Biases that gets the numbers too, one run there for all sessions of a run; needs the "
+        "extra `wandb`. null: none.",
+    )
+    wandb_run_name: str | None = Field(None, description="Name of the run there. null: that of the run folder.")
+    wandb_mode: Literal["online", "offline"] | None = Field(
+        None,
+        description="offline: keep the numbers in the run folder until `wandb sync`. null: what WANDB_MODE says, else online.",
+    )
+    tensorboard: bool = Field(
+        False, description="Write the numbers as TensorBoard events too, into tensorboard/; needs the extra `tensorboard`."
+    )
 
 
 class Config(Section):

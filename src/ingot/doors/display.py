@@ -8,7 +8,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ingot.doors.status_line import Part, StatusLine, Work, bar, duration, fit, is_terminal, percent
-from ingot.runs.report import BeginReport, EvaluationReport, LineReporter, Reporter, StepReport, begin_line, evaluation_line
+from ingot.runs.report import (
+    BeginReport,
+    EvaluationReport,
+    LineReporter,
+    Reporter,
+    StepReport,
+    begin_line,
+    evaluation_line,
+    saved_line,
+)
+from ingot.runs.steps import Kind
 from ingot.runtime.ranks import ranks_from_environment
 
 
@@ -67,8 +77,8 @@ class LiveReporter(Reporter):
         self._work = None if self._step is not None else Work("training")
         self._say(evaluation_line(report))
 
-    def saved(self, path: Path) -> None:
-        self._say(f"saved {path}")
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
+        self._say(saved_line(path, kind))
 
     def message(self, text: str) -> None:
         self._say(text)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import CheckpointError, ConfigError, Setting
-from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, saved_steps
+from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
 from ingot.runtime.files import fsync_dir, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
@@ -35,6 +35,7 @@ class Checkpoint:
     step: int
     progress: dict[str, Any]
     tensors: dict[str, dict[str, TensorRecord]]
+    kind: Kind = "regular"
 
     @property
     def weights(self) -> dict[str, TensorRecord]:
@@ -42,7 +43,7 @@ class Checkpoint:
         return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
 
-def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping[str, Any]) -> Path:
+def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping[str, Any], kind: Kind = "regular") -> Path:
     """Write a checkpoint and return its path when it is on the disk."""
     final = folder / f"step-{step:08d}"
     partial = folder / (final.name + PARTIAL)
@@ -53,6 +54,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
             "format": "ingot-checkpoint",
             "version": VERSION,
             "step": step,
+            "kind": kind,
             "progress": dict(progress),
             "files": {},
             "tensors": {},
@@ -93,7 +95,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         }
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    return Checkpoint(path, record["step"], record["progress"], tensors)
+    return Checkpoint(path, record["step"], record["progress"], tensors, record.get("kind", "regular"))
 
 
 def _read_file(path: Path, sha256: str) -> dict[str, TensorRecord]:
@@ -167,9 +169,18 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
     return None
 
 
-def note_progress(path: Path, progress: Mapping[str, Any]) -> None:
-    """Give a checkpoint another progress; its tensors stay as they are."""
-    record = {**read_index(path), "progress": dict(progress)}
+def read_kind(path: Path) -> Kind:
+    """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
+    try:
+        return json.loads((path / INDEX).read_bytes()).get("kind", "regular")
+    except (OSError, ValueError, AttributeError):
+        return "regular"
+
+
+def note_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
+    """Give a checkpoint another progress, and perhaps another kind; its tensors stay as they are."""
+    before = read_index(path)
+    record = {**before, "kind": kind or before.get("kind", "regular"), "progress": dict(progress)}
     write_atomically(path / INDEX, json.dumps({**record, "sha256": _checksum(record)}))
 
 
@@ -181,21 +192,26 @@ def sweep(folder: Path) -> None:
 
 def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
     """The checkpoint that a path means: itself, or the latest or best one of a run folder."""
+    return load_checkpoint(locate_checkpoint(path, which))
+
+
+def locate_checkpoint(path: Path, which: str = "latest") -> Path:
+    """Where that checkpoint is; its tensors are not read."""
     if which not in ("latest", "best"):
         raise ConfigError(f"which checkpoint is {which!r}; choose latest or best")
     if (path / INDEX).is_file():
-        return load_checkpoint(path)
+        return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     steps = saved_steps(folder)
     if not steps:
         raise CheckpointError(f"there is no checkpoint in {path}; give a run folder, a checkpoint or an artifact")
-    newest = load_checkpoint(steps[max(steps)])
+    newest = steps[max(steps)]
     if which == "latest":
         return newest
-    best = newest.progress.get("best_step")
+    best = read_index(newest)["progress"].get("best_step")
     if best not in steps:
         raise CheckpointError(f"{path} has no best checkpoint yet: it was not evaluated; use the latest")
-    return load_checkpoint(steps[best])
+    return steps[best]
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ingot.runs.steps import Kind
+
 QUIET_SECONDS = 30.0  # where lines are written, what takes long is heard of this often
 
 
@@ -46,6 +48,8 @@ class StepReport:
     epoch: int
     mfu: float | None
     spent: float  # the used part of the budget, between 0 and 1
+    targets: int = 0  # of this step; rows that are not full have fewer than tokens
+    phase: int = 0  # of data.phases
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,11 @@ class Reporter:
     def sample(self, step: int, text: str) -> None:
         """The model wrote something."""
 
-    def saved(self, path: Path) -> None:
-        """A checkpoint is on the disk; called from another thread."""
+    def phase(self, number: int, tokens: int) -> None:
+        """A phase of data.phases begins after so many tokens; the first, 0, is not told."""
+
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
+        """A checkpoint is on the disk; called from another thread. A regular one may be told again with its last kind."""
 
     def message(self, text: str) -> None:
         """Something a reader of the log should know."""
@@ -126,8 +133,11 @@ class LineReporter(Reporter):
     def evaluation(self, report: EvaluationReport) -> None:
         self._write(evaluation_line(report))
 
-    def saved(self, path: Path) -> None:
-        self._write(f"saved {path}")
+    def phase(self, number: int, tokens: int) -> None:
+        self._write(f"phase {number} begins after {tokens:,} tokens")
+
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
+        self._write(saved_line(path, kind))
 
     def message(self, text: str) -> None:
         self._write(text)
@@ -141,7 +151,7 @@ class MultiReporter(Reporter):
     """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter):
-        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "saved", "message", "end"):
+        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "phase", "saved", "message", "end"):
             setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
 
 
@@ -159,6 +169,11 @@ def begin_line(report: BeginReport) -> str:
     facts["elapsed_seconds"] = round(report.elapsed_seconds, 1) or None
     told = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
     return "  ".join(f"{name} {value}" for name, value in told.items())
+
+
+def saved_line(path: Path, kind: Kind) -> str:
+    """A save as one line."""
+    return f"saved {path}" if kind == "regular" else f"saved {path} ({kind})"
 
 
 def step_line(report: StepReport) -> str:

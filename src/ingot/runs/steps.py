@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
+Kind = Literal["regular", "shutdown", "final"]  # of a checkpoint: on the way, of a stop, of a completed run
 INDEX = "checkpoint.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")

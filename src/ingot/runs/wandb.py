@@ -35,7 +35,7 @@ class WandbRun:
     ) -> None:
         wandb = importlib.import_module("wandb")
         self._warn, self._lost = warn, False
-        known = _read_id(folder / NAME) if continued else None
+        known = read_id(folder / NAME) if continued else None
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -67,7 +67,8 @@ class WandbRun:
             self._run.finish(exit_code=0 if error is None else 1)
 
 
-def _read_id(path: Path) -> str | None:
+def read_id(path: Path) -> str | None:
+    """The id of the run of Weights & Biases that a file of ours names; None where there is none."""
     try:
         known = json.loads(path.read_bytes())["id"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -36,10 +36,12 @@ class Progress:
     best_bpb: float | None = None
     evaluation_seconds: float = 0.0  # of evaluations during training, where they are bounded
     starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
+    phases: list[list[int]] = field(default_factory=list)  # of each phase that has begun: the sample and the tokens at its start
+    places: dict[str, int] = field(default_factory=dict)  # how many rows of each bucket have been read
 
     def position(self, seconds: float) -> Position:
         """Where the next step begins, at a time that was agreed upon."""
-        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts))
+        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts), len(self.phases), self.places)
 
 
 @dataclass(frozen=True)

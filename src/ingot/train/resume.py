@@ -18,11 +18,11 @@ from ingot.train.progress import Progress
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
     "model": (),  # everything
-    "data": ("seq_len", "sampling", "spans", "document_mask", "seed"),
+    "data": ("seq_len", "sampling", "spans", "overlap", "document_mask", "seed"),
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-UNSAID: dict[str, Any] = {"groups": [], "stages": []}  # what they were in runs of versions that did not have them
+UNSAID: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # what they were in runs of versions that did not have them
 
 
 def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import Tensors, note_progress, save_checkpoint
-from ingot.runs.steps import PARTIAL, saved_steps
+from ingot.runs.checkpoints import Tensors, note_progress, read_kind, save_checkpoint
+from ingot.runs.steps import PARTIAL, Kind, saved_steps
 from ingot.runtime.files import writing
 
 STATE_BYTES = 12  # of a parameter with the two averages of AdamW, in float32
@@ -23,26 +23,39 @@ class Saver:
     """Writes checkpoints in a thread while training goes on; one at a time."""
 
     def __init__(
-        self, folder: Path, keep_last: int, keep_every: int, done: Callable[[Path], None], failed: Callable[[str], None]
+        self,
+        folder: Path,
+        keep_last: int | None,
+        keep_every: int,
+        done: Callable[[Path, Kind], None],
+        failed: Callable[[str], None],
     ):
         self._folder, self._keep_last, self._keep_every = folder, keep_last, keep_every
         self._done, self._failed = done, failed
+        self._kinds: dict[int, Kind] = {}  # of the checkpoints in the folder, as far as they were asked for
         self._thread: threading.Thread | None = None
         self.error: CheckpointError | None = None
         self.longest_seconds = 0.0  # from asking for a save until it was on the disk
 
-    def save(self, step: int, tensors: Tensors, progress: Mapping[str, Any], best: int | None) -> None:
+    def save(self, step: int, tensors: Tensors, progress: Mapping[str, Any], best: int | None, kind: Kind = "regular") -> None:
         """Begin to write, after the save before has ended. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(began, step, tensors, progress, best), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(began, step, tensors, progress, best, kind), name="checkpoint")
         self._thread.start()
 
-    def note(self, step: int, progress: Mapping[str, Any]) -> None:
-        """Give the checkpoint of a step another progress."""
+    def note(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
+        """Give the checkpoint of a step another progress; with a kind that it did not have, this is told like a save."""
         self.wait()
+        path = saved_steps(self._folder).get(step)
+        if path is None:
+            return  # it could not be saved
+        known = self._kind(step, path)
         with writing(self._folder):
-            note_progress(saved_steps(self._folder)[step], progress)
+            note_progress(path, progress, kind)
+        if kind is not None and kind != known:
+            self._kinds[step] = kind
+            self._done(path, kind)
 
     def wait(self) -> None:
         """Return when nothing is being written."""
@@ -54,10 +67,13 @@ class Saver:
         """How long a save takes: the longest so far, before the first by the size of the state on a slow disk."""
         return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
 
-    def _write(self, began: float, step: int, tensors: Tensors, progress: Mapping[str, Any], best: int | None) -> None:
+    def _write(
+        self, began: float, step: int, tensors: Tensors, progress: Mapping[str, Any], best: int | None, kind: Kind
+    ) -> None:
         try:
-            path = save_checkpoint(self._folder, step, tensors, progress)
-            retain(self._folder, self._keep_last, self._keep_every, best)
+            path = save_checkpoint(self._folder, step, tensors, progress, kind)
+            self._kinds[step] = kind
+            retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
         except OSError as error:
             self.error = CheckpointError(
                 f"cannot save step {step} in {self._folder}: {error.strerror or error}; make room for it"
@@ -67,13 +83,29 @@ class Saver:
             return
         self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
         with suppress(CheckpointError):
-            self._done(path)
+            self._done(path, kind)
+
+    def _kind(self, step: int, path: Path) -> Kind:
+        if step not in self._kinds:
+            self._kinds[step] = read_kind(path)
+        return self._kinds[step]
 
 
-def retain(folder: Path, keep_last: int, keep_every: int, best: int | None) -> None:
-    """Delete all but the newest, the best and the milestones."""
+def retain(
+    folder: Path,
+    keep_last: int | None,
+    keep_every: int,
+    best: int | None,
+    kind_of: Callable[[int, Path], Kind] = lambda step, path: read_kind(path),
+) -> None:
+    """Delete all but the newest regular ones, the newest of a stop and of a completed run, the best and the milestones."""
+    if keep_last is None:
+        return
     steps = saved_steps(folder)
-    kept = {*list(steps)[-keep_last:], best}
+    of_kind: dict[Kind, list[int]] = {"regular": [], "shutdown": [], "final": []}
+    for step, path in steps.items():
+        of_kind[kind_of(step, path)].append(step)
+    kept = {*of_kind["regular"][-keep_last:], *of_kind["shutdown"][-1:], *of_kind["final"][-1:], best}
     for step, path in steps.items():
         if step not in kept and not (keep_every and step % keep_every == 0):
             doomed = path.rename(path.with_name(path.name + PARTIAL))  # a kill in between must not leave half a checkpoint

@@ -26,7 +26,7 @@ from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, sw
 from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
-from ingot.runs.steps import saved_steps
+from ingot.runs.steps import Kind, saved_steps
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish
@@ -92,7 +92,7 @@ def run(
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime()
         status = trainer.run(shutdown)
-        if backend.maximum([shutdown.requested])[0]:
+        if backend.maximum([shutdown.requested])[0] and status != "halted":
             status = "stopped"  # asked for after the last step
         result = finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
@@ -163,9 +163,9 @@ def _open_outputs(
     heartbeat = folder.heartbeat(config.tracking.heartbeat_seconds, reporter.message, **told)
     stack.enter_context(heartbeat)
 
-    def saved(path: Path) -> None:
+    def saved(path: Path, kind: Kind) -> None:
         heartbeat.update(checkpoint=path.name)
-        reporter.saved(path)
+        reporter.saved(path, kind)
 
     saver = Saver(folder.checkpoints, config.training.keep_last, config.training.keep_every, saved, reporter.message)
     stack.callback(saver.wait)

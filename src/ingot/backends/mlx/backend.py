@@ -68,7 +68,7 @@ class MLXBackend(MLXInference):
         if o.ema_decay is not None:
             self._begin_average()
         dropout = float(getattr(config.model, "dropout", 0.0))
-        self._run = Pass(self._dtype, dropout=dropout, recompute=t.gradient_checkpointing)
+        self._run = Pass(self._dtype, dropout=dropout, recompute=bool(t.gradient_checkpointing))
         self._compile = on_metal() if t.compile == "auto" else t.compile  # on a CPU every kernel is a call of g++
         both: Callable[..., Any] = mx.value_and_grad(self._loss)
         self._value_and_grad = mx.compile(both) if self._compile else both

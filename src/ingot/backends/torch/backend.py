@@ -70,8 +70,8 @@ class TorchBackend(TorchInference):
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._compile = compiles(config, device.kind == "cuda")
         if t.gradient_checkpointing:
-            checkpoint_blocks(model)
-        nested = t.gradient_checkpointing or config.data.document_mask
+            checkpoint_blocks(model, int(t.gradient_checkpointing))
+        nested = bool(t.gradient_checkpointing) or config.data.document_mask
         module = compiled(model, nested, max(1, len(t.stages))) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 

@@ -80,12 +80,12 @@ def check_fused_mask(config: Config) -> None:
         )
 
 
-def checkpoint_blocks(model: nn.Module) -> None:
-    """Recompute every block in the backward pass instead of keeping what is inside it."""
+def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
+    """Recompute every so many blocks, the first among them, in the backward pass instead of keeping what is inside them."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its repeated part")
-    for block in blocks:
+    for block in list(blocks)[::every]:
         plain = block.forward
 
         def forward(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:

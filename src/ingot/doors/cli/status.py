@@ -1,26 +1,14 @@
-"""`ingot status`: how runs are doing, by what their folders say; takes no lock and waits for nobody."""
+"""`ingot status`: how runs are doing."""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.output import columns, print_json
-from ingot.doors.status_line import ERASE, START_OF_LINE, UP, duration, is_terminal
-from ingot.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from ingot.runs.run import Run
-
-RUNS = Path("runs")
-WATCH_SECONDS = 1.0
+from ingot.doors.cli.showing import show
 
 
 def register(app: typer.Typer) -> None:
@@ -36,114 +24,4 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how runs are doing: status, step, loss, speed, what is left, and when they were last heard of."""
-    from ingot.runs.run import Run
-
-    found = [Run.open(path) for path in runs] if runs else _below(RUNS)
-    if watch:
-        _watch(found, as_json)
-        return
-    records = [_record(run) for run in found]
-    if as_json:
-        print_json(records)
-    else:
-        print("\n".join(_lines(records)))
-
-
-def _below(folder: Path) -> list[Run]:
-    """The runs in a folder; those that have just been made say nothing yet."""
-    from ingot.runs.run import Run
-    from ingot.runs.state import read_state
-
-    found = [Run(path) for path in sorted(folder.glob("*")) if read_state(path) is not None]
-    if not found:
-        raise CheckpointError(f"there are no runs below {folder}/; name run folders")
-    return found
-
-
-def _record(run: Run) -> dict[str, Any]:
-    found = run.status()
-    s = found.state
-    return {
-        "run": str(run.path),
-        "status": found.status,
-        "stop_reason": s.stop_reason,
-        "step": s.step,
-        "max_steps": s.max_steps,
-        "steps_left": max(0, s.max_steps - s.step) if s.max_steps is not None else None,
-        "loss": s.loss,
-        "val_bpb": s.val_bpb,
-        "tokens": s.tokens,
-        "tokens_per_second": s.tokens_per_second,
-        "elapsed_seconds": s.elapsed_seconds,
-        "budget_seconds": s.budget_seconds,
-        "budget_seconds_left": max(0.0, s.budget_seconds - s.elapsed_seconds) if s.budget_seconds is not None else None,
-        "checkpoint": s.checkpoint,
-        "host": s.host,
-        "pid": s.pid,
-        "started_at": s.started_at,
-        "last_heard_seconds": max(0.0, round(found.age_seconds, 3)),  # another host's clock may be ahead
-        "error": s.error,
-    }
-
-
-def _lines(records: Sequence[dict[str, Any]]) -> list[str]:
-    """One run as a list of facts, several as a table."""
-    told = [_told(record) for record in records]
-    if len(told) == 1:
-        return columns([(name, value) for name, value in told[0].items() if value])
-    named = [name for name in told[0] if name not in ("process", "error")]
-    return columns([named, *([one[name] or "-" for name in named] for one in told)])
-
-
-def _told(record: dict[str, Any]) -> dict[str, str]:
-    def number(name: str, form: str) -> str:
-        return format(record[name], form) if record[name] is not None else ""
-
-    why = f" ({record['stop_reason']})" if record["stop_reason"] else ""
-    left = [number("steps_left", ",") + " steps" if record["steps_left"] is not None else ""]
-    left.append(f"{duration(record['budget_seconds_left'])} of training" if record["budget_seconds_left"] is not None else "")
-    return {
-        "run": record["run"],
-        "status": f"{record['status']}{why}",
-        "step": number("step", ","),
-        "left": " or ".join(part for part in left if part),
-        "loss": number("loss", ".4f"),
-        "val_bpb": number("val_bpb", ".4f"),
-        "tokens/s": number("tokens_per_second", ",.0f"),
-        "checkpoint": record["checkpoint"] or "",
-        "last heard": f"{duration(record['last_heard_seconds'])} ago",
-        "process": f"{record['pid']} on {record['host']}",
-        "error": record["error"] or "",
-    }
-
-
-def _watch(runs: Sequence[Run], as_json: bool) -> None:
-    """Show them until none is running or Ctrl-C; on a terminal in one place, elsewhere what has changed."""
-    drawn, before = 0, None
-    in_place = is_terminal(sys.stdout) and not as_json
-    try:
-        while True:
-            records = [_record(run) for run in runs]
-            facts = [{name: value for name, value in one.items() if name != "last_heard_seconds"} for one in records]
-            if in_place:
-                drawn = _draw(_lines(records), drawn)
-            elif facts != before:
-                print_json(records) if as_json else print("\n".join(_lines(records)))
-                sys.stdout.flush()
-            before = facts
-            if not any(one["status"] == "running" for one in records):
-                return
-            time.sleep(WATCH_SECONDS)
-    except KeyboardInterrupt:
-        return  # the way to end it; what was shown last stays
-
-
-def _draw(lines: Sequence[str], drawn: int) -> int:
-    """Put lines over those drawn before, as many and as wide as the terminal has room for."""
-    width, height = os.get_terminal_size(sys.stdout.fileno())
-    shown = [line[: max(1, width - 1)] for line in lines[: max(1, height - 1)]]
-    over = UP * drawn + "".join(f"{START_OF_LINE}{ERASE}{line}\n" for line in shown)
-    spare = max(0, drawn - len(shown))
-    sys.stdout.write(over + f"{START_OF_LINE}{ERASE}\n" * spare + UP * spare)
-    sys.stdout.flush()
-    return len(shown)
+    show(runs or [], watch, as_json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
-from ingot.doors.entry import process_start
+from ingot.doors.entry import process_start, warn
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
@@ -43,11 +43,13 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model, or continue the run in training.output_dir."""
-    from ingot.config.loading import load_config
+    from ingot.doors.cli.configs import resolve
+    from ingot.runtime.ranks import ranks_from_environment
 
-    resolved = load_config(recipe=recipe, file=config, overrides=given_settings(ctx))
+    ranks = ranks_from_environment()
     if nproc_per_node is not None and "RANK" not in os.environ:
-        from ingot.doors.cli.launch import launch
+        resolved = resolve(recipe, config, given_settings(ctx), nproc_per_node * nnodes)
+        from ingot.doors.launch import launch
         from ingot.train.start import open_data
         from ingot.train.walltime import find_walltime
 
@@ -59,13 +61,13 @@ def train(
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
     from ingot.doors.display import make_reporter
-    from ingot.runtime.ranks import ranks_from_environment
 
+    resolved = resolve(recipe, config, given_settings(ctx), ranks.world_size, warn if ranks.first else None)
     with make_reporter() as reporter:
         from ingot.train.start import run  # here: a second of imports that is seen to be one
 
         result = run(resolved, reporter, began=process_start())
-    if ranks_from_environment().first:
+    if ranks.first:
         print_json(result) if as_json else _print(result)
         return stop_exit_code if result.status == "stopped" else 0
     return 0

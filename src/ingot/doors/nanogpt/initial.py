@@ -16,11 +16,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from ingot.backends.torch.saved import DamagedFile
 from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import Dataset
-from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, DamagedCkpt, model_args, read_ckpt
+from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, model_args, read_ckpt
 from ingot.doors.nanogpt.keys import key_name
 from ingot.doors.nanogpt.pretrained import read_pretrained
 from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, translate, vocabulary
@@ -181,7 +182,7 @@ def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
 
     try:
         state = read_ckpt(out / CKPT)
-    except DamagedCkpt as error:
+    except DamagedFile as error:
         return pass_over(str(error), DAMAGED)
     if state.checkpoint is None:
         return None

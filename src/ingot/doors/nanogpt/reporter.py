@@ -12,6 +12,7 @@ from ingot.doors.nanogpt.translate import learning_rate
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
+from ingot.runs.steps import Kind
 
 Tracker = Callable[[Mapping[str, Any]], None]
 
@@ -71,7 +72,7 @@ class NanoGPTReporter(Reporter):
         if report.step and (report.best or self._values["always_save_checkpoint"]):
             self._announce(report.step)
 
-    def saved(self, path: Path) -> None:
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
         try:
             checkpoint = load_checkpoint(path)
             if not self._values["always_save_checkpoint"] and checkpoint.progress["best_step"] != checkpoint.step:

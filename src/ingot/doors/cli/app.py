@@ -1,0 +1,85 @@
+"""The command line that typer makes of the verbs: their options, their help, and usage errors as errors of ours.
+
+Verb files import nothing heavy at their top, so that `ingot --help` answers at once and without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ingot.doors.cli.main import MODULES, VERBS
+from ingot.errors import ConfigError
+
+UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
+
+
+class VerbGroup(TyperGroup):
+    """The list of verbs in `ingot --help`, in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for heading, names in VERBS.items():
+            rows = [(name, self.commands[name].get_short_help_str(100)) for name in names if name in self.commands]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+app = typer.Typer(
+    cls=VerbGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 110},
+    epilog="Start with `ingot train --recipe demo`. Each verb explains itself with --help.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"ingot {version('ingot')}")
+        except PackageNotFoundError:
+            print("ingot, not installed as a package")
+        raise typer.Exit
+
+
+@app.callback()
+def ingot(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Pre-train small GPTs to the lowest bits per byte a budget allows."""
+
+
+for _verb in (verb for verbs in VERBS.values() for verb in verbs):
+    import_module(f"ingot.doors.cli.{MODULES.get(_verb, _verb)}").register(app)
+
+
+def call(args: list[str]) -> int:
+    """Run a verb and return its exit code."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("ingot", args) as context:
+            code = command.invoke(context)
+        return code if isinstance(code, int) else 0
+    except typer.Exit as exit:
+        return exit.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except UsageError as error:
+        said = error.format_message()
+        if said.startswith("Usage:"):  # a bare `ingot` gets the whole help
+            print(said, file=sys.stderr)
+            return int(error.exit_code)
+        mistake = ConfigError(said)
+        mistake.exit_code = error.exit_code
+        raise mistake from None
