@@ -106,7 +106,7 @@ if __name__ == "__main__":
         os.environ.setdefault(name, value)
     from {entry} import main
 
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
 '''
 
 
