@@ -35,6 +35,8 @@ LEFT_OUT = (
     "ingot.data.tokenizers.plain",
     "ingot.eval.buckets",
     "ingot.generate",
+    "ingot.runs.clearing",
+    "ingot.runs.tracking",
     "ingot.trained",
 )
 
