@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from door import Door
 from original import SITE, make_data, run_original, write_config
 from programs import once
 
@@ -72,3 +73,10 @@ def their_copy(their_run: Path, gpts: Path) -> Path:
     """A folder to work in with a copy of the original's run in out/."""
     shutil.copytree(their_run / "out", gpts / "out")
     return gpts
+
+
+@pytest.fixture
+def door(gpts: Path, capfd: pytest.CaptureFixture[str]) -> Door:
+    """`gpt-simple`, in a folder with tok/, data/ and config.yaml."""
+    write_config(gpts / "config.yaml")
+    return Door(capfd)
