@@ -33,6 +33,8 @@ LEFT_OUT = (
     "ingot.data.text",
     "ingot.data.tokenizers.plain",
     "ingot.generate",
+    "ingot.runs.clearing",
+    "ingot.runs.tracking",
     "ingot.trained",
 )
 
