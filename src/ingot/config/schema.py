@@ -74,6 +74,11 @@ class DataSection(Section):
         description="What happens when data.epochs of a bucket are over and the mix asks for more of it. halt: the run saves and "
         "ends as `halted`. renormalise: the other buckets share its weight.",
     )
+    already_read: str | None = Field(
+        None,
+        description="pack, document: a file that lists documents which another program has read, as `gpt-simple train` writes it "
+        "when it goes on with a run of the original. They are left out of the first epoch.",
+    )
     spans: Positive = Field(
         1, description="stream: parts a step is read in; each begins one token after the last target of the one before."
     )

@@ -15,9 +15,9 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import find_checkpoint, locate_checkpoint, read_index
+from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index
 from ingot.runs.folder import MODEL_COPY
-from ingot.runs.steps import saved_steps
+from ingot.runs.steps import INDEX, saved_steps
 from ingot.runtime.tensors import TensorRecord
 
 # What a reader of an exported file needs of all that a checkpoint knows.
@@ -125,6 +125,14 @@ def _locate_gpt_simple(path: Path, which: str) -> Path | None:
     if which != "latest" or not (found := saved_checkpoints(path)):
         return None
     return found[-1].path if found[-1].step > max(saved_steps(path / "checkpoints"), default=-1) else None
+
+
+def as_checkpoint(weights: Weights) -> Checkpoint:
+    """A model as the checkpoint that it is, with the optimizer's memory; what is none of ours has only its weights."""
+    if (weights.path / INDEX).is_file():
+        return load_checkpoint(weights.path)
+    known = {"tokens": 0, "elapsed_seconds": 0.0, **weights.facts}
+    return Checkpoint(weights.path, int(weights.facts["step"] or 0), known, {"model": weights.tensors})
 
 
 def model_file(weights: Weights) -> Path:

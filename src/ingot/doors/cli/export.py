@@ -28,6 +28,7 @@ class Layout(StrEnum):
     ingot = "ingot"
     huggingface = "huggingface"
     nanogpt = "nanogpt"
+    gpt_simple = "gpt-simple"
 
 
 WhichOne = Annotated[
@@ -39,7 +40,9 @@ Output = Annotated[
 Format = Annotated[
     Layout,
     typer.Option(
-        "--format", help="ingot: one file. Of the gpt2 family: huggingface, a folder for transformers; nanogpt, ckpt.pt."
+        "--format",
+        help="ingot: one file. Of the gpt2 family: huggingface, a folder for transformers; nanogpt, ckpt.pt. Of the llama "
+        "family: gpt-simple, a checkpoint folder.",
     ),
 ]
 Quantiser = Annotated[str | None, typer.Option("--quantiser", metavar="none|int8|int8-golf", help=f"Bytes per weight. {BY_RUN}")]
@@ -103,12 +106,13 @@ def export(
                 "--format huggingface has no quantiser and no codec and is not scored; leave these out, --dtype makes it smaller"
             )
         found = _export_folder(source, facts, dtype or a.dtype, output, force) | {"limit": limit}
-    elif layout is Layout.nanogpt:
+    elif layout in (Layout.nanogpt, Layout.gpt_simple):
         if quantiser or codec or dtype or data:
             raise ConfigError(
-                "--format nanogpt is the model as it is, and is not scored; give no quantiser, codec, dtype or data"
+                f"--format {layout} is the model as it is, and is not scored; give no quantiser, codec, dtype or data"
             )
-        found = _export_ckpt(source, output, force) | {"limit": limit}
+        write = _export_ckpt if layout is Layout.nanogpt else _export_gpt_simple
+        found = write(source, output, force) | {"limit": limit}
     else:
         options = ExportOptions(
             quantiser or a.quantiser, codec or a.codec, dtype or a.dtype, limit or source.config.budget.artifact_bytes
@@ -232,6 +236,21 @@ def _export_ckpt(source: Weights, output: Path | None, force: bool) -> dict[str,
     return {"artifact": str(target), "checkpoint": str(source.path), "bytes": export_ckpt(source, target)}
 
 
+def _export_gpt_simple(source: Weights, output: Path | None, force: bool) -> dict[str, Any]:
+    """Write a checkpoint folder of gpt-simple's."""
+    from ingot.artifact.gpt_simple import is_checkpoint
+    from ingot.doors.gpt_simple.exporting import export_folder
+
+    target = _target(source, output, "gpt-simple", force)
+    if target.exists() and not is_checkpoint(target):
+        raise ConfigError(f"{target} is not a folder with a model, so it is not replaced; give another --output")
+    try:
+        size = export_folder(source, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
+    return {"artifact": str(target), "checkpoint": str(source.path), "bytes": size}
+
+
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
     """Where the result goes, made sure of before anything is computed."""
     if output is None and source.run is not None:
@@ -239,7 +258,7 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
         output.parent.mkdir(exist_ok=True)
     if output is None:
         raise ConfigError(f"{source.path} belongs to no run folder; say where the result goes with --output")
-    check_target(output, name == "huggingface", force)
+    check_target(output, name in ("huggingface", "gpt-simple"), force)
     return output
 
 

@@ -27,6 +27,7 @@ LEFT_OUT = (
     "ingot.backends.mlx",
     "ingot.data.formats.buckets",
     "ingot.data.formats.nanogpt",
+    "ingot.data.loading.already_read",
     "ingot.data.loading.mixture",
     "ingot.data.loading.packing",
     "ingot.data.prepare",

@@ -52,10 +52,13 @@ def configured(options: Namespace, overrides: Mapping[str, Any]) -> Config:
 def run_training(config: Config, log: Log, skip_probe: bool = False) -> tuple[str, TrainingResult]:
     """Train on this rank; how it ended, and what it came to."""
     from ingot.doors.gpt_simple.files import RunFiles
+    from ingot.doors.gpt_simple.foreign import settle
     from ingot.doors.gpt_simple.reporter import GptSimpleReporter
     from ingot.train.start import run
 
-    ranks, kept = ranks_from_environment(), kept_tokens(config)
+    ranks = ranks_from_environment()
+    settle(config, ranks, log.info, log.warn)
+    kept = kept_tokens(config)
     tokenizer = named_tokenizer(config)
     resolved = translate(config, ranks.world_size, kept, tokenizer)
     told: list[str] = []

@@ -13,18 +13,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.gpt_simple import model_settings
+from ingot.artifact.gpt_simple import is_checkpoint, model_settings, read_saved
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.names import SETTINGS, key_name
 from ingot.errors import CheckpointError, ConfigError, IngotError
+from ingot.runs.steps import INDEX, saved_steps
 
 DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone
 VOCAB_MULTIPLE = 128
 EVAL_BATCHES = 100  # where max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # that need no file
 PRECISIONS = {None: "auto", "no": "fp32"}
+ALREADY_READ = "already-read.json"  # of a run that the original began: documents that it has read
 RESUMES = {"scratch": "never"}
 
 
@@ -59,7 +61,6 @@ def kept_tokens(config: Config) -> int | None:
     They are part of what a checkpoint says, so another number of ranks, or another batch in the file, does not change them.
     """
     from ingot.runs.checkpoints import read_index
-    from ingot.runs.steps import INDEX, saved_steps
 
     if config.training.resume == "scratch":
         return None
@@ -80,7 +81,23 @@ def resume_path(config: Config) -> Path | None:
         return None
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     below = Path(config.training.output_dir) / path
-    return below if not path.exists() and below.exists() else path
+    found = below if not path.exists() and below.exists() else path
+    if is_checkpoint(found):  # of gpt-simple's layout: beside it may lie the one of ours that it was made from
+        return saved_steps(found.parent).get(read_saved(found).step, found)
+    return found
+
+
+def _resume(config: Config) -> str:
+    """training.resume of ours; a checkpoint of the original becomes one of ours in output_dir before the run."""
+    path = resume_path(config)
+    if path is not None and is_checkpoint(path):
+        return "auto"
+    return str(path or RESUMES.get(config.training.resume, config.training.resume))
+
+
+def already_read_path(config: Config) -> Path:
+    """Where a run that the original began keeps the list of the documents which that has read."""
+    return Path(config.training.output_dir) / ALREADY_READ
 
 
 def buckets(config: Config) -> list[str]:
@@ -157,6 +174,7 @@ def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "data.document_mask": m.attention_mode != "causal",
         "data.overlap": d.overlap_size if d.format == "jsonl" else 0,
         "data.epochs": 1,
+        "data.already_read": str(already_read_path(config)) if already_read_path(config).exists() else None,
         "data.seed": DATA_SEED,
         **_mix(config),
         "data.exhausted": "renormalise" if d.allow_bucket_exhaustion else "halt",
@@ -166,7 +184,7 @@ def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": PRECISIONS.get(t.mixed_precision, t.mixed_precision),
         "training.priming_steps": 0,
-        "training.resume": str(resume_path(config) or RESUMES.get(t.resume, t.resume)),
+        "training.resume": _resume(config),
         "training.save_seconds": 0,
         "training.keep_every": t.keep_milestone_every or 0,
         "evaluation.at_start": False,
