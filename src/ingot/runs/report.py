@@ -68,6 +68,7 @@ class EvaluationReport:
     other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     rows: int = 0  # of the validation split that were scored
     rows_of: int = 0  # that it has
+    buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # val_loss, val_bpb, tokens and bytes of each bucket
 
 
 class Reporter:

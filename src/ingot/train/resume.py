@@ -100,6 +100,11 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
         for name in names or sorted((was["config"][section].keys() | after.keys()) - {"file"}):
             if (name in before or not names) and before.get(name) != after.get(name):
                 changed.append(Change(f"{section}.{name}", before.get(name), after.get(name)))
+    mixes = [{name: known["config"]["data"].get(name) for name in ("mix", "phases")} for known in (was, now)]
+    if any(mixes[0].values()) != any(mixes[1].values()):
+        was_set, is_set = ("set" if any(mix.values()) else "empty" for mix in mixes)
+        said = "{0} and data.phases were {1} and are {2}: how far each bucket has been read is known only of runs with a mix"
+        changed.append(Change("data.mix", was_set, is_set, said))
     if was.get("model_file_sha256") != now["model_file_sha256"]:
         said = "the contents of {0} are not what they were"
         changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))
