@@ -60,22 +60,22 @@ def train(
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
-    launched = nproc_per_node * nnodes if nproc_per_node is not None and "RANK" not in os.environ else None
+    launching = nproc_per_node is not None and "RANK" not in os.environ
+    world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
     settings = given_settings(ctx, skip=int(first_word(ctx) is not None))
     if (run_folder := _run_folder(ctx, resume)) is not None:
         resolved = _settings_of(run_folder, settings, refused={"--config": config, "--recipe": recipe, "--force": force})
     else:
-        told = warn if launched is None and ranks.first else None
-        resolved = resolve(recipe, config, settings, launched or ranks.world_size, told)
+        resolved = resolve(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
     if not force and _tell_complete(resolved.config, as_json):
         return 0
-    if nproc_per_node is not None and launched is not None:
+    if nproc_per_node is not None and "RANK" not in os.environ:
         from ingot.doors.launch import launch
         from ingot.train.start import open_data
         from ingot.train.walltime import find_walltime
 
         find_walltime(resolved.config.training, process_start())
-        open_data(resolved.config, launched)  # a mistake is told once, not by every rank
+        open_data(resolved.config, nproc_per_node * nnodes)  # a mistake is told once, not by every rank
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )

@@ -7,6 +7,7 @@ those that were predicted.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ HALTED = "halted"
 class GptSimpleReporter(Reporter):
     """Prints what `gpt-simple train` prints, after `files` has written what gpt-simple writes.
 
-    `interval_loss` is the mean of the last line, None before the first; `checkpoint` the newest folder, by gpt-simple's name.
+    `told` are warnings for the start: a run that does not start has one line to say. `interval_loss` is the mean of the last
+    line, None before the first; `checkpoint` the newest folder, by gpt-simple's name.
     """
 
-    def __init__(self, config: Config, resolved: IngotConfig, log: Log, files: Reporter) -> None:
-        self._config, self._resolved, self._log, self._files = config, resolved, log, files
+    def __init__(self, config: Config, resolved: IngotConfig, log: Log, files: Reporter, told: Sequence[str] = ()) -> None:
+        self._config, self._resolved, self._log, self._files, self._told = config, resolved, log, files, told
         self.interval_loss: float | None = None
         self.checkpoint: Path | None = None
         self._losses: list[float] = []
@@ -43,6 +45,8 @@ class GptSimpleReporter(Reporter):
     def begin(self, report: BeginReport) -> None:
         self._files.begin(report)
         self._seconds = report.elapsed_seconds
+        for line in self._told:
+            self._log.warn(line)
         for line in summary_lines(self._config, self._resolved, report):
             self._log.info(line)
         if report.resumed_at >= self._config.training.max_steps:
@@ -85,7 +89,8 @@ class GptSimpleReporter(Reporter):
         self._files.saved(path, kind)
         self.checkpoint = their_folder(path, kind)
         step, seconds = int(path.name.rpartition("-")[2]), time.monotonic() - began
-        self._log.info(f"{KINDS[kind]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
+        told = self._log.info if self.checkpoint != path else self._log.debug  # gpt-simple saves nothing for a best evaluation
+        told(f"{KINDS[kind]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         if not done:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,15 +59,15 @@ def run_training(config: Config, log: Log, skip_probe: bool = False) -> tuple[st
     ranks = ranks_from_environment()
     settle(config, ranks, log.info, log.warn)
     kept = kept_tokens(config)
-    resolved = translate(config, ranks.world_size, kept)
-    if ranks.first:
-        warnings(config, log.warn)
-        _tell_batch(config, ranks.world_size, kept, log)
     tokenizer = named_tokenizer(config)
+    resolved = translate(config, ranks.world_size, kept, tokenizer)
+    told: list[str] = []
+    warnings(config, told.append)
+    _tell_batch(config, ranks.world_size, kept, told.append)
     files = RunFiles(
         Path(config.training.output_dir), config.to_dict(), tokenizer.spec() if tokenizer is not None else None, log.warn
     )
-    reporter = GptSimpleReporter(config, resolved.config, log, files)
+    reporter = GptSimpleReporter(config, resolved.config, log, files, told)
     try:
         result = run(resolved, reporter, began=process_start())
     except Exception as error:
@@ -77,20 +77,18 @@ def run_training(config: Config, log: Log, skip_probe: bool = False) -> tuple[st
         raise files.failure
     last = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
     path = reporter.checkpoint or result.checkpoint_path
-    told = TrainingResult(
-        last if last is not None else math.inf, str(path) if path is not None else "", result.total_tokens, result.total_steps
-    )
-    return result.status, told
+    final_loss, checkpoint = last if last is not None else math.inf, str(path) if path is not None else ""
+    return result.status, TrainingResult(final_loss, checkpoint, result.total_tokens, result.total_steps)
 
 
-def _tell_batch(config: Config, world_size: int, kept: int | None, log: Log) -> None:
+def _tell_batch(config: Config, world_size: int, kept: int | None, told: Callable[[str], None]) -> None:
     """Say that a run keeps the batch it began with, where its keys would make another one of it."""
     t, now = config.training, tokens_per_step(config, world_size)
     if kept is None or kept == now:
         return
     rows, length = kept // config.data.max_length, config.data.max_length
     times = -(-rows // (t.per_device_batch_size * world_size))
-    log.warn(
+    told(
         f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} "
         f"rank{'s' if world_size > 1 else ''}, with {times} forward pass{'es' if times > 1 else ''} each, where "
         f"gradient_accumulation_steps={t.gradient_accumulation_steps} would give {now:,}; another batch needs another output_dir"
