@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
-from ingot.doors.entry import process_start, warn
+from ingot.doors.entry import STARTED_AT, process_start, warn
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
@@ -50,11 +50,12 @@ def train(
     if nproc_per_node is not None and "RANK" not in os.environ:
         resolved = resolve(recipe, config, given_settings(ctx), nproc_per_node * nnodes)
         from ingot.doors.launch import launch
+        from ingot.plan.validate import check_before_training
         from ingot.train.start import open_data
-        from ingot.train.walltime import find_walltime
 
-        find_walltime(resolved.config.training, process_start())
-        open_data(resolved.config, nproc_per_node * nnodes)  # a mistake is told once, not by every rank
+        world_size = nproc_per_node * nnodes
+        dataset = check_before_training(resolved.config, world_size, warn)
+        open_data(resolved.config, world_size, dataset)  # a mistake is told once, not by every rank
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )
@@ -64,9 +65,14 @@ def train(
 
     resolved = resolve(recipe, config, given_settings(ctx), ranks.world_size, warn if ranks.first else None)
     with make_reporter() as reporter:
-        from ingot.train.start import run  # here: a second of imports that is seen to be one
+        from ingot.plan.validate import check_before_training  # here: a second of imports that is seen to be one
+        from ingot.train.start import run
 
-        result = run(resolved, reporter, began=process_start())
+        reporter.waiting("checking the run")
+        dataset = None
+        if STARTED_AT not in os.environ:  # else whoever launched the ranks has checked it
+            dataset = check_before_training(resolved.config, ranks.world_size, reporter.message)
+        result = run(resolved, reporter, began=process_start(), dataset=dataset)
     if ranks.first:
         print_json(result) if as_json else _print(result)
         return stop_exit_code if result.status == "stopped" else 0
