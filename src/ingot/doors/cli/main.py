@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from ingot.doors.entry import explained
 from ingot.doors.output import print_json
 from ingot.errors import ConfigError
+from ingot.runtime.version import made_by
 
 VERBS = {
     "Train and use a model": ("train", "status", "stop", "eval", "generate", "export", "import"),
@@ -53,12 +54,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print(f"ingot {version('ingot')}")
-        except PackageNotFoundError:
-            print("ingot, not installed as a package")
+        print(made_by())
         raise typer.Exit
 
 
