@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ORIGINAL := $(VENV)/gpt-simple
 
 .PHONY: train test lint bench docs clean
 
@@ -10,7 +11,7 @@ train: $(READY)
 	@$(BIN)/ingot train --recipe demo
 	@echo "(the ingot command is in $(BIN); put it on your path with: source $(BIN)/activate)"
 
-test: $(READY)
+test: $(READY) $(ORIGINAL)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -40,3 +41,9 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
+
+# The original gpt-simple, which tests run beside the door; without its dependencies, in a folder of its own.
+$(ORIGINAL)/.ready: $(READY) tests/doors/gpt_simple/requirements.txt
+	rm -rf $(ORIGINAL)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ORIGINAL) -r tests/doors/gpt_simple/requirements.txt
+	@touch $@

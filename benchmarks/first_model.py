@@ -68,7 +68,7 @@ class Lane:
         while self.plan.step < until:
             portion = self.reader.next(self.plan)
             self.backend.step(portion.batch, portion.targets, self.plan).result()
-            self.plan = following(self.config, self.plan)
+            self.plan = following(self.config, self.plan, portion)
         self.seconds += time.perf_counter() - began
         self.curve.append((self.seconds, self._validation_loss()))
 

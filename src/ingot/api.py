@@ -31,14 +31,20 @@ def train(
 
 
 def load(
-    path: str | Path, *, which: str = "latest", device: str = "auto", tokenizer: str | None = None, data: str | None = None
+    path: str | Path,
+    *,
+    which: str = "latest",
+    device: str = "auto",
+    tokenizer: str | None = None,
+    data: str | None = None,
+    dtype: str | None = None,
 ) -> LoadedModel:
-    """Load a run folder (its latest or best checkpoint), one checkpoint, or an artifact.
+    """Load a run folder (its latest or best checkpoint), one checkpoint, or an artifact; to write with, as another `dtype`.
 
     An artifact that was exported without its tokenizer takes it from `tokenizer`, a name or file, or from the folder `data`.
     """
     weights = open_weights(Path(path), which)
-    return open_model(weights, find_tokenizer(weights, tokenizer, data), device)
+    return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)
 
 
 def generate(path: str | Path, prompt: str = "", *, which: str = "latest", device: str = "auto", **options: Any) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.backends.base import GroupRates
+from ingot.backends.base import GroupRates, StepPlan
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
+from ingot.data.loading.reader import RankBatch
 from ingot.optim.schedules import learning_rate_scale
 from ingot.train.plan import Position, following, plan_step, shapes, starts_with
 
@@ -21,6 +23,12 @@ STAGES = [
     {"steps": 5, "tokens_per_step": 512},
 ]
 SHARES = [{"share": share} for share in (0.25, 0.25, 0.5)]
+
+TARGETS = 256
+
+
+def read(plan: StepPlan) -> RankBatch:
+    return RankBatch(np.empty((0, 2, 64), np.int32), TARGETS, epoch=0, next_sample=plan.sample + plan.samples)
 
 
 def config_of(**given: Any) -> Config:
@@ -36,7 +44,7 @@ def walk(config: Config, steps: int, seconds: float = 0.0) -> list[Any]:
         plan = plan_step(config, at)
         plans.append(plan)
         sample, starts = plan.sample + plan.samples, starts_with(at, plan)
-        at = Position(at.step + 1, sample, seconds=at.seconds + seconds, starts=starts)
+        at = Position(at.step + 1, sample, at.tokens + TARGETS, at.seconds + seconds, starts)
     return plans
 
 
@@ -129,13 +137,13 @@ def test_the_average_forgets_faster_at_first():
 @pytest.mark.parametrize("stages", [[], STAGES, SHARES], ids=["one", "by steps", "by share of the steps"])
 def test_without_a_clock_the_next_plan_is_known(stages):
     plans = walk(config_of(training__stages=stages), 20)
-    assert [following(config_of(training__stages=stages), plan) for plan in plans[:-1]] == plans[1:]
+    assert [following(config_of(training__stages=stages), plan, read(plan)) for plan in plans[:-1]] == plans[1:]
 
 
 def test_with_a_clock_the_next_step_is_taken_to_be_in_the_same_stage():
     config = config_of(training__stages=SHARES, training__max_steps=None, budget__seconds=40.0, optimizer__schedule="budget")
     for plan in walk(config, 10, seconds=4.0):
-        expected = following(config, plan)
+        expected = following(config, plan, read(plan))
         assert (expected.stage, expected.sample, expected.samples) == (plan.stage, plan.sample + plan.samples, plan.samples)
 
 

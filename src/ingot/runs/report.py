@@ -48,6 +48,8 @@ class StepReport:
     epoch: int
     mfu: float | None
     spent: float  # the used part of the budget, between 0 and 1
+    targets: int = 0  # of this step; rows that are not full have fewer than tokens
+    phase: int = 0  # of data.phases
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class EvaluationReport:
     other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     rows: int = 0  # of the validation split that were scored
     rows_of: int = 0  # that it has
+    buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # val_loss, val_bpb, tokens and bytes of each bucket
 
 
 class Reporter:
@@ -88,6 +91,9 @@ class Reporter:
 
     def sample(self, step: int, text: str) -> None:
         """The model wrote something."""
+
+    def phase(self, number: int, tokens: int) -> None:
+        """A phase of data.phases begins after so many tokens; the first, 0, is not told."""
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         """A checkpoint is on the disk; called from another thread. A regular one may be told again with its last kind."""
@@ -136,6 +142,9 @@ class LineReporter(Reporter):
     def evaluation(self, report: EvaluationReport) -> None:
         self._write(evaluation_line(report))
 
+    def phase(self, number: int, tokens: int) -> None:
+        self._write(f"phase {number} begins after {tokens:,} tokens")
+
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         self._write(saved_line(path, kind))
 
@@ -151,7 +160,7 @@ class MultiReporter(Reporter):
     """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter):
-        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "saved", "message", "end"):
+        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "phase", "saved", "message", "end"):
             setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
 
 

@@ -35,7 +35,7 @@ class TrainingResult:
     artifact_rows: int | None  # by which that was found; None: by all
     sample: str | None
     run_dir: Path
-    stop_reason: str | None = None  # of a session that was asked to stop: signal:NAME, walltime or stop_file
+    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: its steps are done
 
 
 def as_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, get_args
 
 from ingot.runtime.files import to_json, write_atomically
 
-Status = Literal["running", "stopped", "completed", "failed"]
+Status = Literal["running", "stopped", "completed", "halted", "failed"]
 NAME = "state.json"
 CLOCK_SKEW_SECONDS = 300.0  # a heartbeat older than this is old on any pair of clocks worth the name (Kerberos allows the same)
 
@@ -49,7 +49,7 @@ class State:
     elapsed_seconds: float = 0.0
     checkpoint: str | None = None
     error: str | None = None
-    stop_reason: str | None = None  # of a run that is stopped: signal:NAME, walltime or stop_file
+    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: its steps are done
 
     @property
     def age_seconds(self) -> float:

@@ -71,7 +71,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
         artifact_rows=exported.rows if exported is not None else None,
         sample=trainer.last_sample,
         run_dir=outputs.folder.path if outputs is not None else Path(config.training.output_dir or "."),
-        stop_reason=reason_name(reason) if reason else None,
+        stop_reason=reason_name(reason) if reason else trainer.end_reason,
     )
     if outputs is not None:
         outputs.folder.write_result(result, exported.facts if exported is not None else {})

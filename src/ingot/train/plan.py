@@ -1,16 +1,19 @@
 """What step n reads and at which rates: a pure function of the config and of where the run stands.
 
 A run without `training.stages` is a run of one stage. All stages count their data in rows of data.seq_len, the longest: a stage
-with shorter rows reads pieces of those, so that one cursor says what has been read, whatever the stages were.
+with shorter rows reads pieces of those, so that one cursor says what has been read, whatever the stages were. Phases, which have
+mixes of buckets of their own, follow the targets trained.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ingot.backends.base import GroupRates, StepPlan
 from ingot.config.schema import Config, StageSection
+from ingot.data.loading.reader import RankBatch
 from ingot.optim.assign import Group, groups_of
 from ingot.optim.schedules import average_decay, learning_rate_scale, muon_momentum, spent
 
@@ -27,6 +30,8 @@ class Position:
     tokens: int = 0
     seconds: float = 0.0
     starts: tuple[int, ...] = ()  # the first steps of the stages that have begun
+    phases: int = 0  # how many phases have begun
+    places: Mapping[str, int] = field(default_factory=dict)  # how many rows of each bucket have been read
 
 
 def plan_step(config: Config, at: Position) -> StepPlan:
@@ -39,9 +44,16 @@ def shapes(config: Config) -> list[StepPlan]:
     return [_plan(config, Position(), stage, 1.0) for stage in range(len(_stages(config)))]
 
 
-def following(config: Config, plan: StepPlan) -> StepPlan:
-    """The plan that comes after another, as far as it can be known without a clock: what is read ahead."""
-    at = Position(plan.step + 1, plan.sample + plan.samples, starts=(0,) * (plan.stage + 1))
+def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
+    """The plan that comes after another that has `read` its rows, as far as it can be known without a clock."""
+    at = Position(
+        plan.step + 1,
+        read.next_sample,
+        plan.tokens + read.targets,
+        starts=(0,) * (plan.stage + 1),
+        phases=plan.phase + 1,
+        places=read.places,
+    )
     return plan_step(config, at)
 
 
@@ -66,6 +78,13 @@ def _stage_at(config: Config, at: Position) -> int:
     return max(over, len(at.starts) - 1)  # a stage that has begun is not taken back where the budget was raised
 
 
+def _phase_at(config: Config, at: Position) -> int:
+    ends = accumulate(phase.tokens for phase in config.data.phases[:-1])  # the last never ends
+    over = sum(at.tokens >= end for end in ends)
+    begun = min(at.phases, len(config.data.phases)) - 1
+    return max(0, over, begun)  # a phase that has begun is not taken back where others were made longer
+
+
 def _plan(config: Config, at: Position, number: int, scale: float) -> StepPlan:
     stage, longest = _stages(config)[number], config.data.seq_len
     samples = (stage.tokens_per_step or config.training.tokens_per_step) // longest
@@ -86,4 +105,7 @@ def _plan(config: Config, at: Position, number: int, scale: float) -> StepPlan:
         groups={group.name: rates(group) for group in groups_of(config.optimizer)},
         model=stage.model,
         ema_decay=average_decay(config, at.step),
+        tokens=at.tokens,
+        phase=_phase_at(config, at),
+        places=at.places,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from ingot.train.progress import Progress
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
     "model": (),  # everything
-    "data": ("seq_len", "sampling", "spans", "document_mask", "seed"),
+    "data": ("seq_len", "sampling", "spans", "overlap", "document_mask", "seed"),
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
 NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
-UNSAID: dict[str, Any] = {"groups": [], "stages": []}  # what they were in runs of versions that did not have them
+UNSAID: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # what they were in runs of versions that did not have them
 
 
 def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
@@ -94,12 +94,23 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
     """Refuse to continue a run with settings or data that would make it another one."""
-    was, now, changed = checkpoint.progress, facts, []
+    if changed := changes(checkpoint.progress, facts):
+        raise CannotContinue(checkpoint.path, changed)
+
+
+def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What makes another run of one: settings and data by what its checkpoint says of itself, and by what is now."""
+    changed = []
     for section, names in FIXED.items():
         before, after = {**UNSAID, **was["config"][section]}, now["config"][section]
         for name in names or sorted((was["config"][section].keys() | after.keys()) - {"file"}):
             if (name in before or not names) and before.get(name) != after.get(name):
                 changed.append(Change(f"{section}.{name}", before.get(name), after.get(name)))
+    mixes = [{name: known["config"]["data"].get(name) for name in ("mix", "phases")} for known in (was, now)]
+    if any(mixes[0].values()) != any(mixes[1].values()):
+        was_set, is_set = ("set" if any(mix.values()) else "empty" for mix in mixes)
+        said = "{0} and data.phases were {1} and are {2}: how far each bucket has been read is known only of runs with a mix"
+        changed.append(Change("data.mix", was_set, is_set, said))
     if was.get("model_file_sha256") != now["model_file_sha256"]:
         said = "the contents of {0} are not what they were"
         changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))
@@ -107,5 +118,4 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
         prints = [known["data_fingerprint"][:12] for known in (was, now)]
         said = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"
         changed.append(Change("data.path", prints[0], prints[1], said))
-    if changed:
-        raise CannotContinue(checkpoint.path, changed)
+    return changed

@@ -16,11 +16,12 @@ from typing import Any
 
 from ingot.backends.base import Backend, Pending, StepPlan, StepResult
 from ingot.config.schema import Config
+from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.reader import RankBatch, RowReader, read_rank_batch
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import PeerLost, RunError, Setting
-from ingot.eval.evaluator import Evaluator, Score
+from ingot.eval.evaluator import Evaluator, Score, bucket_record, evaluator_of
 from ingot.generate.sampling import Sampling, prompt_ids
 from ingot.optim.schedules import spent
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
@@ -63,8 +64,10 @@ class Trainer:
         self._saved_at = progress.elapsed_seconds
         self._saved_step = progress.step or None  # what it resumed from is on the disk already
         self._shutdown: Shutdown | None = None
-        self._pending: tuple[Pending, StepPlan, int] | None = None  # with the epoch in which its rows lie
+        self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
+        self.end_reason: str | None = None  # where the data ended the run
         self._overflows = 0
+        self._evaluators: dict[str, Evaluator] = {}
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
         """Settle what depends on the machine, by what the first step would read in every stage."""
@@ -86,9 +89,17 @@ class Trainer:
 
     def _first(self, plan: StepPlan) -> RankBatch:
         """What the next step would read by a plan, which is not taken from the reader."""
-        share = self.backend.ranks.share(plan.samples)
+        p, share = self.progress, self.backend.ranks.share(plan.samples)
         buffer = self.backend.host_buffer((len(share), self.rows.planes, self.rows.seq_len))
-        return read_rank_batch(self.rows, replace(plan, sample=self.progress.sample), self.backend.ranks, buffer)
+        phase = plan_step(self.config, p.position(p.elapsed_seconds)).phase
+        try:
+            return read_rank_batch(
+                self.rows, replace(plan, sample=p.sample, phase=phase, places=p.places), self.backend.ranks, buffer
+            )
+        except DataExhausted:  # said by the first step; what is tuned needs no more than the shape
+            batch = buffer.reshape(-1, self.rows.planes, plan.seq_len)
+            batch[:] = 0
+            return RankBatch(batch, plan.rows * plan.seq_len, 0, p.sample)
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
@@ -136,7 +147,13 @@ class Trainer:
                 if spent or self._at_end():
                     return "completed"
                 # 2. Plan the step, read its rows, hand it to the device, and report the one before.
-                self._step(reader, elapsed)
+                try:
+                    self._step(reader, elapsed)
+                except DataExhausted as end:
+                    self.end_reason = end.reason
+                    self._finish_pending_step()
+                    self.reporter.message(end.told(c.data.epochs))
+                    return "completed" if end.bucket is None else "halted"
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = max(durations)
                 self.bounds.took_step(durations[-1])
@@ -159,19 +176,29 @@ class Trainer:
         p, at = self.progress, self.progress.position(elapsed)
         plan = plan_step(self.config, at)
         rank_batch = reader.next(plan)
+        self._begin_phases(plan)
         pending = self.backend.step(rank_batch.batch, rank_batch.targets, plan)
         self._finish_pending_step()  # the step before: its numbers are there while the device works on this one
         p.step += 1
-        p.sample += plan.samples
+        p.sample = rank_batch.next_sample
         p.tokens += rank_batch.targets
-        p.starts = list(starts_with(at, plan))
-        self._pending = (pending, plan, rank_batch.epoch)
+        p.starts, p.places = list(starts_with(at, plan)), dict(rank_batch.places)
+        self._pending = (pending, plan, rank_batch)
+
+    def _begin_phases(self, plan: StepPlan) -> None:
+        """Note and tell the phases that begin with a step; one shorter than a step has begun too."""
+        p = self.progress
+        while self.config.data.phases and len(p.phases) <= plan.phase:
+            p.phases = [*p.phases, [plan.sample, plan.tokens]]
+            if len(p.phases) > 1:
+                self._finish_pending_step()
+                self.reporter.phase(len(p.phases) - 1, plan.tokens)
 
     def _finish_pending_step(self) -> None:
         """Take the numbers of the pending step, refuse those that are not finite, and report the rest."""
         if self._pending is None:
             return
-        pending, plan, epoch = self._pending
+        pending, plan, rank_batch = self._pending
         self._pending = None
         result = pending.result()
         self._overflows = self._overflows + 1 if result.skipped else 0
@@ -190,7 +217,7 @@ class Trainer:
                 advice="lower the learning rate, lengthen {0} or look at the data, and start again",
             )
         self.progress.loss = result.loss
-        report = self._report(result, plan, epoch)
+        report = self._report(result, plan, rank_batch)
         log = report.step % self.config.tracking.log_every == 0 or report.step <= ALWAYS_LOGGED or report.step == report.max_steps
         if self.outputs is not None:
             self.outputs.heartbeat.update(
@@ -204,7 +231,7 @@ class Trainer:
                 self.outputs.folder.record("train", asdict(report))
             self.reporter.step(report, log)
 
-    def _report(self, result: StepResult, plan: StepPlan, epoch: int) -> StepReport:
+    def _report(self, result: StepResult, plan: StepPlan, read: RankBatch) -> StepReport:
         c, p = self.config, self.progress
         now = self.clock.elapsed - result.age
         self._marks.append((now, p.tokens))
@@ -221,9 +248,11 @@ class Trainer:
             tokens_per_second=rate,
             elapsed_seconds=now,
             budget_seconds=c.budget.seconds,
-            epoch=epoch,
+            epoch=read.epoch,
             mfu=rate * self.backend.flops_per_token(plan.seq_len) / peak if peak else None,
             spent=spent(c, p.step, now),
+            targets=read.targets,
+            phase=plan.phase,
         )
 
     def _do_what_is_due(self, elapsed: float) -> None:
@@ -270,6 +299,7 @@ class Trainer:
                 other=found.other,
                 rows=found.rows,
                 rows_of=found.rows_of,
+                buckets={name: bucket_record(score) for name, score in found.buckets.items()},
             )
             if self.outputs is not None:
                 self.outputs.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
@@ -295,25 +325,24 @@ class Trainer:
 
     def evaluator(self, split: str) -> Evaluator:
         """What scores a split as the config says."""
-        return Evaluator.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
+        if split not in self._evaluators:
+            self._evaluators[split] = evaluator_of(self.config, self.dataset, split)
+        return self._evaluators[split]
 
     def score(self, split: str, limit: int | None) -> Score:
         """The score of a split, or of `limit` rows of it, over all ranks."""
         evaluator = self.evaluator(split)
         rows = evaluator.rows(limit)
-        share = self.backend.ranks.share(len(rows))
-        mine, began = rows[share.start : share.stop], self.clock.now()
-        most = -(-len(rows) // self.backend.ranks.world_size)  # that any rank has
+        ranks, began = self.backend.ranks, self.clock.now()
+        dealt = [rows[share.start : share.stop] for share in ranks.shares(len(rows))]
+        mine, most = dealt[ranks.rank], max(evaluator.calls(some) for some in dealt)
         progress = partial(self.reporter.waiting, "evaluating")
-        part = evaluator.score(
-            mine, self.backend.score, self._anybody_stops, progress, at_least=-(-most // evaluator.micro_batch)
-        )
-        stop = float(self._asked_to_stop())
-        nats, tokens, size, done, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, part.rows, stop])
+        part = evaluator.score(mine, self.backend.score, self._anybody_stops, progress, at_least=most)
+        *sums, stopped = self.backend.total([*part.sums, float(self._asked_to_stop())])
         if stopped:
             raise Interrupted
         self.bounds.learn(len(mine), self.clock.now() - began)
-        return evaluator.total(nats, int(tokens), int(size), int(done))
+        return evaluator.total(sums)
 
     def _anybody_stops(self, batch: int) -> bool:
         """Whether any rank was asked to stop; ranks agree on it now and then, so that all of them break off at the same batch."""
@@ -342,7 +371,7 @@ class Trainer:
         with self.clock.paused():
             if self.progress.step != self._saved_step:
                 self.progress.elapsed_seconds = self.clock.elapsed
-                state = self.backend.state()
+                state = self.backend.snapshot()
                 if self.outputs is not None:
                     self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
                 self._saved_step = self.progress.step

@@ -1,7 +1,8 @@
 """Stages with rows of different lengths: short rows are pieces of long ones, and the reader follows a change of plans."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -21,12 +22,17 @@ LONG = 12
 class Numbered:
     """A stream in which every token is its own place, with documents that begin at given places."""
 
+    eos = None
+
     def __init__(self, tokens, *starts):
         self.tokens = tokens
         self._starts = np.array([*(starts or [0]), tokens])
 
     def document_starts(self):
         return self._starts
+
+    def document_repeats(self):
+        return None
 
     def read(self, start, stop, out=None):
         found = np.arange(start, stop, dtype=np.int32)
@@ -40,8 +46,10 @@ class Reading:
     sample: int
     samples: int
     seq_len: int
+    phase: int = 0
+    places: Mapping[str, int] = field(default_factory=dict)
 
-    def following(self):
+    def following(self, read=None):
         return replace(self, sample=self.sample + self.samples)
 
 
@@ -160,7 +168,7 @@ def test_the_reader_goes_back_when_asked(reader_of):
 def test_a_change_that_can_be_foreseen_drops_nothing(reader_of):
     shapes = [Reading(0, 2, 4), Reading(0, 5, 12)]
     plans = [replace(shapes[0], sample=2 * i) for i in range(3)] + [replace(shapes[1], sample=6 + 5 * i) for i in range(4)]
-    _, reader = reader_of(shapes, lambda plan: plans[plans.index(plan) + 1])
+    _, reader = reader_of(shapes, lambda plan, read: plans[plans.index(plan) + 1])
     for plan in plans[:4]:
         reader.next(plan)
     assert read[:4] == [0, 2, 4, 6]

@@ -1,6 +1,7 @@
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import Windows, document_numbers, make_rows
 from ingot.data.store.dataset import ShardRecord, Split, SplitRecord
 from ingot.data.store.shards import write_shard
+from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix, permuted
@@ -157,6 +159,8 @@ def test_random_draws_by_its_seed():
 class Held:
     """A dataset that is one split."""
 
+    tokenizer = ByteTokenizer()
+
     def __init__(self, split):
         self._split = split
 
@@ -277,8 +281,10 @@ class Reading:
     sample: int
     samples: int
     seq_len: int
+    phase: int = 0
+    places: Mapping[str, int] = field(default_factory=dict)
 
-    def following(self):
+    def following(self, read=None):
         return replace(self, sample=self.sample + self.samples)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from ingot.backends.torch.inference import TorchInference, group_of
 from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
-from ingot.backends.torch.state import load_model, load_optimizers, model_records, optimizer_records
+from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
@@ -226,22 +227,22 @@ class TorchBackend(TorchInference):
         for p in self.model.parameters():
             p.grad = None
 
-    def state(self) -> State:
-        """Copies of the weights, of the optimizer's state and of the average of the weights, on the rank that writes."""
-        return self._replica() if self.ranks.first else {}
+    def snapshot(self) -> Callable[[], State]:
+        """The weights, the optimizer's state and the average of the weights as they are now, on the rank that writes."""
+        return self._replica() if self.ranks.first else dict
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
         """Steps that are undone when the block ends."""
-        before = {file: {record.name: record for record in records} for file, records in self._replica().items()}
+        before = {file: {record.name: record for record in records} for file, records in self._replica()().items()}
         yield
         self.load(before)
 
-    def _replica(self) -> State:
+    def _replica(self) -> Callable[[], State]:
         self._show(average=False)
-        memory = optimizer_records(self.optimizers, self._names) + self._scale.records()
-        average = {"ema": self._average.records()} if self._average is not None else {}
-        return {"model": model_records(self.model), "optimizer": memory, **average}
+        memory = chain(optimizer_tensors(self.optimizers, self._names), self._scale.tensors())
+        average = {"ema": self._average.tensors()} if self._average is not None else {}
+        return snapshot({"model": model_tensors(self.model), "optimizer": memory, **average}, self._device)
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put a state back."""

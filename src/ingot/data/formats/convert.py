@@ -6,7 +6,6 @@ taken off where data is read and put on where it is written, so a document keeps
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -29,7 +28,7 @@ from ingot.data.store.dataset import SPLITS, SplitRecord
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SplitWriter, write_manifest
-from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer, open_tokenizer
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.matching import HEAD, round_trips
 from ingot.errors import ConfigError, DataError
 
@@ -39,7 +38,6 @@ FORMATS = tuple(SOURCES)
 NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the name that golf's and modded-nanogpt's scripts look for; a bucket
 PROGRESS_TOKENS = 1 << 20
 SAMPLED = 32  # documents of a split by which a tokenizer is judged
-ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|eos|>", "[EOS]", "[SEP]")
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -122,7 +120,7 @@ def convert(
 
 def marks_of(tokenizer: Tokenizer) -> Marks:
     """The ids that stand in front of documents and after them; one stands for both where a vocabulary has one."""
-    bos, eos = tokenizer.bos, _end(tokenizer)
+    bos, eos = tokenizer.bos, tokenizer.eos
     return Marks(eos if bos is None else bos, bos if eos is None else eos)
 
 
@@ -192,22 +190,6 @@ def _check_tokenizer(source: TokenSource, tokenizer: Tokenizer, marks: Marks) ->
             f"the {tokenizer.kind} tokenizer did not make the tokens of {source.path}: it makes other tokens of the text of "
             f"{len(found.wrong)} of {found.tried} documents; give the one that made them"
         )
-
-
-def _end(tokenizer: Tokenizer) -> int | None:
-    """The id that ends documents, where a vocabulary has one."""
-    if tokenizer.kind == "byte":
-        return 2
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        import sentencepiece  # type: ignore[import-untyped]
-
-        token = int(sentencepiece.SentencePieceProcessor(model_proto=tokenizer.contents).eos_id())
-        return token if token >= 0 else None
-    if isinstance(tokenizer, HFTokenizer):
-        listed = json.loads(tokenizer.contents).get("added_tokens") or []
-        added = {token["content"]: token["id"] for token in listed if token.get("special")}
-        return next((int(added[name]) for name in ENDS if name in added), None)
-    return tokenizer.bos
 
 
 def _writer(

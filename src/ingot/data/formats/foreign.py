@@ -1,4 +1,4 @@
-"""Token files that other programs made, read as they lie: nanoGPT's folder and folders of shards.
+"""Token files that other programs made, read as they lie: nanoGPT's folder, folders of shards and of gpt-simple's buckets.
 
 Nobody recorded their documents, their text or their checksums, so packing and document masks need `ingot data convert`. The
 fingerprint covers names, sizes and both ends of every file: enough to notice other data, and quick for a hundred files. Nor did
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.data.formats.manifest import paired_tokenizer
-from ingot.data.store.dataset import SPLITS, Dataset, Manifest, ShardRecord, SplitRecord, TokenizerRecord
+from ingot.data.store.dataset import SPLITS, Dataset, Manifest, ShardRecord, Split, SplitRecord, TokenizerRecord
 from ingot.data.store.shards import open_plain, open_shard
 from ingot.data.store.stream import OpenTokens
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
@@ -30,7 +30,7 @@ NANOGPT = {split: f"{split}.bin" for split in SPLITS}
 
 
 def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False) -> Dataset | None:
-    """The data of a folder that nanoGPT or a writer of shards made; None where there is neither.
+    """The data of a folder that nanoGPT, gpt-simple or a writer of shards made; None where it is none of them.
 
     `trust_tokens`: whether the tokenizer made the tokens is not asked.
     """
@@ -38,7 +38,9 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
         return _open_nanogpt(folder, tokenizer, trust_tokens)
     splits = {split: shard_files(folder, split) for split in SPLITS}
     if not splits["train"] and not splits["val"]:
-        return None
+        from ingot.data.formats.buckets import open_buckets
+
+        return open_buckets(folder, tokenizer, trust_tokens)
     if (tokenizer := tokenizer or paired_tokenizer(folder)) is None:
         raise DataError(f"{folder} holds shards and does not say their tokenizer; name it with {{0}}", TOKENIZER)
     return _dataset(folder, splits, open_tokenizer(tokenizer), open_shard, trust_tokens)
@@ -62,15 +64,16 @@ def _dataset(
 ) -> Dataset:
     """The data of a folder; `which` says what tokenizer is meant, and what to do if it is another."""
     records = {split: _split(paths, open_tokens) for split, paths in splits.items()}
-    _check_tokens([path for paths in splits.values() for path in paths], tokenizer, open_tokens, trust, which)
+    check_tokens([path for paths in splits.values() for path in paths], tokenizer, open_tokens, trust, which)
     known = TokenizerRecord.of(tokenizer)
-    ends = {split: [[path.name, _ends(path)] for path in paths] for split, paths in splits.items()}
+    ends = {split: [[path.name, both_ends(path)] for path in paths] for split, paths in splits.items()}
     fingerprint = digest({"tokenizer": known.fingerprint, "files": ends})
     manifest = Manifest(tokenizer=known, splits=records, fingerprint=fingerprint, source=str(folder))
-    return Dataset(folder, manifest, tokenizer, open_tokens)
+    return Dataset(folder, manifest, tokenizer, {split: Split(folder, record, open_tokens) for split, record in records.items()})
 
 
-def _check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens, trust: bool, which: str) -> None:
+def check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens, trust: bool, which: str = OTHER) -> None:
+    """Refuse a tokenizer that did not make the tokens of some files, as far as a few places of each tell."""
     samples = []
     for path in paths:
         tokens = open_tokens(path)
@@ -98,7 +101,8 @@ def _split(paths: Sequence[Path], open_tokens: OpenTokens) -> SplitRecord:
     )
 
 
-def _ends(path: Path) -> str:
+def both_ends(path: Path) -> str:
+    """A checksum of a file's size, start and end."""
     with path.open("rb") as file:
         start = file.read(ENDS)
         size = file.seek(0, 2)

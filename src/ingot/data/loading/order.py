@@ -6,6 +6,7 @@ them. So a run may move to other ranks between two steps and every row is still 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.seeds import mix, permuted, scramble
+
+Places = Mapping[str, int]  # by bucket, how many of its rows have been read
+
+
+class DataExhausted(Exception):
+    """A step cannot be read: all epochs are over, or those of a bucket that the mix asks for."""
+
+    def __init__(self, bucket: str | None = None) -> None:
+        super().__init__(bucket)
+        self.bucket = bucket
+
+    @property
+    def reason(self) -> str:
+        """Why the run ends, as state.json and result.json tell it."""
+        return "data" if self.bucket is None else f"bucket_exhausted:{self.bucket}"
+
+    def told(self, epochs: int | None) -> str:
+        """The same for people."""
+        if self.bucket is None:
+            return f"the data is at its end: data.epochs={epochs}"
+        return (
+            f"the bucket {self.bucket} is at its end (data.epochs={epochs}) and the mix asks for more of it: set "
+            "data.exhausted=renormalise or raise data.epochs, and continue this run"
+        )
 
 
 class Order(Protocol):
@@ -23,6 +48,9 @@ class Order(Protocol):
 
     def epoch(self, sample: int) -> int:
         """How many times the data had been read completely before this sample."""
+
+    def rows_in(self, epochs: int) -> int | None:
+        """How many rows so many epochs have; None: epochs have no end."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +67,9 @@ class Shuffle:
 
     def epoch(self, sample: int) -> int:
         return sample // self.windows
+
+    def rows_in(self, epochs: int) -> int:
+        return epochs * self.windows
 
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
         epochs, places = np.divmod(samples, np.uint64(self.windows))
@@ -60,6 +91,9 @@ class Random:
     def epoch(self, sample: int) -> int:
         return sample * self.seq_len // self.tokens
 
+    def rows_in(self, epochs: int) -> None:
+        return None
+
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
         # The remainder favours low starts by less than one part in 2**32 for any stream that fits a disk.
         draws = scramble(samples ^ np.uint64(mix(self.seed, 0)))
@@ -80,6 +114,11 @@ class Sequential:
 
     def epoch(self, sample: int) -> int:
         return int(self._place(np.array([sample], np.uint64))[0]) // self.tokens
+
+    def rows_in(self, epochs: int) -> int:
+        rows = self.rows // self.spans
+        spans, rest = divmod(epochs * self.tokens, rows * self.seq_len + 1)
+        return spans * rows + max(0, rest - 1) // self.seq_len
 
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
         return self._place(samples) % self.tokens

@@ -6,11 +6,12 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ingot.data.loading.order import DataExhausted, Places
 from ingot.data.loading.rows import Rows, read_pieces
 from ingot.runtime.batch import Batch
 from ingot.runtime.ranks import Ranks
@@ -30,6 +31,12 @@ class Reading(Protocol):
     @property
     def seq_len(self) -> int: ...  # cut into rows of this length
 
+    @property
+    def phase(self) -> int: ...  # whose mix of buckets holds
+
+    @property
+    def places(self) -> Places: ...  # how many rows of each bucket were read before
+
 
 Plan = TypeVar("Plan", bound=Reading)
 
@@ -41,13 +48,15 @@ class RankBatch:
     batch: Batch
     targets: int  # in the step, over all ranks
     epoch: int
+    next_sample: int  # after those of the step
+    places: Places = field(default_factory=dict)  # how many rows of each bucket have been read when the step is
 
 
 @dataclass(frozen=True)
 class _Ahead:
-    """A portion that was read ahead, for which plan, and since which change of plans."""
+    """A portion that was read ahead, or that there is none, for which plan, and since which change of plans."""
 
-    rank_batch: RankBatch
+    found: RankBatch | DataExhausted
     plan: Reading
     turn: int
     buffer: Batch
@@ -56,8 +65,9 @@ class _Ahead:
 class RowReader(Generic[Plan]):
     """One rank's rows of step after step, read ahead by a thread into buffers that `host_buffer` makes.
 
-    `following` guesses the plan of the step after another. Where the loop asks for other rows than were guessed, what was read
-    ahead is dropped and the guesses begin anew with what it asks for.
+    `following` guesses the plan of the step after another, of which it is given what was read. Where the loop asks for other rows
+    than were guessed, what was read ahead is dropped and the guesses begin anew with what it asks for. That the data is exhausted
+    is raised for the step that lacks rows, and for no guess.
 
     A buffer is written again only after `next` was called twice more, so a copy to a device may still be under way meanwhile.
     """
@@ -69,7 +79,7 @@ class RowReader(Generic[Plan]):
         source: Rows,
         ranks: Ranks,
         first: Plan,
-        following: Callable[[Plan], Plan],
+        following: Callable[[Plan, RankBatch], Plan],
         shapes: Sequence[Reading],  # of all the steps that may come
         host_buffer: MakeBuffer,
     ):
@@ -94,10 +104,13 @@ class RowReader(Generic[Plan]):
             while found.turn != self._turn:
                 self._free.put(found.buffer)
                 found = self._take()
+        if isinstance(found.found, DataExhausted):
+            self._free.put(found.buffer)
+            raise found.found
         self._lent.append(found.buffer)
         if len(self._lent) > 2:
             self._free.put(self._lent.pop(0))
-        return found.rank_batch
+        return found.found
 
     def _take(self) -> _Ahead:
         found = self._ready.get()
@@ -123,24 +136,29 @@ class RowReader(Generic[Plan]):
                     return
                 with self._changing:
                     plan, turn = self._plan, self._turn
-                self._ready.put(_Ahead(read_rank_batch(self._source, plan, self._ranks, buffer), plan, turn, buffer))
+                found: RankBatch | DataExhausted
+                try:
+                    found = read_rank_batch(self._source, plan, self._ranks, buffer)
+                except DataExhausted as end:
+                    found = end
+                self._ready.put(_Ahead(found, plan, turn, buffer))
                 with self._changing:
-                    if turn == self._turn:
-                        self._plan = self._following(plan)
+                    if turn == self._turn and isinstance(found, RankBatch):
+                        self._plan = self._following(plan, found)
         except Exception as error:  # handed to the loop, which raises it at its next step
             self._ready.put(error)
 
 
-def _rows_of(plan: Reading) -> tuple[int, int, int]:
-    return plan.sample, plan.samples, plan.seq_len
+def _rows_of(plan: Reading) -> tuple[object, ...]:
+    return plan.sample, plan.samples, plan.seq_len, plan.phase, plan.places
 
 
 def read_rank_batch(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> RankBatch:
     """Read a rank's share of a step into the front of a buffer that is large enough for it."""
     share = ranks.share(plan.samples)
-    rows = len(share) * (source.seq_len // plan.seq_len)
-    size = (rows, source.planes, plan.seq_len)
-    batch = buffer.reshape(-1)[: rows * source.planes * plan.seq_len].reshape(size)
+    size = (len(share) * (source.seq_len // plan.seq_len), source.planes, plan.seq_len)
+    batch = buffer.reshape(-1)[: size[0] * size[1] * size[2]].reshape(size)
     samples = range(plan.sample, plan.sample + plan.samples)
-    targets = read_pieces(source, samples, share, batch)
-    return RankBatch(batch, targets, source.epoch(samples.stop))
+    rows = source.at(plan.phase, plan.places)
+    targets, (next_sample, places) = read_pieces(rows, samples, share, batch), rows.after(samples)
+    return RankBatch(batch, targets, source.at(plan.phase, places).epoch(next_sample), next_sample, places)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.config.schema import DataSection
-from ingot.data.loading.order import Order, Random, Sequential, Shuffle
+from ingot.data.loading.already_read import Mask, read_already_read
+from ingot.data.loading.mixture import LimitedRows, MixedRows
+from ingot.data.loading.order import Order, Places, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
-from ingot.data.store.dataset import Dataset, Split
+from ingot.data.store.dataset import Dataset, Documents
 from ingot.errors import DataError, Setting
 from ingot.runtime.batch import Batch
+from ingot.runtime.seeds import mix
 
 
 class Rows(Protocol):
@@ -25,11 +30,30 @@ class Rows(Protocol):
     @property
     def seq_len(self) -> int: ...
 
+    def at(self, phase: int, places: Places) -> Rows:
+        """The same rows for a run that is in this phase and has read so much of each bucket."""
+
+    def after(self, samples: range) -> tuple[int, Places]:
+        """The next sample after these, and how many rows of each bucket have been read then; {} where there is no mix.
+
+        At the end of the data there may be fewer samples than were asked for.
+        """
+
     def read(self, samples: range, share: range, batch: Batch) -> int:
-        """Write those of the samples whose places are in `share`, and say how many targets all of them have."""
+        """Write those of the samples whose places are in `share`, and say how many targets all of them have.
+
+        Raises DataExhausted where there are no such rows.
+        """
 
     def epoch(self, sample: int) -> int:
         """How many times the data had been read completely before this sample."""
+
+
+class FiniteRows(Rows, Protocol):
+    """Rows of which it is known where an epoch ends."""
+
+    def available(self, samples: range, epochs: int) -> int:
+        """How many of some samples, from their first on, lie within so many epochs."""
 
 
 def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int:
@@ -54,7 +78,7 @@ def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int
 class Windows:
     """Rows that are stretches of the stream, wherever documents begin."""
 
-    split: Split
+    split: Documents
     order: Order
     seq_len: int
     documents: bool = False
@@ -63,8 +87,18 @@ class Windows:
     def planes(self) -> int:
         return 3 if self.documents else 2
 
+    def at(self, phase: int, places: Places) -> Windows:
+        return self  # a sample number says it all
+
+    def after(self, samples: range) -> tuple[int, Places]:
+        return samples.stop, {}
+
     def epoch(self, sample: int) -> int:
         return self.order.epoch(sample)
+
+    def available(self, samples: range, epochs: int) -> int:
+        rows = self.order.rows_in(epochs)
+        return len(samples) if rows is None else max(0, min(samples.stop, rows) - samples.start)
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
         mine = samples[share.start : share.stop]
@@ -84,7 +118,7 @@ class Windows:
             self._read(0, out[stop - start :])
 
 
-def document_numbers(split: Split, start: int, length: int) -> NDArray[np.int32]:
+def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.int32]:
     """For every token of a window, how many documents have begun in it so far; after the end of the stream comes its start."""
     starts = split.document_starts()
     numbers = np.zeros(length, np.int32)
@@ -99,9 +133,48 @@ def document_numbers(split: Split, start: int, length: int) -> NDArray[np.int32]
 
 def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Rows:
     """The rows a run trains on."""
-    split, seq_len, seed = dataset.split("train"), settings.seq_len, settings.seed
-    if settings.sampling == "pack":
-        return PackedRows(split, seq_len, seed, dataset.tokenizer.bos, settings.document_mask)
+    mixes = [phase.mix for phase in settings.phases] or ([settings.mix] if settings.mix else [])
+    already_read = read_already_read(settings.already_read, dataset) if settings.already_read is not None else {}
+    if not mixes:
+        whole = np.concatenate(list(already_read.values())) if already_read else None
+        rows = _rows(settings, rows_per_step, dataset.split("train"), dataset.tokenizer.bos, settings.seed, whole)
+        return rows if settings.epochs is None else LimitedRows(rows, settings.epochs)
+    buckets = dataset.buckets("train")
+    setting = "data.phases" if settings.phases else "data.mix"
+    for name in sorted({name for weights in mixes for name in weights} - buckets.keys()):
+        raise _unknown(name, list(buckets), setting, dataset)
+    sources = {
+        name: _rows(
+            settings, rows_per_step, bucket, dataset.tokenizer.bos, mix(settings.seed, _number(name)), already_read.get(name)
+        )
+        for name, bucket in buckets.items()
+        if any(weights.get(name) for weights in mixes)
+    }
+    return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
+
+
+def _unknown(name: str, buckets: list[str], setting: str, dataset: Dataset) -> DataError:
+    if not buckets:
+        return DataError(f"{{0}} names the bucket {name} and {dataset.folder} has no buckets", Setting(setting))
+    close = get_close_matches(name, buckets, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(buckets)}"
+    return DataError(f"{{0}} names the bucket {name}, which {dataset.folder} does not have; {hint}", Setting(setting))
+
+
+def _number(name: str) -> int:
+    """A number that a bucket's order is drawn by: the same whatever other buckets there are."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def _rows(
+    settings: DataSection, rows_per_step: int, split: Documents, bos: int | None, seed: int, already_read: Mask | None = None
+) -> FiniteRows:
+    """The rows of a split or of one bucket."""
+    seq_len = settings.seq_len
+    if settings.sampling in ("pack", "document"):
+        alone = settings.sampling == "document"
+        bos = bos if split.eos is None else None
+        return PackedRows(split, seq_len, seed, bos, settings.document_mask, settings.overlap, alone, already_read)
     if split.tokens <= seq_len:
         raise DataError(
             f"the text has {split.tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}",
@@ -110,10 +183,10 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
         )
     order: Order
     match settings.sampling:
-        case "shuffle":
-            order = Shuffle(split.tokens, seq_len, seed)
         case "random":
             order = Random(split.tokens, seq_len, seed)
         case "stream":
             order = Sequential(split.tokens, seq_len, rows_per_step, settings.spans)
+        case _:
+            order = Shuffle(split.tokens, seq_len, seed)
     return Windows(split, order, seq_len, settings.document_mask)

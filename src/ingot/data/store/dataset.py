@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ MANIFEST = "dataset.json"
 VERSION = 1
 SPLITS = ("train", "val")
 IDENTITY = ("format", "version", "tokenizer", "splits")  # what the fingerprint covers
-UNTOLD = ("piece_bytes", "document_index_sha256")  # of a split, which older data does not say
+UNTOLD = ("piece_bytes", "document_index_sha256", "buckets")  # of a split, which older data does not say
 
 Count = Annotated[int, Field(ge=0)]
 FileName = Annotated[str, Field(pattern=r"^\w+\.(bin|index)$")]  # never a path: files lie beside dataset.json
@@ -49,8 +49,18 @@ class ShardRecord(_Record):
     sha256: str
 
 
+class BucketRecord(_Record):
+    """A part of a split, kept apart by its name: so many documents of the stream, after those of the buckets before."""
+
+    name: str
+    documents: Count
+    tokens: Count
+    bytes: Count
+    piece_bytes: Count | None = None
+
+
 class SplitRecord(_Record):
-    """One split; its token stream is that of its shards, one after the other.
+    """One split; its token stream is that of its shards, one after the other, or of its buckets.
 
     `bytes` is the UTF-8 size of the text, `piece_bytes` what its tokens stand for; a tokenizer that loses nothing has them equal.
     """
@@ -62,6 +72,7 @@ class SplitRecord(_Record):
     shards: list[ShardRecord]
     document_index: FileName
     document_index_sha256: str | None = None
+    buckets: list[BucketRecord] = []
 
 
 class TokenizerRecord(_Record):
@@ -95,23 +106,55 @@ class Manifest(_Record):
 def identity(record: dict[str, Any]) -> str:
     """The fingerprint of a dataset: equal when tokenizer, tokens, documents and bytes are.
 
-    A file inside the tokenizer is covered by the tokenizer's own fingerprint, whatever compressed it. `piece_bytes` counts only
-    where it says something new and the index's checksum never, so that data from before they were recorded keeps its fingerprint.
+    A file inside the tokenizer is covered by the tokenizer's own fingerprint, whatever compressed it. `piece_bytes` and `buckets`
+    count only where they say something new and the index's checksum never, so that data from before they were recorded keeps its
+    fingerprint.
     """
     tokenizer = {**record["tokenizer"], "spec": {k: v for k, v in record["tokenizer"]["spec"].items() if k != PACKED}}
-    splits = {
-        name: {k: v for k, v in split.items() if k not in UNTOLD or (k == "piece_bytes" and v not in (None, split.get("bytes")))}
-        for name, split in record["splits"].items()
-    }
+    splits = {name: _told(split) for name, split in record["splits"].items()}
     return digest({key: record.get(key) for key in IDENTITY} | {"tokenizer": tokenizer, "splits": splits})
+
+
+def _told(split: dict[str, Any]) -> dict[str, Any]:
+    """What a split says that its fingerprint covers."""
+    news = {"piece_bytes": split.get("piece_bytes") not in (None, split.get("bytes")), "buckets": bool(split.get("buckets"))}
+    return {key: value for key, value in split.items() if key not in UNTOLD or news.get(key)}
+
+
+class Documents(Protocol):
+    """Tokens and where documents begin among them: a split, or one bucket of it."""
+
+    tokens: int
+    documents: int
+    bytes: int
+    piece_bytes: int | None
+    eos: int | None  # the mark after a document, where documents have it; else they may have one in front
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Tokens start..stop, copied into `out` where it is given."""
+
+    def document_starts(self) -> NDArray[np.uint64]:
+        """Where each document begins, and after them the end of the last."""
+
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        """How many tokens each document repeats of the one before, which are not to be predicted again; None: none does."""
 
 
 class Split(TokenStream):
     """The tokens of one split, and where its documents begin; its files stay mapped, for rows come from any of them."""
 
-    def __init__(self, folder: Path, record: SplitRecord, open_tokens: OpenTokens = open_shard, keep: int | None = None) -> None:
-        shards = record.shards
-        super().__init__([folder / shard.file for shard in shards], [shard.tokens for shard in shards], open_tokens, keep=keep)
+    eos: int | None = None
+
+    def __init__(
+        self,
+        folder: Path,
+        record: SplitRecord,
+        open_tokens: OpenTokens = open_shard,
+        keep: int | None = None,
+        dtype: type[np.unsignedinteger[Any]] = np.uint16,
+    ) -> None:
+        paths, sizes = [folder / shard.file for shard in record.shards], [shard.tokens for shard in record.shards]
+        super().__init__(paths, sizes, open_tokens, keep=keep, dtype=dtype)
         self.documents, self.bytes, self.piece_bytes = record.documents, record.bytes, record.piece_bytes
         self._index = folder / record.document_index if record.document_index else None
 
@@ -125,12 +168,42 @@ class Split(TokenStream):
         except (OSError, ValueError) as error:
             raise DataError(f"cannot map {self._index}: {error}; {AGAIN}") from error
 
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        """How many tokens each document repeats of the one before; None: none does."""
+        return None
+
+
+class Bucket:
+    """A stretch of whole documents of a split."""
+
+    def __init__(self, split: Split, record: BucketRecord, first_token: int, first_document: int) -> None:
+        self.tokens, self.documents, self.eos = record.tokens, record.documents, split.eos
+        self.bytes, self.piece_bytes = record.bytes, record.piece_bytes
+        self._split, self._first_token = split, first_token
+        self._here = slice(first_document, first_document + record.documents)
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Tokens start..stop of the bucket."""
+        if not 0 <= start <= stop <= self.tokens:
+            raise IndexError(f"tokens {start} to {stop} of a bucket of {self.tokens}")
+        return self._split.read(self._first_token + start, self._first_token + stop, out)
+
+    def document_starts(self) -> NDArray[np.uint64]:
+        """Where each document begins in the bucket, and after them the end of the last."""
+        starts = self._split.document_starts()[self._here.start : self._here.stop + 1]
+        return np.asarray(starts) - np.uint64(self._first_token)
+
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        """How many tokens each document repeats of the one before; None: none does."""
+        repeats = self._split.document_repeats()
+        return None if repeats is None else repeats[self._here]
+
 
 class Dataset:
     """A prepared folder that passed the cheap checks; `Dataset.open` makes it."""
 
-    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Tokenizer, open_tokens: OpenTokens = open_shard) -> None:
-        self.folder, self.manifest, self.tokenizer, self._open_tokens = folder, manifest, tokenizer, open_tokens
+    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Tokenizer, splits: Mapping[str, Split]) -> None:
+        self.folder, self.manifest, self.tokenizer, self._splits = folder, manifest, tokenizer, splits
 
     @classmethod
     def open(cls, path: Path | str) -> Dataset:
@@ -142,22 +215,27 @@ class Dataset:
             raise found.findings[0].error()
         for split in found.manifest.splits.values():
             _check_files(folder, split)
-        return cls(folder, found.manifest, found.tokenizer)
+        splits = {name: Split(folder, record) for name, record in found.manifest.splits.items()}
+        return cls(folder, found.manifest, found.tokenizer, splits)
 
     @property
     def fingerprint(self) -> str:
         """Equal for datasets with the same tokenizer, tokens and documents."""
         return self.manifest.fingerprint
 
-    @cached_property
-    def _splits(self) -> dict[str, Split]:
-        return {name: Split(self.folder, record, self._open_tokens) for name, record in self.manifest.splits.items()}
-
     def split(self, name: str) -> Split:
         """The split called `name`: train or val."""
         if name not in self._splits:
             raise DataError(f"{self.folder} has no split {name!r}; it has {', '.join(self._splits)}")
         return self._splits[name]
+
+    def buckets(self, name: str) -> dict[str, Bucket]:
+        """The buckets of a split by their names; {} where it has none."""
+        split, found, tokens, documents = self.split(name), {}, 0, 0
+        for record in self.manifest.splits[name].buckets:
+            found[record.name] = Bucket(split, record, tokens, documents)
+            tokens, documents = tokens + record.tokens, documents + record.documents
+        return found
 
 
 def prepare_command(source: Path | str, output: Path | str) -> str:

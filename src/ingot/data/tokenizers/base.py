@@ -40,13 +40,16 @@ def digest(value: Any) -> str:
 class Tokenizer(ABC):
     """A kind says what its ids are and how bytes come back from them.
 
-    `lossless`: for every text, decoding gives the text back and its ids stand for exactly its bytes. `instant`: a text is encoded
-    before another process could have been handed it.
+    `bos` stands in front of every document of a prepared folder; `eos` is what other programs put after one, `pad` what they fill
+    rows with, where the vocabulary has such ids. `lossless`: for every text, decoding gives the text back and its ids stand for
+    exactly its bytes. `instant`: a text is encoded before another process could have been handed it.
     """
 
     kind: str
     vocab_size: int
     bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
     lossless: bool = True
     instant: bool = False
 

@@ -47,7 +47,7 @@ class GPT2Tokenizer(PieceTokenizer):
         import tiktoken
 
         ranks = _ranks()
-        self.bos = len(ranks)
+        self.bos = self.eos = len(ranks)
         self._encoding = tiktoken.Encoding(
             self.kind, pat_str=WORDS, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.bos}
         )

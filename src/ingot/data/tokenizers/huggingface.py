@@ -27,6 +27,8 @@ from ingot.errors import DataError
 STARTS = (
     "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "[BOS]", "<|endoftext|>", "[CLS]",
 )  # fmt: skip
+ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|eos|>", "[EOS]", "[SEP]")
+PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
 KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # ways to split that drop no text
@@ -40,7 +42,9 @@ class HFTokenizer(FileTokenizer):
 
     def __init__(self, contents: bytes, bos: int | None, built: Any = None) -> None:
         self.contents, self.bos, self._tokenizer = contents, bos, built or _build(contents)
-        if bos is not None and bos not in _specials(self._tokenizer):
+        specials = _specials(self._tokenizer)
+        self.eos, self.pad = _named(specials, ENDS), _named(specials, PADS)
+        if bos is not None and bos not in specials:
             raise DataError(f"damaged tokenizer: id {bos} cannot start a document, because it is not a special token")
         with _explained(DAMAGED):
             config = json.loads(contents)
@@ -142,7 +146,12 @@ def _find_bos(tokenizer: Any, specials: dict[int, str]) -> int | None:
         marked, plain = (tokenizer.encode("a", add_special_tokens=marks).ids for marks in (True, False))
     if marked and marked[:1] != plain[:1] and marked[0] in specials:
         return int(marked[0])
-    return next((i for name in STARTS for i, content in specials.items() if content == name), None)
+    return _named(specials, STARTS)
+
+
+def _named(specials: dict[int, str], names: Sequence[str]) -> int | None:
+    """The special token that has the first of these names."""
+    return next((i for name in names for i, content in specials.items() if content == name), None)
 
 
 def _parts(part: Any) -> Iterator[dict[str, Any]]:

@@ -25,6 +25,8 @@ class ByteTokenizer(Tokenizer):
     specials = 4
     vocab_size = specials + 256
     bos = 1
+    eos = 2
+    pad = 0
     instant = True
 
     def encode(self, text: str) -> NDArray[np.uint16]:

@@ -48,7 +48,8 @@ class SentencePieceTokenizer(FileTokenizer):
         if sum(piece is not None and piece.endswith(b" ") and not starts for piece, starts, _ in table) > sum(spaced):
             raise DataError("the model has spaces after words (treat_whitespace_as_suffix): their bytes would be counted wrong")
         self.contents, self._model, self._piece_sizes = contents, model, sizes
-        self.bos = model.bos_id() if model.bos_id() >= 0 else None
+        marks = (model.bos_id(), model.eos_id(), model.pad_id())
+        self.bos, self.eos, self.pad = (token if token >= 0 else None for token in marks)
         adds_space = any(spaced[token] for token in model.encode("a")[:1])
         self._use(pieces, spaced, adds_space=adds_space, counts_first_space=False)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, first_word, given_settings
-from ingot.doors.entry import process_start, warn
+from ingot.doors.entry import STARTED_AT, process_start, warn
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
@@ -56,35 +56,43 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model, or continue the run in training.output_dir."""
-    from ingot.config.loading import load_config
+    from ingot.doors.cli.configs import resolve
+    from ingot.runtime.ranks import ranks_from_environment
 
+    ranks = ranks_from_environment()
+    launching = nproc_per_node is not None and "RANK" not in os.environ
+    world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
     settings = given_settings(ctx, skip=int(first_word(ctx) is not None))
     if (run_folder := _run_folder(ctx, resume)) is not None:
         resolved = _settings_of(run_folder, settings, refused={"--config": config, "--recipe": recipe, "--force": force})
     else:
-        resolved = load_config(recipe=recipe, file=config, overrides=settings)
+        resolved = resolve(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
     if not force and _tell_complete(resolved.config, as_json):
         return 0
     if nproc_per_node is not None and "RANK" not in os.environ:
-        from ingot.doors.cli.launch import launch
+        from ingot.doors.launch import launch
+        from ingot.plan.validate import check_before_training
         from ingot.train.start import open_data
-        from ingot.train.walltime import find_walltime
 
-        find_walltime(resolved.config.training, process_start())
-        open_data(resolved.config, nproc_per_node * nnodes)  # a mistake is told once, not by every rank
+        dataset = check_before_training(resolved.config, world_size, warn)
+        open_data(resolved.config, world_size, dataset)  # a mistake is told once, not by every rank
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
     from ingot.doors.display import make_reporter
-    from ingot.runtime.ranks import ranks_from_environment
 
     with make_reporter() as reporter:
-        from ingot.train.start import run  # here: a second of imports that is seen to be one
+        from ingot.plan.validate import check_before_training  # here: a second of imports that is seen to be one
+        from ingot.train.start import run
 
-        result = run(resolved, reporter, began=process_start(), force=force)
-    if ranks_from_environment().first:
+        reporter.waiting("checking the run")
+        dataset = None
+        if STARTED_AT not in os.environ:  # else whoever launched the ranks has checked it
+            dataset = check_before_training(resolved.config, ranks.world_size, reporter.message)
+        result = run(resolved, reporter, began=process_start(), dataset=dataset, force=force)
+    if ranks.first:
         print_json(result) if as_json else _print(result)
         return stop_exit_code if result.status == "stopped" else 0
     return 0

@@ -100,8 +100,9 @@ def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Ite
     reader = RowReader(rows, backend.ranks, plans[0], partial(following, config), plans, backend.host_buffer)
 
     def next_batch() -> Batch:
-        plans.append(following(config, plans[-1]))
-        return reader.next(plans.pop(0)).batch
+        read = reader.next(plans[-1])
+        plans.append(following(config, plans.pop(), read))
+        return read.batch
 
     try:
         yield next_batch

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ingot.api import load
 from ingot.artifact.hf_tokenizer import GPT2_IDS, find_tokenizer
+from ingot.backends.torch.saved import DamagedFile
 from ingot.data.formats.nanogpt import META, char_tokenizer
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
-from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, DamagedCkpt, read_ckpt
+from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, read_ckpt
 from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.errors import CheckpointError, DataError
 from ingot.runs.checkpoints import newest_sound
@@ -31,7 +32,7 @@ def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) 
     if (out_dir / CKPT).is_file() or is_ckpt(out_dir):
         try:
             return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
-        except DamagedCkpt as error:
+        except DamagedFile as error:
             if (newest := newest_sound(out_dir / "checkpoints", warn, look_only=True)) is None:
                 raise
             warn(f"{error}; {newest.path} is taken instead")

@@ -1,0 +1,122 @@
+"""gpt-simple's folder as `data.path`: train/BUCKET and val/BUCKET with pairs of .bin and .idx, read as they lie.
+
+A window of a file is a document here, with its end mark where it has one, and what it repeats of the window before is not
+predicted again. Buckets follow each other in a split in the order of their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.formats.foreign import TOKENIZER, both_ends, check_tokens
+from ingot.data.formats.gpt_simple import Pair
+from ingot.data.store.dataset import (
+    SPLITS,
+    BucketRecord,
+    Dataset,
+    Manifest,
+    ShardRecord,
+    Split,
+    SplitRecord,
+    TokenizerRecord,
+)
+from ingot.data.tokenizers import digest, open_tokenizer
+from ingot.errors import DataError
+
+
+class IndexedSplit(Split):
+    """The windows of many pairs, one after the other."""
+
+    def __init__(self, folder: Path, record: SplitRecord, pairs: Sequence[Pair], eos: int | None) -> None:
+        maps = {pair.path: pair.stream for pair in pairs}
+        super().__init__(folder, record, lambda path: maps[path].shard(0), dtype=np.uint32)
+        self.eos, begins = eos, np.cumsum([0, *(pair.stream.tokens for pair in pairs)])
+        starts = [pair.offsets[:-1] + begin for pair, begin in zip(pairs, begins[:-1], strict=True)]
+        self._starts = np.concatenate([*starts, begins[-1:]]).astype(np.uint64)
+        self._repeats = np.concatenate([np.empty(0, np.uint16), *(pair.repeats for pair in pairs)])
+
+    def document_starts(self) -> NDArray[np.uint64]:
+        return self._starts
+
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        return self._repeats if self._repeats.any() else None
+
+
+def find_buckets(folder: Path, suffixes: Sequence[str]) -> dict[str, dict[str, list[Path]]]:
+    """Of each split the buckets, and of each bucket its files with one of these endings, in order; {} where there are none.
+
+    A bucket to train on that has no validation files, or the other way round, is refused.
+    """
+    found: dict[str, dict[str, list[Path]]] = {}
+    for split in SPLITS:
+        for bucket in sorted(path for path in folder.glob(f"{split}/*") if path.is_dir()):
+            files = sorted(file for file in bucket.iterdir() if file.name.endswith(tuple(suffixes)) and file.is_file())
+            found.setdefault(split, {}).update({bucket.name: files} if files else {})
+    if not any(found.values()):
+        return {}
+    train, val = (found.get(split, {}) for split in SPLITS)
+    for name in train.keys() ^ val.keys():
+        has, lacks = ("train", "val") if name in train else ("val", "train")
+        raise DataError(f"{folder / has / name} has no counterpart {folder / lacks / name} with {suffixes[0]} files; add them")
+    return found
+
+
+def open_buckets(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dataset | None:
+    """The data of a folder with buckets of .bin and .idx; None where there are none."""
+    found = find_buckets(folder, (".bin", ".idx"))
+    if not found:
+        return None
+    if tokenizer is None:
+        raise DataError(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", TOKENIZER)
+    pairs = {
+        split: {
+            name: [Pair(path) for path in sorted({file.with_suffix(".bin") for file in files})] for name, files in buckets.items()
+        }
+        for split, buckets in found.items()
+    }
+    opened, known = open_tokenizer(tokenizer), [pair for buckets in pairs.values() for some in buckets.values() for pair in some]
+    maps = {pair.path: pair.stream for pair in known}
+    check_tokens(list(maps), opened, lambda path: maps[path].shard(0), trust_tokens)
+    records = {split: _record(folder, buckets) for split, buckets in pairs.items()}
+    told = TokenizerRecord.of(opened)
+    files = [file for pair in known for file in (pair.path, pair.path.with_suffix(".idx"))]
+    ends = [[str(file.relative_to(folder)), both_ends(file)] for file in files]
+    fingerprint = digest({"tokenizer": told.fingerprint, "files": ends})
+    manifest = Manifest(tokenizer=told, splits=records, fingerprint=fingerprint, source=str(folder))
+    splits = {
+        split: IndexedSplit(folder, records[split], [pair for some in buckets.values() for pair in some], opened.eos)
+        for split, buckets in pairs.items()
+    }
+    return Dataset(folder, manifest, opened, splits)
+
+
+def _record(folder: Path, buckets: dict[str, list[Pair]]) -> SplitRecord:
+    shards = [
+        ShardRecord.model_construct(
+            file=str(pair.path.relative_to(folder)), tokens=pair.stream.tokens, documents=len(pair.repeats), bytes=0, sha256=""
+        )
+        for pairs in buckets.values()
+        for pair in pairs
+    ]
+    told = [
+        BucketRecord(
+            name=name,
+            documents=sum(len(pair.repeats) for pair in pairs),
+            tokens=sum(pair.stream.tokens for pair in pairs),
+            bytes=0,
+        )
+        for name, pairs in buckets.items()
+    ]
+    return SplitRecord.model_construct(
+        documents=sum(one.documents for one in told),
+        tokens=sum(one.tokens for one in told),
+        bytes=0,
+        piece_bytes=None,
+        shards=shards,
+        document_index="",
+        buckets=told,
+    )

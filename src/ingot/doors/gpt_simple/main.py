@@ -1,0 +1,134 @@
+"""`gpt-simple`: its eight commands, with every flag as it is spelled there, and any key as `--section.key value`.
+
+What a command needs is imported when it is called, so that `gpt-simple --help` and `status` answer at once and without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, HelpFormatter
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn
+
+from ingot.doors.entry import explained
+from ingot.doors.gpt_simple.log import Log
+from ingot.doors.gpt_simple.names import key_name
+from ingot.doors.overrides import split_overrides
+from ingot.errors import ConfigError
+
+PROGRAM = "gpt-simple"
+WITH_KEYS = ("train", "validate")  # commands that take any key
+HOMES = {
+    "init": "template",
+    "status": "following",
+    "stop": "following",
+    "train": "training",
+}  # the modules whose functions the commands are
+
+
+class Parser(ArgumentParser):
+    """An ArgumentParser whose complaint is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(main(arguments))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with explained(PROGRAM, key_name) as outcome:
+        outcome.code = _call(words)
+    return outcome.code
+
+
+def _call(words: Sequence[str]) -> int:
+    parser = make_parser()
+    try:
+        options, rest = parser.parse_known_args(words)
+    except SystemExit as asked:  # --help
+        return int(asked.code or 0)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    log = Log(options.verbose, options.quiet)
+    if options.command not in WITH_KEYS:
+        if rest:
+            raise ConfigError(f"unexpected {rest[0]!r} on the command line; see {PROGRAM} {options.command} --help")
+        return _command(options.command)(options, log)
+    overrides = split_overrides(rest, [name for name in _flags(parser, options.command) if name.startswith("--")])
+    return _command(options.command)(options, overrides, words, log)
+
+
+def _command(name: str) -> Any:
+    module = import_module(f"ingot.doors.gpt_simple.{HOMES[name]}")
+    return getattr(module, name.replace("-", "_"))
+
+
+def make_parser() -> Parser:
+    """The parser of all commands."""
+    wide = partial(HelpFormatter, max_help_position=36, width=110)
+    parser = Parser(prog=PROGRAM, description="Pre-train a GPT from one YAML file.", formatter_class=wide)
+    parser.add_argument("-v", "--verbose", action="store_true", help="say more")
+    parser.add_argument("-q", "--quiet", action="store_true", help="say warnings and errors only")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, (about, fill) in COMMANDS.items():
+        epilog = "Any key of the config may be given as --section.key VALUE." if name in WITH_KEYS else None
+        fill(commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog, formatter_class=wide))
+    return parser
+
+
+def _flags(parser: Parser, command: str) -> list[str]:
+    """The flags of a command, which a mistyped word is compared with."""
+    probe = Parser(add_help=False)
+    COMMANDS[command][1](probe)
+    return [flag for action in probe._actions for flag in action.option_strings]
+
+
+def _train(parser: ArgumentParser) -> None:
+    _config(parser)
+    parser.add_argument("--force", action="store_true", help="delete the run in output_dir and start anew")
+    parser.add_argument("--skip-runtime-probe", action="store_true", help="do not try a step before the run")
+    parser.add_argument("--nproc_per_node", type=int, default=1, metavar="N", help="ranks on this machine (1)")
+    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="machines that train together (1)")
+    parser.add_argument("--node_rank", type=int, default=0, metavar="K", help="which of them this is, from 0")
+    parser.add_argument("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
+    parser.add_argument("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; alone, a free one)")
+    parser.add_argument(
+        "--stop-exit-code", type=int, default=0, metavar="N", help="exit code of a run that was stopped and is to go on (0)"
+    )
+
+
+def _config(parser: ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or JSON by its suffix")
+    parser.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion")
+    parser.add_argument("--allow-budget-mismatch", action="store_true", help="set data.allow_budget_mismatch")
+
+
+def _status(parser: ArgumentParser) -> None:
+    parser.add_argument("--output_dir", default="./outputs", metavar="DIR", help="folder of the run (./outputs)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _stop(parser: ArgumentParser) -> None:
+    parser.add_argument("--output_dir", default="./outputs", metavar="DIR", help="folder of the run (./outputs)")
+    parser.add_argument("--force", action="store_true", help="kill it; nothing is saved")
+
+
+def _init(parser: ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    parser.add_argument("--preset", choices=("small", "medium", "large"), help="size of the model: 124M, 360M or 1.3B")
+
+
+COMMANDS: dict[str, tuple[str, Any]] = {
+    "train": ("Train a model, or go on with the run in output_dir", _train),
+    "init": ("Write a config file with every key explained", _init),
+    "status": ("Show how a run is doing", _status),
+    "stop": ("Ask a run to save and stop", _stop),
+}

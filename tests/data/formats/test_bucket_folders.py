@@ -1,0 +1,117 @@
+"""gpt-simple's folders as data.path: what is found in them, and what is said of damaged ones."""
+
+import itertools
+import struct
+
+import numpy as np
+import pytest
+from bucket_files import EOS, documents_of, write_buckets, write_pair
+
+from ingot.config.schema import DataSection
+from ingot.data.loading.open import open_dataset
+from ingot.data.loading.rows import make_rows
+from ingot.errors import DataError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_buckets(tmp_path / "data", {"web": documents_of("w", 7), "books": documents_of("b", 5)})
+
+
+def test_buckets_lie_apart_and_the_split_is_all_of_them(folder):
+    data = open_dataset(str(folder), "byte")
+    train, buckets = data.split("train"), data.buckets("train")
+    assert list(buckets) == ["books", "web"] == list(data.buckets("val"))
+    assert train.documents == 12 and train.eos == EOS
+    for name, documents in (("web", documents_of("w", 7)), ("books", documents_of("b", 5))):
+        bucket, starts = buckets[name], buckets[name].document_starts().tolist()
+        found = [bucket.read(a, b).tolist() for a, b in itertools.pairwise(starts)]
+        assert found == documents
+        assert (bucket.documents, bucket.tokens) == (len(documents), sum(map(len, documents)))
+    everything = [t for document in documents_of("b", 5) + documents_of("w", 7) for t in document]
+    assert train.read(0, train.tokens).tolist() == everything
+
+
+def test_a_bucket_is_not_read_past_its_end(folder):
+    bucket = open_dataset(str(folder), "byte").buckets("train")["books"]
+    with pytest.raises(IndexError):
+        bucket.read(0, bucket.tokens + 1)
+
+
+def test_tokens_are_mapped_and_nothing_is_written(folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    data = open_dataset(str(folder), "byte")
+    assert all(isinstance(shard.base, np.memmap) or isinstance(shard, np.memmap) for shard in data.split("train").shards)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_ids_of_32_bits_are_read_beside_ids_of_16(tmp_path):
+    folder = write_buckets(tmp_path / "data", {"web": documents_of("w", 4)})
+    write_pair(folder / "train" / "web" / "00002.bin", [[100, 101, EOS]], width=4)
+    split = open_dataset(str(folder), "byte", trust_tokens=True).split("train")
+    assert split.read(split.tokens - 3, split.tokens).tolist() == [100, 101, EOS]
+
+
+def test_the_fingerprint_follows_the_windows_too(tmp_path):
+    one, other, same = (write_buckets(tmp_path / name, {"web": documents_of("w", 4)}) for name in "abc")
+    write_pair(other / "train" / "web" / "00000.bin", documents_of("w", 2), repeats=[0, 1])
+    prints = [open_dataset(str(folder), "byte").fingerprint for folder in (one, other, same)]
+    assert prints[0] == prints[2] != prints[1]
+
+
+def test_a_folder_of_tokens_needs_to_be_told_its_tokenizer(folder):
+    with pytest.raises(DataError, match=r"does not say their tokenizer; name it with data\.tokenizer"):
+        open_dataset(str(folder))
+
+
+def test_a_tokenizer_that_did_not_make_the_tokens_is_refused(folder):
+    write_pair(folder / "train" / "web" / "00002.bin", [[300, EOS]])
+    with pytest.raises(DataError, match=r"00002\.bin holds token 300, outside the 260 ids"):
+        open_dataset(str(folder), "byte")
+
+
+def test_a_bucket_without_validation_is_named(folder):
+    write_pair(folder / "train" / "code" / "0.bin", [[5, EOS]])
+    with pytest.raises(DataError, match=r"train/code has no counterpart .*val/code"):
+        open_dataset(str(folder), "byte")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", r"unexpected header in .*web/00000\.idx"),
+        (b"GPTX" + struct.pack("<III", 1, 2, 0), r"unexpected header in .*web/00000\.idx: magic b'GPTX'"),
+        (b"GPTS" + struct.pack("<III", 2, 2, 0) + bytes(8), r"web/00000\.idx: magic b'GPTS', version 2"),
+        (b"GPTS" + struct.pack("<III", 1, 2, 9), r"size mismatch in .*web/00000\.idx"),
+        (b"GPTS" + struct.pack("<III", 1, 2, 1) + struct.pack("<qqH", 4, 2, 0), r"web/00000\.idx is damaged"),
+    ],
+)
+def test_a_damaged_index_is_named(folder, content, said):
+    (folder / "train" / "web" / "00000.idx").write_bytes(content)
+    with pytest.raises(DataError, match=said) as error:
+        open_dataset(str(folder), "byte")
+    assert error.value.exit_code == 3
+
+
+def test_tokens_that_are_fewer_than_the_index_says_are_named(folder):
+    path = folder / "train" / "web" / "00001.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"size mismatch in .*web/00001\.bin: .* bytes expected by its \.idx"):
+        open_dataset(str(folder), "byte")
+
+
+def test_tokens_without_an_index_and_an_index_without_tokens_are_named(folder):
+    (folder / "train" / "web" / "00002.bin").write_bytes(b"\1\0")
+    with pytest.raises(DataError, match=r"missing file .*00002\.idx"):
+        open_dataset(str(folder), "byte")
+    (folder / "train" / "web" / "00002.bin").unlink()
+    (folder / "train" / "web" / "00001.bin").unlink()
+    with pytest.raises(DataError, match=r"missing file .*00001\.bin"):
+        open_dataset(str(folder), "byte")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("boks", r"did you mean books\?"), ("zzz", "there are books, web")])
+def test_a_mix_of_an_unknown_bucket_is_refused_with_a_suggestion(folder, name, hint):
+    with pytest.raises(DataError, match=rf"data\.mix names the bucket {name}, which .* does not have; {hint}") as error:
+        make_rows(DataSection(seq_len=16, sampling="pack", mix={name: 1}), 4, open_dataset(str(folder), "byte"))
+    assert error.value.exit_code == 3
