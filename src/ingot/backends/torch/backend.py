@@ -21,11 +21,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
 from ingot.backends.torch.average import WeightAverage
-from ingot.backends.torch.build import build_model, check_fused_mask, checkpoint_blocks, flops_per_token, set_numbers
+from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.collectives import peers_present
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference, group_of
-from ingot.backends.torch.parallel import compiled, compiles, replicated, without_sync
+from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
@@ -52,8 +52,6 @@ class TorchBackend(TorchInference):
         precision = device.precision(t.precision)
         if t.deterministic:
             choose_no_kernel_by_speed()
-        if device.kind == "cuda" and config.data.document_mask and not own_model:
-            check_fused_mask(config)
         self._group = group_of(group, ranks, device)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         model = build_model(config, vocab_size).to(torch_device(device))
@@ -70,10 +68,11 @@ class TorchBackend(TorchInference):
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._compile = compiles(config, device.kind == "cuda")
+        self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
         if t.gradient_checkpointing:
             checkpoint_blocks(model, int(t.gradient_checkpointing))
         nested = bool(t.gradient_checkpointing) or config.data.document_mask
-        module = compiled(model, nested, max(1, len(t.stages))) if self._compile else model
+        module = compiled(model, nested, max(1, len(t.stages)), self._python_reducer) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
@@ -195,7 +194,8 @@ class TorchBackend(TorchInference):
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")
                 weighted: Any = loss.float() * weight
                 # Replicas are averaged, so each rank's part counts world_size times.
-                (weighted * self._scale.value * self.ranks.world_size).backward()
+                with compiled_backward(self._python_reducer):
+                    (weighted * self._scale.value * self.ranks.world_size).backward()
             share += weighted.detach()
         return self._group.sum_tensor(share)
 
