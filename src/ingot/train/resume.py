@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,13 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
     """Refuse to continue a run with settings or data that would make it another one."""
-    was, now, changed = checkpoint.progress, facts, []
+    if changed := changes(checkpoint.progress, facts):
+        raise CannotContinue(checkpoint.path, changed)
+
+
+def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What makes another run of one: settings and data by what its checkpoint says of itself, and by what is now."""
+    changed = []
     for section, names in FIXED.items():
         before, after = {**UNSAID, **was["config"][section]}, now["config"][section]
         for name in names or sorted((was["config"][section].keys() | after.keys()) - {"file"}):
@@ -112,5 +118,4 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
         prints = [known["data_fingerprint"][:12] for known in (was, now)]
         said = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"
         changed.append(Change("data.path", prints[0], prints[1], said))
-    if changed:
-        raise CannotContinue(checkpoint.path, changed)
+    return changed

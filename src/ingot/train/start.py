@@ -50,18 +50,19 @@ def run(
     began: float | None = None,
     force: bool = False,
     files: Sequence[str] = (),
+    dataset: Dataset | None = None,
 ) -> TrainingResult:
     """Train as a config says; the run folder is the product, the result a summary of it.
 
-    A door may bring a reporter, which speaks its users' language, an exporter, which writes the files they expect, and the unix
-    time at which its program began, from which the wall clock of the session counts; else it counts from now. With `force` an
-    earlier run in the folder is deleted first, and what fits the patterns `files`, which a door writes there besides.
+    A door may bring a reporter, which speaks its users' language, an exporter, which writes the files they expect, the unix time
+    at which its program began, from which the wall clock of the session counts (else from now), and the data, if it is open. With
+    `force` an earlier run in the folder is deleted first, and what fits the patterns `files`, which a door writes there besides.
     """
     config, ranks = resolved.config, ranks_from_environment()
     walltime = find_walltime(config.training, began if began is not None else time.time())
     door = reporter = reporter if reporter is not None and ranks.first else Reporter()
     reporter.waiting("opening the data")
-    dataset, rows = open_data(config, ranks.world_size)
+    dataset, rows = open_data(config, ranks.world_size, dataset)
     facts = facts_of(config, dataset)
     reporter.waiting("building the model")
     with ExitStack() as stack:
@@ -105,7 +106,7 @@ def run(
     return result
 
 
-def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
+def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
     least = min(shapes(config), key=lambda plan: plan.samples)
     if world_size > least.samples:
@@ -115,7 +116,7 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
             Setting(f"training.stages.{least.stage}.tokens_per_step" if of_stage else "training.tokens_per_step"),
             advice="use fewer ranks or raise {0}",
         )
-    dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
+    dataset = dataset or open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
     if config.evaluation.sample_tokens:

@@ -15,7 +15,7 @@ from ingot.doors.entry import explained
 from ingot.doors.output import print_json
 
 VERBS = {
-    "Train and use a model": ("train", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
+    "Train and use a model": ("train", "validate", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
     "Prepare text": ("data",),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, first_word, given_settings
-from ingot.doors.entry import process_start, warn
+from ingot.doors.entry import STARTED_AT, process_start, warn
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
@@ -71,11 +71,11 @@ def train(
         return 0
     if nproc_per_node is not None and "RANK" not in os.environ:
         from ingot.doors.launch import launch
+        from ingot.plan.validate import check_before_training
         from ingot.train.start import open_data
-        from ingot.train.walltime import find_walltime
 
-        find_walltime(resolved.config.training, process_start())
-        open_data(resolved.config, nproc_per_node * nnodes)  # a mistake is told once, not by every rank
+        dataset = check_before_training(resolved.config, world_size, warn, fresh=force)
+        open_data(resolved.config, world_size, dataset)  # a mistake is told once, not by every rank
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )
@@ -84,9 +84,14 @@ def train(
     from ingot.doors.display import make_reporter
 
     with make_reporter() as reporter:
-        from ingot.train.start import run  # here: a second of imports that is seen to be one
+        from ingot.plan.validate import check_before_training  # here: a second of imports that is seen to be one
+        from ingot.train.start import run
 
-        result = run(resolved, reporter, began=process_start(), force=force)
+        reporter.waiting("checking the run")
+        dataset = None
+        if STARTED_AT not in os.environ:  # else whoever launched the ranks has checked it
+            dataset = check_before_training(resolved.config, ranks.world_size, reporter.message, fresh=force)
+        result = run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
     if ranks.first:
         print_json(result) if as_json else _print(result)
         return stop_exit_code if result.status == "stopped" else 0
