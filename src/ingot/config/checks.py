@@ -43,6 +43,8 @@ def _buckets(config: Config) -> None:
     data = config.data
     if data.overlap and data.sampling not in ("pack", "document"):
         raise ValueError(f"data.overlap={data.overlap} is for documents, and data.sampling={data.sampling} reads none; use pack")
+    if data.already_read is not None and data.sampling not in ("pack", "document"):
+        raise ValueError(f"data.already_read is for documents, and data.sampling={data.sampling} reads none; use pack")
     if data.overlap > data.seq_len // 2:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":

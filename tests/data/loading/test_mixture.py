@@ -32,7 +32,7 @@ class Reading:
     places: dict = field(default_factory=dict)
 
     def following(self, read):
-        return replace(self, sample=self.sample + self.samples, places=read.places)
+        return replace(self, sample=read.next_sample, places=read.places)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +99,13 @@ def test_every_document_is_read_once_per_epoch(dataset, sampling, mix):
 
 
 def test_the_last_rows_of_the_data_are_read_in_a_step_that_is_not_full(dataset):
-    rows, _ = whole(rows_of(dataset, epochs=1))
+    source = rows_of(dataset, epochs=1)
+    rows, _ = whole(source)
     filled = (rows[:, 1] != IGNORED).any(axis=1)
     assert not filled.all() and not (rows[~filled, 0]).any()
     assert filled.tolist() == sorted(filled.tolist(), reverse=True)
+    last = Reading(sample=len(rows) - ROWS)
+    assert step(source, last)[1].next_sample == np.count_nonzero(filled)  # where a second epoch goes on
 
 
 @pytest.mark.parametrize("mix", [{}, MIX])

@@ -27,12 +27,16 @@ LEFT_OUT = (
     "ingot.backends.mlx",
     "ingot.data.formats.buckets",
     "ingot.data.formats.nanogpt",
+    "ingot.data.loading.already_read",
     "ingot.data.loading.mixture",
     "ingot.data.loading.packing",
     "ingot.data.prepare",
     "ingot.data.text",
     "ingot.data.tokenizers.plain",
+    "ingot.eval.buckets",
     "ingot.generate",
+    "ingot.runs.clearing",
+    "ingot.runs.tracking",
     "ingot.trained",
 )
 

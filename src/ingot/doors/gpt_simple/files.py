@@ -18,16 +18,16 @@ from typing import Any
 
 from ingot.artifact.gpt_simple import CONFIG, FINAL, SHUTDOWN, TOKENIZER, Saved, saved_checkpoints
 from ingot.doors.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoint, write_tokenizer
+from ingot.doors.gpt_simple.translate import ALREADY_READ
 from ingot.errors import CheckpointError, IngotError
 from ingot.runs.checkpoints import load_checkpoint, read_kind
 from ingot.runs.report import BeginReport, Reporter, StepReport
 from ingot.runs.steps import Kind, saved_steps
-from ingot.runs.wandb import NAME as WANDB
 from ingot.runs.wandb import read_id
 from ingot.runtime.files import to_json, write_atomically, writing
 
 RUN_STATE, STOP_FLAG, STOP_CHAIN = ".run_state.json", ".shutdown_requested", ".stop_chain"
-OWNED = (CONFIG, TOKENIZER, RUN_STATE, STOP_FLAG, STOP_CHAIN)  # beside the checkpoints
+OWNED = (CONFIG, TOKENIZER, RUN_STATE, STOP_FLAG, STOP_CHAIN, ALREADY_READ)  # beside the checkpoints
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
 STATUSES = {"failed": "error"}  # what it calls a status
 
@@ -119,7 +119,7 @@ class RunFiles(Reporter):
         if not names:
             return
         checkpoint = load_checkpoint(path)
-        facts = {"wandb_run_id": read_id(self._folder / WANDB), "resumed_from": self._resumed_from}
+        facts = {"wandb_run_id": read_id(self._folder), "resumed_from": self._resumed_from}
         for name in names:
             write_checkpoint(folder / name, checkpoint, self._keys, facts)
         found = saved_checkpoints(self._folder)

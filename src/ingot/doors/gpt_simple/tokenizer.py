@@ -23,9 +23,8 @@ class SimpleLLMTokenizer:
 
     def __init__(self, model_name: str = "gpt2", tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer if tokenizer is not None else open_tokenizer(tokenizer_name(model_name))
-        pad: int | None = getattr(self.tokenizer, "pad", None)
-        self.eos_token_id: int | None = getattr(self.tokenizer, "eos", None)
-        self.eod_token_id = self.eos_token_id
+        pad = self.tokenizer.pad
+        self.eos_token_id = self.eod_token_id = self.tokenizer.eos
         self.bos_token_id = self.tokenizer.bos if self.tokenizer.bos is not None else self.eos_token_id
         self.pad_token_id: int = self.tokenizer.vocab_size if pad is None else pad
         self.vocab_size = self.tokenizer.vocab_size + (pad is None)
