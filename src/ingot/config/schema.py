@@ -366,7 +366,7 @@ class TrackingSection(Section):
         10, description="Steps between lines of metrics.jsonl and log.txt. The first ten steps are always recorded."
     )
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(5.0, description="Seconds between updates of state.json.")
-    wandb_project: Annotated[str, Field(min_length=1)] | None = Field(
+    wandb_project: str | None = Field(
         None,
         description="Project of Weights & Biases that gets the numbers too, one run there for all sessions of a run; needs the "
         "extra `wandb`. null: none.",
@@ -377,7 +377,7 @@ class TrackingSection(Section):
         description="offline: keep the numbers in the run folder until `wandb sync`. null: what WANDB_MODE says, else online.",
     )
     tensorboard: bool = Field(
-        False, description="Write the numbers as TensorBoard events too, into tensorboard/; needs the extra `tensorboard`."
+        False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."
     )
 
 

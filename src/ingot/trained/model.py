@@ -13,7 +13,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
-from ingot.eval.evaluator import Evaluator, Score
+from ingot.eval.evaluator import Score, evaluator_of
 from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling, prompt_ids
 from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
@@ -140,7 +140,7 @@ class LoadedModel:
         dataset = open_dataset(data or config.data.path, None if data else config.data.tokenizer, config.data.trust_tokens)
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise DataError(f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with")
-        evaluator = Evaluator.of(config, dataset.split("val"), self.tokenizer)
+        evaluator = evaluator_of(config, dataset, "val")
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
 
 

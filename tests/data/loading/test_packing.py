@@ -158,3 +158,90 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 def test_documents_without_anything_to_predict_are_refused():
     with pytest.raises(DataError, match="no document has a token to predict"):
         PackedRows(Documents([[1], [2]]), 4, 0, None).epoch(0)
+
+
+def shifted_labels(tokens, targets):
+    """Targets as gpt-simple writes them: beside the token itself, -100 where it is not predicted; a first never is."""
+    return [tokens[0], *[-100 if target == IGNORED else target for target in targets[:-1]]]
+
+
+def test_labels_of_gpt_simple():
+    """[a b E c d E pad] -> [a b E -100 d E -100], documents 0 0 0 1 1 1: both as two windows and as one with a mark inside."""
+    for documents in ([[1, 2, 9], [3, 4, 9]], [[1, 2, 9, 3, 4, 9]]):
+        rows = PackedRows(Documents(documents, eos=9), 7, seed=1, bos=None, documents=True)
+        tokens, targets, numbers = read(rows, 0, 1)[0].tolist()
+        assert tokens == [1, 2, 9, 3, 4, 9, 0]
+        assert shifted_labels(tokens, targets) == [1, 2, 9, -100, 4, 9, -100]
+        assert numbers == [0, 0, 0, 1, 1, 1, 2]
+        assert count_targets(rows, 0, 1) == 4
+
+
+def test_what_a_window_repeats_is_not_predicted_again():
+    rows = PackedRows(Documents([[1, 2, 3, 4, 5, 9]], eos=9, repeats=[3]), 8, seed=0, bos=None)
+    tokens, targets = read(rows, 0, 1)[0].tolist()
+    assert tokens == [1, 2, 3, 4, 5, 9, 0, 0]
+    assert targets == [IGNORED, IGNORED, 4, 5, 9, IGNORED, IGNORED, IGNORED]
+    assert count_targets(rows, 0, 1) == 3
+
+
+def test_a_window_of_nothing_but_repetition_and_a_second_mark_is_tolerated():
+    rows = PackedRows(Documents([[1, 2, 3, 9], [2, 3, 9]], eos=9, repeats=[0, 2]), 7, seed=0, bos=None)
+    assert count_targets(rows, 0, 1) == 3 + 1  # the mark again, and none of what it repeats
+
+
+def test_a_window_longer_than_a_row_is_cut_and_its_mark_is_not_lost():
+    """gpt-simple cuts a window of seq_len + 1 tokens off, and with it the mark."""
+    rows = PackedRows(Documents([[1, 2, 3, 4, 9]], eos=9), 4, seed=0, bos=None)
+    assert read(rows, 0, 1)[0].tolist() == [[1, 2, 3, 4], [2, 3, 4, 9]]
+    assert rows.available(range(5), 1) == 1  # the mark alone predicts nothing
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(2, 60), min_size=1, max_size=20),
+    st.integers(4, 16),
+    st.integers(0, 8),
+    st.booleans(),
+    st.booleans(),
+)
+def test_with_an_overlap_every_token_is_still_predicted_once(lengths, seq_len, overlap, marked, alone):
+    ids = iter(range(10, 10_000))
+    documents = [[BOS if marked and i == 0 else next(ids) for i in range(length)] for length in lengths]
+    overlap = min(overlap, seq_len // 2)
+    rows = PackedRows(Documents(documents), seq_len, 1, BOS if marked else None, overlap=overlap, alone=alone)
+    count = rows.available(range(10_000), 1)
+    batch = read(rows, 0, count)
+    counted = batch[:, 1] != IGNORED
+    found = sorted(zip(batch[:, 0][counted].tolist(), batch[:, 1][counted].tolist(), strict=True))
+    after = [BOS] if marked else []
+    assert found == sorted((a, b) for d in documents for a, b in zip(d, [*d[1:], *after], strict=False))
+    assert count_targets(rows, 0, count) == len(found)
+
+
+def test_pieces_of_a_long_document_begin_with_what_came_before():
+    rows = PackedRows(Documents([[10, 11, 12, 13, 14, 15, 16]]), 4, seed=0, bos=None, overlap=2)
+    found = {tuple(line[0]): tuple(line[1]) for line in read(rows, 0, rows.available(range(99), 1)).tolist()}
+    assert found == {
+        (10, 11, 12, 13): (11, 12, 13, 14),
+        (12, 13, 14, 15): (IGNORED, IGNORED, 15, 16),
+    }  # and (14, 15, 16, pad) would have nothing left to predict
+
+
+def test_one_document_in_a_row():
+    documents = [[1, 2, 9], [3, 4, 5, 9], [6, 9]]
+    rows = PackedRows(Documents(documents, eos=9), 5, seed=0, bos=None, alone=True)
+    assert rows.available(range(99), 1) == 3
+    assert sorted(line[0][line[0] != 0].tolist() for line in read(rows, 0, 3)) == sorted(documents)
+
+
+def test_the_end_of_an_epoch_is_known_without_planning_further(monkeypatch):
+    documents = Documents([[BOS, 10]] * 5000)
+    planned = []
+    monkeypatch.setattr("ingot.data.loading.packing.best_fit", lambda *given: planned.append(1) or best_fit(*given))
+    rows = PackedRows(documents, 2, 3, BOS)
+    assert rows.available(range(10), 1) == 10 and len(planned) == 1
+    assert rows.available(range(4990, 5010), 1) == 10 and len(planned) == 5
+    assert rows.available(range(4990, 5010), 2) == 20
+    assert rows.available(range(6000, 6010), 1) == 0
+    assert rows.available(range(3), 1) == 3  # going back plans anew
+    assert len(rows._kept) <= 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from door import Door
 from original import LOOK, PHASES, SITE, TheirRun, make_data, run_original, write_config
 from programs import once
 
@@ -88,3 +89,10 @@ def our_copy(our_run: Path, gpts: Path) -> Path:
     shutil.copytree(our_run / "out", gpts / "out")
     write_config(gpts / "config.yaml", training={"logging_steps": 3})
     return gpts
+
+
+@pytest.fixture
+def door(gpts: Path, capfd: pytest.CaptureFixture[str]) -> Door:
+    """`gpt-simple`, in a folder with tok/, data/ and config.yaml."""
+    write_config(gpts / "config.yaml")
+    return Door(capfd)

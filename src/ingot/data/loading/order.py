@@ -30,6 +30,15 @@ class DataExhausted(Exception):
         """Why the run ends, as state.json and result.json tell it."""
         return "data" if self.bucket is None else f"bucket_exhausted:{self.bucket}"
 
+    def told(self, epochs: int | None) -> str:
+        """The same for people."""
+        if self.bucket is None:
+            return f"the data is at its end: data.epochs={epochs}"
+        return (
+            f"the bucket {self.bucket} is at its end (data.epochs={epochs}) and the mix asks for more of it: set "
+            "data.exhausted=renormalise or raise data.epochs, and continue this run"
+        )
+
 
 class Order(Protocol):
     """Where the windows of a stream begin, by sample number."""

@@ -77,8 +77,8 @@ class PackedRows:
     def at(self, phase: int, places: Places) -> PackedRows:
         return self  # a sample number says it all
 
-    def after(self, samples: range) -> Places:
-        return {}
+    def after(self, samples: range) -> tuple[int, Places]:
+        return samples.stop, {}
 
     def epoch(self, sample: int) -> int:
         with self._lock:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.config.schema import DataSection
 from ingot.data.loading.already_read import Mask, read_already_read
-from ingot.data.loading.mixture import MixedRows
+from ingot.data.loading.mixture import LimitedRows, MixedRows
 from ingot.data.loading.order import Order, Places, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.store.dataset import Dataset, Documents
@@ -33,8 +33,11 @@ class Rows(Protocol):
     def at(self, phase: int, places: Places) -> Rows:
         """The same rows for a run that is in this phase and has read so much of each bucket."""
 
-    def after(self, samples: range) -> Places:
-        """How many rows of each bucket have been read when these samples are; {} where there is no mix."""
+    def after(self, samples: range) -> tuple[int, Places]:
+        """The next sample after these, and how many rows of each bucket have been read then; {} where there is no mix.
+
+        At the end of the data there may be fewer samples than were asked for.
+        """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
         """Write those of the samples whose places are in `share`, and say how many targets all of them have.
@@ -87,8 +90,8 @@ class Windows:
     def at(self, phase: int, places: Places) -> Windows:
         return self  # a sample number says it all
 
-    def after(self, samples: range) -> Places:
-        return {}
+    def after(self, samples: range) -> tuple[int, Places]:
+        return samples.stop, {}
 
     def epoch(self, sample: int) -> int:
         return self.order.epoch(sample)
@@ -135,7 +138,7 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
     if not mixes:
         whole = np.concatenate(list(already_read.values())) if already_read else None
         rows = _rows(settings, rows_per_step, dataset.split("train"), dataset.tokenizer.bos, settings.seed, whole)
-        return rows if settings.epochs is None else MixedRows({"all": rows}, ({"all": 1.0},), settings.seed, settings.epochs)
+        return rows if settings.epochs is None else LimitedRows(rows, settings.epochs)
     buckets = dataset.buckets("train")
     setting = "data.phases" if settings.phases else "data.mix"
     for name in sorted({name for weights in mixes for name in weights} - buckets.keys()):

@@ -29,9 +29,14 @@ class SettingsCommand(TyperCommand):
         formatter.write(f"\n{settings_help()}\n")
 
 
-def given_settings(ctx: typer.Context) -> dict[str, str | bool]:
-    """The settings among the words after a verb."""
-    return split_overrides(ctx.args, [name for option in ctx.command.params for name in option.opts])
+def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
+    """The settings among the words after a verb, without the first ones."""
+    return split_overrides(ctx.args[skip:], [name for option in ctx.command.params for name in option.opts])
+
+
+def first_word(ctx: typer.Context) -> str | None:
+    """What stands before the settings, if it is not one itself."""
+    return ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
 
 
 def settings_help() -> str:

@@ -33,7 +33,10 @@ LEFT_OUT = (
     "ingot.data.prepare",
     "ingot.data.text",
     "ingot.data.tokenizers.plain",
+    "ingot.eval.buckets",
     "ingot.generate",
+    "ingot.runs.clearing",
+    "ingot.runs.tracking",
     "ingot.trained",
 )
 

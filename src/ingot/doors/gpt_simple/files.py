@@ -23,7 +23,6 @@ from ingot.errors import CheckpointError, IngotError
 from ingot.runs.checkpoints import load_checkpoint, read_kind
 from ingot.runs.report import BeginReport, Reporter, StepReport
 from ingot.runs.steps import Kind, saved_steps
-from ingot.runs.wandb import NAME as WANDB
 from ingot.runs.wandb import read_id
 from ingot.runtime.files import to_json, write_atomically, writing
 
@@ -120,7 +119,7 @@ class RunFiles(Reporter):
         if not names:
             return
         checkpoint = load_checkpoint(path)
-        facts = {"wandb_run_id": read_id(self._folder / WANDB), "resumed_from": self._resumed_from}
+        facts = {"wandb_run_id": read_id(self._folder), "resumed_from": self._resumed_from}
         for name in names:
             write_checkpoint(folder / name, checkpoint, self._keys, facts)
         found = saved_checkpoints(self._folder)

@@ -25,10 +25,9 @@ from ingot.doors.gpt_simple.cursors import documents_read
 from ingot.doors.gpt_simple.translate import already_read_path, resume_path, translate
 from ingot.errors import CheckpointError, IngotError, PeerLost
 from ingot.runs.checkpoints import save_checkpoint
-from ingot.runs.folder import RunFolder
+from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import RunLock
 from ingot.runs.steps import Kind, saved_steps
-from ingot.runs.wandb import NAME as WANDB
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import Ranks
 from ingot.train.progress import Progress
@@ -97,7 +96,7 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
         known = {**asdict(_progress(saved)), "choices": {}, **facts_of(resolved, dataset)}
         path = save_checkpoint(folder, saved.step, tensors, known, _kind(saved))
         if isinstance(run_id := saved.state.get("wandb_run_id"), str):
-            write_atomically(out / WANDB, json.dumps({"id": run_id}))
+            write_atomically(out / WANDB_ID, json.dumps({"id": run_id}))
     say(f"going on from {saved.path} of gpt-simple at step {saved.step}")
     warn(f"{saved.path} does not hold {', '.join(missing)}: the run goes on, and not exactly as an unbroken one would")
     return path

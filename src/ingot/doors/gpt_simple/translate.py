@@ -30,11 +30,16 @@ ALREADY_READ = "already-read.json"  # of a run that the original began: document
 RESUMES = {"scratch": "never"}
 
 
-def translate(config: Config, world_size: int = 1, kept_tokens: int | None = None) -> ResolvedConfig:
-    """The config of a run with these keys on so many ranks; `kept_tokens` are those of a step of the run it goes on with."""
+def translate(
+    config: Config, world_size: int = 1, kept_tokens: int | None = None, tokenizer: Tokenizer | None = None
+) -> ResolvedConfig:
+    """The config of a run with these keys on so many ranks; `kept_tokens` are those of a step of the run it goes on with.
+
+    `tokenizer` is that of the keys, where it is open already.
+    """
     config.check()
     settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items() if not theirs.startswith("model.")}
-    settings |= _computed(config)
+    settings |= _computed(config, tokenizer or named_tokenizer(config))
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
     if decided := sorted(settings.keys() & config.settings.keys()):
         raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set besides")
@@ -155,11 +160,10 @@ def _value(config: Config, path: str) -> Any:
     return getattr(getattr(config, section), name)
 
 
-def _computed(config: Config) -> dict[str, Any]:
+def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The settings that several keys decide, whose words differ, or that gpt-simple never lets anybody choose."""
     m, d, o, t = config.model, config.data, config.optimizer, config.training
     eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
-    tokenizer = named_tokenizer(config)
     rows = padded_vocabulary(tokenizer) if tokenizer is not None else None
     model = model_settings({**asdict(m), "vocab_size": rows or 1, "n_positions": max(m.n_positions, d.max_length)}, "the config")
     return {

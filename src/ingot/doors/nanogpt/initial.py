@@ -28,11 +28,10 @@ from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, tran
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Evaluator
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, save_checkpoint
-from ingot.runs.folder import RunFolder
+from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runs.steps import DAMAGED, saved_steps
-from ingot.runs.wandb import NAME as WANDB
 from ingot.runtime.files import fsync_dir, writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.progress import Progress
@@ -67,7 +66,7 @@ def check_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out_dir={out} is a file; give a folder")
     if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # what lies beside these is set aside
-        RunFolder(out).refuse_strangers([WANDB])
+        RunFolder(out).refuse_strangers([WANDB_ID])
     if (out / LOCK).exists():
         with RunLock(out):
             pass

@@ -193,6 +193,7 @@ def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any
         "evaluation.train_rows": v["eval_iters"] * v["batch_size"],
         "evaluation.micro_batch": v["batch_size"],
         "artifact.write": False,
+        "tracking.wandb_project": v["wandb_project"] if v["wandb_log"] else None,
     }
 
 

@@ -1,5 +1,6 @@
 """gpt-simple's folders as data.path: what is found in them, and what is said of damaged ones."""
 
+import itertools
 import struct
 
 import numpy as np
@@ -24,7 +25,7 @@ def test_buckets_lie_apart_and_the_split_is_all_of_them(folder):
     assert train.documents == 12 and train.eos == EOS
     for name, documents in (("web", documents_of("w", 7)), ("books", documents_of("b", 5))):
         bucket, starts = buckets[name], buckets[name].document_starts().tolist()
-        found = [bucket.read(a, b).tolist() for a, b in zip(starts, starts[1:], strict=False)]
+        found = [bucket.read(a, b).tolist() for a, b in itertools.pairwise(starts)]
         assert found == documents
         assert (bucket.documents, bucket.tokens) == (len(documents), sum(map(len, documents)))
     everything = [t for document in documents_of("b", 5) + documents_of("w", 7) for t in document]
