@@ -115,7 +115,7 @@ def test_every_command_in_a_document_parses(page: Path, outputs: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["ingot trian", "ingot recipes shw", "ingot train --recipe dmo", "ingot train --model.wdth 3", "ingot generate"],
+    ["ingot trian", "ingot recipes shw", "ingot train --recipe dmo", "ingot train --model.wdth 3", "ingot batch-generate"],
 )
 def test_a_wrong_command_would_be_noticed(command: str, outputs: Path) -> None:
     with pytest.raises((IngotError, app.UsageError)):

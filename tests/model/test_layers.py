@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model.layers import LayerCache, RMSNorm, Rotation, causal_attention, document_mask, positions, rotate
+from ingot.model.layers import LayerCache, Rotation, causal_attention, document_mask, positions, rotate
 
 torch.set_num_threads(1)
 
@@ -74,20 +74,6 @@ def test_far_places_keep_their_angles_in_low_precision_training():
 
 def test_rotation_keeps_the_number_format():
     assert rotate(heads(1, 3).bfloat16(), Rotation(3, 8, 1e4)(torch.arange(3))).dtype is torch.bfloat16
-
-
-def test_rms_norm_brings_rows_to_their_gain():
-    norm = RMSNorm(16, eps=1e-5)
-    x = 100 * torch.randn(5, 16)
-    torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5), atol=1e-4, rtol=0)
-    with torch.no_grad():
-        norm.weight.copy_(torch.arange(16.0))
-    expected = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * torch.arange(16.0)
-    torch.testing.assert_close(norm(x), expected, atol=1e-5, rtol=1e-6)
-
-
-def test_rms_norm_adds_its_epsilon_under_the_root():
-    assert RMSNorm(4, eps=1e-2)(torch.full((1, 4), 0.1)).flatten().tolist() == pytest.approx([0.1 / 0.02**0.5] * 4)
 
 
 def test_places_follow_what_the_cache_holds():

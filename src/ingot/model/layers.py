@@ -21,29 +21,11 @@ Mask = Tensor | BlockMask
 RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have places of their own
 
 
-class LayerNorm(nn.Module):
-    """Layer normalisation whose bias is optional."""
+class LayerNorm(nn.LayerNorm):
+    """torch's, with the arguments of nanoGPT's."""
 
-    def __init__(self, width: int, bias: bool, eps: float = 1e-5):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation with a gain; torch computes the mean square in float32."""
-
-    def __init__(self, width: int, eps: float = 1e-5):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    def __init__(self, width: int, bias: bool):
+        super().__init__(width, bias=bias)
 
 
 class LayerCache:

@@ -91,6 +91,20 @@ def test_a_finished_run_that_goes_on_is_newest_at_its_newest_step(our_copy: Path
     assert strict(Path("out/checkpoints/final/trainer_state.json"))["lineage"]["resumed_from"] == "out/checkpoints/final"
 
 
+@pytest.mark.parametrize("regular", [True, False])
+def test_final_of_a_run_that_went_on_is_not_taken_for_the_newest_for_ever(our_copy: Path, regular: bool) -> None:
+    """The original takes `final` whatever its step is."""
+    shutil.rmtree(our_copy / "out/checkpoints/checkpoint-12")
+    files = files_of(our_copy, [])
+    files.begin(begin(8))
+    files.saved(Path("out/checkpoints/step-00000008"), "final")
+    if not regular:
+        shutil.rmtree(our_copy / "out/checkpoints/checkpoint-8")
+    files.saved(Path("out/checkpoints/step-00000012"), "shutdown")
+    found = {saved.name: saved.step for saved in saved_checkpoints(Path("out"))}
+    assert found == {"checkpoint-4": 4, "checkpoint-8": 8, "checkpoint-12-shutdown": 12}
+
+
 def listed(*names: str) -> list[Saved]:
     return [Saved(Path("checkpoints") / name, int(name.split("-")[1]) if "-" in name else 1000, {}) for name in names]
 

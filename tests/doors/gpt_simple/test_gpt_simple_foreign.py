@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ingot.doors.gpt_simple.translate import translate
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 
-PAD = 300
+PAD, END = 300, 0  # ids
 
 
 def pairs(folder: Path, bucket: str) -> list[Pair]:
@@ -86,14 +87,9 @@ def read_by_ours(config: IngotConfig, bucket: str) -> list[tuple[int, ...]]:
     count = rows.available(range(1000), 1)
     batch = np.empty((count, rows.planes, rows.seq_len), np.int32)
     rows.read(range(count), range(count), batch)
-    found = []
-    for row, targets in batch[:, :2].tolist():
-        begin = 0
-        for place, (token, target) in enumerate(zip(row, targets, strict=True)):
-            if token == 0 and (target == -1 or place + 1 == len(row)) and place > begin:
-                found.append(tuple(row[begin : place + 1]))
-                begin = place + 1
-    return found
+    ends = [[place + 1 for place, token in enumerate(row) if token == END] for row in batch[:, 0].tolist()]  # padding too
+    parts = [row[a:b] for row, stops in zip(batch[:, 0].tolist(), ends, strict=True) for a, b in pairwise([0, *stops])]
+    return [tuple(part) for part in parts if len(part) > 1]
 
 
 def test_every_document_is_read_once_by_the_original_or_by_ours(their_copy: Path) -> None:
