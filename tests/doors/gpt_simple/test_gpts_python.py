@@ -25,7 +25,7 @@ calls = ["train", "generate", "load_for_inference", "validate_checkpoint", "Trai
          "DataConfig", "OptimizerConfig", "TrainingConfig", "SimpleLLM"]
 said.append({"names": sorted(module.__all__), "calls": {name: told(getattr(module, name)) for name in calls},
              "methods": {name: told(getattr(module.SimpleLLM, name)) for name in ("forward", "generate", "get_num_params")},
-             "errors": [getattr(module, name).exit_code for name in ("GptSimpleError", "ConfigError", "DataError", "CheckpointError")]})
+             "errors": [getattr(module, f"{name}Error").exit_code for name in ("GptSimple", "Config", "Data", "Checkpoint")]})
 """
 
 
