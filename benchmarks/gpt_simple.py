@@ -97,7 +97,9 @@ def make_data(folder: Path, shape: dict[str, Any], steps: int) -> None:
         for number in range(2):
             lengths: list[int] = []
             while sum(lengths) < wanted / 2:
-                lengths += np.clip(draw.lognormal(np.log(shape["length"] / 3), 0.8, 4096), 8, shape["length"]).astype(int).tolist()
+                lengths += (
+                    np.clip(draw.lognormal(np.log(shape["length"] / 3), 0.8, 4096), 8, shape["length"]).astype(int).tolist()
+                )
             tokens = draw.integers(1, shape["ids"], sum(lengths)).astype("<u2")
             ends = np.cumsum(lengths)
             tokens[ends - 1] = 0
