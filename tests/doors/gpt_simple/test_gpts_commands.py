@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,12 @@ def test_help_names_all_eight_commands_and_no_command_is_asking_for_it(door: Doo
     assert all(re.search(rf"^    {command}\s", said, re.M) for command in COMMANDS)
     assert door().out == said
     assert "--master_addr" in door("train", "--help").out
+
+
+def test_the_console_script_is_this_program() -> None:
+    scripts = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, name = scripts["gpt-simple"].partition(":")
+    assert callable(getattr(import_module(module), name)) and module == "ingot.doors.gpt_simple.main"
 
 
 def test_help_and_validate_need_no_torch(gpts: Path) -> None:

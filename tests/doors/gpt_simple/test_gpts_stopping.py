@@ -75,6 +75,15 @@ def test_stop_and_status_of_what_is_not_running(door: Door) -> None:
     assert json.loads(door("status", "--output_dir", "out", "--json").out)["step"] == 4
 
 
+def test_status_of_a_run_that_only_the_original_has_trained_is_what_that_said(door: Door, gpts: Path) -> None:
+    (gpts / "theirs").mkdir()
+    told = {"status": "stopped", "global_step": 12, "max_steps": 40, "loss": 3.25, "latest_checkpoint": "x"}
+    (gpts / "theirs/.run_state.json").write_text(json.dumps(told))
+    said = door("status", "--output_dir", "theirs").out
+    assert "STOPPED (trained by gpt-simple)" in said and re.search(r"^Progress: +12$", said, re.M)
+    assert json.loads(door("status", "--output_dir", "theirs", "--json").out) == told
+
+
 def test_force_begins_anew_and_leaves_what_it_did_not_write(door: Door, gpts: Path) -> None:
     door("-q", *TRAIN, "--training.max_steps", 4)
     (gpts / "out/notes.txt").write_text("mine")
