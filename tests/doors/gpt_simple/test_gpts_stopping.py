@@ -21,7 +21,7 @@ TRAIN = ("train", "--config", "config.yaml", "--training.device", "cpu")
 MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
 
 
-def test_sigterm_saves_a_shutdown_checkpoint_and_the_same_command_goes_on_from_it(door: Door, gpts: Path) -> None:
+def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_line_says(door: Door, gpts: Path) -> None:
     def stop_after_a_save() -> None:
         while not (gpts / "out/checkpoints/checkpoint-4").exists():
             time.sleep(0.002)
@@ -35,7 +35,7 @@ def test_sigterm_saves_a_shutdown_checkpoint_and_the_same_command_goes_on_from_i
     assert folder == f"out/checkpoints/checkpoint-{step}-shutdown" and (gpts / folder / "trainer_state.json").is_file()
     assert "Training complete" not in said.err
     assert door("status", "--output_dir", "out").out.startswith("Status:     STOPPED\n")
-    again = door(*TRAIN, "--training.max_steps", int(step) + 2)
+    again = door(*TRAIN, "--training.max_steps", int(step) + 2, "--training.resume", folder)
     assert f"Resuming from step {step}  (checkpoint: {folder})" in again.err
     assert json.loads((gpts / "out/.run_state.json").read_text())["status"] == "completed"
 

@@ -64,9 +64,13 @@ def kept_tokens(config: Config) -> int | None:
 
     if config.training.resume == "scratch":
         return None
-    checkpoint = resume_path(config)
-    found = [checkpoint] if checkpoint is not None and (checkpoint / INDEX).is_file() else []
-    for path in found or reversed(list(saved_steps(Path(config.training.output_dir) / "checkpoints").values())):
+    named = resume_path(config)
+    if named is not None and (named / INDEX).is_file():
+        found = [named]
+    else:  # of the run that is named, or of this one
+        runs = [named, Path(config.training.output_dir)] if named is not None else [Path(config.training.output_dir)]
+        found = [path for run in runs for path in reversed(list(saved_steps(run / "checkpoints").values()))]
+    for path in found:
         try:
             return int(read_index(path)["progress"]["config"]["training"]["tokens_per_step"])
         except (CheckpointError, KeyError, TypeError):
