@@ -54,11 +54,13 @@ def validate(
     workers: int | None = None,
     allow_mismatch: bool = True,
     thorough: bool = True,
+    fresh: bool = False,
 ) -> Report:
     """Look at a run of so many ranks, whose session began at a unix time. Nothing is written, and no framework is loaded.
 
     A door says how many loader processes its users asked for, and whether phases may have other tokens than the steps. Without
-    `thorough`, what training itself is about to find out is left to it: the order of the rows, and the memory of a GPU.
+    `thorough`, what training itself is about to find out is left to it: the order of the rows, and the memory of a GPU. `fresh`:
+    an earlier run in the folder will be deleted and is not looked at.
     """
     findings: list[Finding] = []
     check_ranks(config, world_size, findings)
@@ -78,7 +80,7 @@ def validate(
     report = Report(config, data, plan, vocab_size, output=str(output) if output is not None else "", findings=findings)
     report.size = model_size(config, vocab_size)
     _check_memory(report, ranks, thorough)
-    report.resume = check_resume(config, output, data, findings)
+    report.resume = None if fresh else check_resume(config, output, data, findings)
     report.seconds = _session_seconds(config, began, findings)
     if report.resume is not None and plan.total_tokens is not None:
         left = plan.total_tokens - (report.resume.tokens or 0)
@@ -93,10 +95,16 @@ def validate(
 
 
 def check_before_training(
-    config: Config, world_size: int, say: Callable[[str], None], *, workers: int | None = None, allow_mismatch: bool = True
+    config: Config,
+    world_size: int,
+    say: Callable[[str], None],
+    *,
+    workers: int | None = None,
+    allow_mismatch: bool = True,
+    fresh: bool = False,
 ) -> Dataset | None:
     """Refuse a run that cannot go well, by its first finding, and say the warnings; gives the data, if it had to be opened."""
-    report = validate(config, world_size, workers=workers, allow_mismatch=allow_mismatch, thorough=False)
+    report = validate(config, world_size, workers=workers, allow_mismatch=allow_mismatch, thorough=False, fresh=fresh)
     refuse(report.findings)
     for finding in report.findings:
         if finding.severity == "warning":

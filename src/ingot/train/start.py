@@ -48,9 +48,9 @@ def run(
     reporter: Reporter | None = None,
     exporter: Exporter | None = None,
     began: float | None = None,
-    dataset: Dataset | None = None,
     force: bool = False,
     files: Sequence[str] = (),
+    dataset: Dataset | None = None,
 ) -> TrainingResult:
     """Train as a config says; the run folder is the product, the result a summary of it.
 

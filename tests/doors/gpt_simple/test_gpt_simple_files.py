@@ -12,7 +12,7 @@ import torch
 
 from ingot.api import load
 from ingot.artifact.gpt_simple import Saved, saved_checkpoints
-from ingot.doors.gpt_simple.files import RunFiles, delete_checkpoints, doomed
+from ingot.doors.gpt_simple.files import RunFiles, doomed
 from ingot.doors.gpt_simple.main import main
 from ingot.runs.report import BeginReport
 from ingot.trained.weights import open_weights
@@ -91,6 +91,20 @@ def test_a_finished_run_that_goes_on_is_newest_at_its_newest_step(our_copy: Path
     assert strict(Path("out/checkpoints/final/trainer_state.json"))["lineage"]["resumed_from"] == "out/checkpoints/final"
 
 
+@pytest.mark.parametrize("regular", [True, False])
+def test_final_of_a_run_that_went_on_is_not_taken_for_the_newest_for_ever(our_copy: Path, regular: bool) -> None:
+    """The original takes `final` whatever its step is."""
+    shutil.rmtree(our_copy / "out/checkpoints/checkpoint-12")
+    files = files_of(our_copy, [])
+    files.begin(begin(8))
+    files.saved(Path("out/checkpoints/step-00000008"), "final")
+    if not regular:
+        shutil.rmtree(our_copy / "out/checkpoints/checkpoint-8")
+    files.saved(Path("out/checkpoints/step-00000012"), "shutdown")
+    found = {saved.name: saved.step for saved in saved_checkpoints(Path("out"))}
+    assert found == {"checkpoint-4": 4, "checkpoint-8": 8, "checkpoint-12-shutdown": 12}
+
+
 def listed(*names: str) -> list[Saved]:
     return [Saved(Path("checkpoints") / name, int(name.split("-")[1]) if "-" in name else 1000, {}) for name in names]
 
@@ -167,10 +181,3 @@ def test_an_error_stands_in_its_run_state_with_the_traceback(our_copy: Path) -> 
         files.failed(error)
     state = strict(Path("out/.run_state.json"))
     assert state["status"] == "error" and "Traceback" in state["error"] and "ValueError: the loss is not finite" in state["error"]
-
-
-def test_only_its_checkpoints_are_deleted(our_copy: Path) -> None:
-    (our_copy / "out/checkpoints/mine").mkdir()
-    delete_checkpoints(Path("out"))
-    left = sorted(path.name for path in Path("out/checkpoints").iterdir())
-    assert left == ["mine", "step-00000004", "step-00000008", "step-00000012"]

@@ -55,6 +55,7 @@ def test_a_run_says_what_gpt_simple_says_on_stderr_and_leaves_its_files(door: Do
     assert saved == [
         ("Checkpoint", "out/checkpoints/checkpoint-4", "4"),
         ("Checkpoint", "out/checkpoints/checkpoint-8", "8"),
+        ("Checkpoint", "out/checkpoints/checkpoint-12", "12"),
         ("Final checkpoint", "out/checkpoints/final", "12"),
     ]
     assert "TRAINING COMPLETE!" in lines

@@ -74,7 +74,7 @@ def train(
         from ingot.plan.validate import check_before_training
         from ingot.train.start import open_data
 
-        dataset = check_before_training(resolved.config, world_size, warn)
+        dataset = check_before_training(resolved.config, world_size, warn, fresh=force)
         open_data(resolved.config, world_size, dataset)  # a mistake is told once, not by every rank
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
@@ -90,8 +90,8 @@ def train(
         reporter.waiting("checking the run")
         dataset = None
         if STARTED_AT not in os.environ:  # else whoever launched the ranks has checked it
-            dataset = check_before_training(resolved.config, ranks.world_size, reporter.message)
-        result = run(resolved, reporter, began=process_start(), dataset=dataset, force=force)
+            dataset = check_before_training(resolved.config, ranks.world_size, reporter.message, fresh=force)
+        result = run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
     if ranks.first:
         print_json(result) if as_json else _print(result)
         return stop_exit_code if result.status == "stopped" else 0

@@ -6,8 +6,9 @@ those that were predicted.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ RULE = "=" * 60
 KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
 REASONS = {"stop_file": "flag_file"}  # what gpt-simple calls a reason to stop
 HALTED = "halted"
+MOST_NATS = 20.0  # whose exponential is sent; more is shown as this
 
 
 class GptSimpleReporter(Reporter):
@@ -37,9 +39,11 @@ class GptSimpleReporter(Reporter):
         self._config, self._resolved, self._log, self._files, self._told = config, resolved, log, files, told
         self.interval_loss: float | None = None
         self.checkpoint: Path | None = None
+        self._announced: set[Path] = set()
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._targets = 0  # of these steps
+        self._numbers: dict[str, float] = {}  # of the last line
         self._seconds = 0.0
 
     def begin(self, report: BeginReport) -> None:
@@ -65,17 +69,17 @@ class GptSimpleReporter(Reporter):
         steps, seconds = len(self._losses), report.elapsed_seconds - self._seconds
         self.interval_loss = sum(self._losses) / steps
         scale = learning_rate_scale(self._resolved, report.step, report.elapsed_seconds)
-        self._log.info(
-            step_line(
-                step=report.step,
-                loss=self.interval_loss,
-                learning_rate=self._resolved.optimizer.learning_rate * scale,
-                grad_norm=sum(self._norms) / steps,
-                seconds_per_step=seconds / steps,
-                tokens_per_second=self._targets / seconds if seconds else 0.0,
-                packing=100 * self._targets / (steps * self._resolved.training.tokens_per_step),
-            )
-        )
+        self._numbers = {
+            "train/loss": self.interval_loss,
+            "train/learning_rate": self._resolved.optimizer.learning_rate * scale,
+            "train/grad_norm": sum(self._norms) / steps,
+            "throughput/tokens_per_sec": self._targets / seconds if seconds else 0.0,
+            "throughput/time_per_step": seconds / steps,
+            "throughput/total_tokens": report.tokens,
+            "throughput/packing_efficiency": 100 * self._targets / (steps * self._resolved.training.tokens_per_step),
+            **({"curriculum/phase": report.phase} if self._config.data.curriculum else {}),
+        }
+        self._log.info(step_line(report.step, self._numbers))
         self._losses, self._norms, self._targets, self._seconds = [], [], 0, report.elapsed_seconds
 
     def evaluation(self, report: EvaluationReport) -> None:
@@ -87,10 +91,21 @@ class GptSimpleReporter(Reporter):
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         began = time.monotonic()
         self._files.saved(path, kind)
-        self.checkpoint = their_folder(path, kind)
         step, seconds = int(path.name.rpartition("-")[2]), time.monotonic() - began
-        told = self._log.info if self.checkpoint != path else self._log.debug  # gpt-simple saves nothing for a best evaluation
-        told(f"{KINDS[kind]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
+        # The last step may be one at which the original saves anyway. It saves nothing for a best evaluation, as ours does.
+        for one in ("regular", kind) if kind == "final" else (kind,):
+            self.checkpoint = their_folder(path, one)
+            if self.checkpoint != path and self.checkpoint not in self._announced:
+                self._announced.add(self.checkpoint)
+                self._log.info(f"{KINDS[one]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
+
+    def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
+        if isinstance(report, EvaluationReport):
+            return {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, MOST_NATS))}
+        return {} if report.step % self._config.training.logging_steps else self._numbers
+
+    def tracked_config(self) -> Mapping[str, Any] | None:
+        return self._config.to_dict()
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         if not done:
@@ -119,19 +134,12 @@ def their_folder(path: Path, kind: Kind) -> Path:
     return theirs if theirs.is_dir() else path
 
 
-def step_line(
-    step: int,
-    loss: float,
-    learning_rate: float,
-    grad_norm: float,
-    seconds_per_step: float,
-    tokens_per_second: float,
-    packing: float,
-) -> str:
-    """Steps, as gpt-simple logs them."""
+def step_line(step: int, n: Mapping[str, float]) -> str:
+    """Steps, as gpt-simple logs them, by the numbers that it sends to Weights & Biases."""
     return (
-        f"Step {step:6d} | Loss {loss:.4f} | LR {learning_rate:.2e} | GradNorm {grad_norm:.3f} | "
-        f"{seconds_per_step:.2f}s/step | {tokens_per_second:,.0f} tok/s | Packing {packing:.1f}%"
+        f"Step {step:6d} | Loss {n['train/loss']:.4f} | LR {n['train/learning_rate']:.2e} | "
+        f"GradNorm {n['train/grad_norm']:.3f} | {n['throughput/time_per_step']:.2f}s/step | "
+        f"{n['throughput/tokens_per_sec']:,.0f} tok/s | Packing {n['throughput/packing_efficiency']:.1f}%"
     )
 
 
