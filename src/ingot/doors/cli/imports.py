@@ -72,8 +72,7 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
         ckpt = read_ckpt(path)
         return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer)
     from ingot.artifact.hf_tokenizer import find_tokenizer
-    from ingot.artifact.hub import fetch_model
-    from ingot.artifact.huggingface import read_gpt2
+    from ingot.artifact.huggingface import fetch_model, read_gpt2
 
     folder = path if path.exists() else fetch_model(name)
     records, settings = read_gpt2(folder)
