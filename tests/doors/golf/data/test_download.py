@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
+from ingot.data.hub import Hub
 from ingot.data.store.shards import HEADER_INTS, MAGIC, VERSION
 from ingot.doors.golf.data.check import check_tokenizer_pair
 from ingot.doors.golf.data.download import Progress, download
@@ -57,9 +58,10 @@ class Folder:
         self.lines: list[str] = []
 
     def __call__(self, **request):
-        given = {"repo": REPO, "train_shards": 2, "attempts": 3, "first_wait": 0.01, **request}
-        given = {"endpoint": self.hub.endpoint, "cache": self.cache, "notify": self.lines.append, **given}
-        return download(self.path, **given)
+        given = {"train_shards": 2, "notify": self.lines.append, **request}
+        asked = {"repo": REPO, "attempts": 3, "first_wait": 0.01, "endpoint": self.hub.endpoint, "cache": self.cache}
+        asked |= {name: given.pop(name) for name in asked.keys() & given.keys()}
+        return download(self.path, Hub(**asked, notify=given["notify"]), **given)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
