@@ -1,4 +1,4 @@
-"""How work looks while it goes on: a live line on a terminal, plain lines or nothing anywhere else. All of it goes to stderr."""
+"""How work looks while it goes on: a live line on a terminal or in a notebook, plain lines or nothing elsewhere; on stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ingot.doors.status_line import Part, StatusLine, Work, bar, duration, fit, is_terminal, percent
+from ingot.doors.status_line import Part, StatusLine, Work, bar, can_redraw, duration, fit, percent
 from ingot.runs.report import (
     BeginReport,
     EvaluationReport,
@@ -27,7 +27,7 @@ def make_reporter() -> Iterator[Reporter]:
     """The reporter that fits stderr; only the first rank has anything to say."""
     if not ranks_from_environment().first:
         yield Reporter()
-    elif not is_terminal(sys.stderr):
+    elif not can_redraw(sys.stderr):
         yield LineReporter(_to_stderr)
     else:
         live = LiveReporter()
@@ -120,8 +120,8 @@ def _left(max_steps: int | None, step: int, budget_seconds: float | None, second
 
 @contextmanager
 def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; the function it gives takes what is done and how much there is."""
-    if not is_terminal(sys.stderr):
+    """A bar on a terminal or in a notebook; the function it gives takes what is done and how much there is."""
+    if not can_redraw(sys.stderr):
         yield lambda done, total: None
         return
     work = Work(what, "bytes" if in_bytes else unit)
