@@ -42,8 +42,10 @@ class DataSection(Section):
         "windows that start anywhere, drawn with replacement. stream: the tokens in their order, from the first to the last "
         "and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer ones are cut.",
     )
-    spans: Positive = Field(
-        1, description="stream: parts a step is read in; each begins one token after the last target of the one before."
+    spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
+        1,
+        description="stream: equal parts a step is read in, each of which begins one token after the last target of the one "
+        "before. A list: the rows of one part after the other, again and again until the step is full.",
     )
     document_mask: bool = Field(
         False, description="Tokens see only their own document, in training and in evaluation. false: the whole row before them."

@@ -6,6 +6,7 @@ them. So a run may move to other ranks between two steps and every row is still 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,15 +69,15 @@ class Random:
 
 @dataclass(frozen=True)
 class Sequential:
-    """The tokens in their order, as golf reads them: a step is `spans` stretches, each of one token more than it trains on.
+    """The tokens in their order, as golf reads them: a step is several spans, each of one token more than it trains on.
 
-    The token more is the last target of its stretch and never an input. Behind the last token comes the first again.
+    The token more is the last target of its span and never an input. After the last token comes the first again.
     """
 
     tokens: int
     seq_len: int
     rows: int  # in a step
-    spans: int
+    spans: int | Sequence[int]  # equal parts of a step, or the rows of one span after the other, which repeat
 
     def epoch(self, sample: int) -> int:
         return int(self._place(np.array([sample], np.uint64))[0]) // self.tokens
@@ -85,5 +86,8 @@ class Sequential:
         return self._place(samples) % self.tokens
 
     def _place(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
-        span, row = np.divmod(samples.astype(np.int64), self.rows // self.spans)
-        return span * (self.rows // self.spans * self.seq_len + 1) + row * self.seq_len
+        lengths = [self.rows // self.spans] if isinstance(self.spans, int) else self.spans
+        ends = np.cumsum(lengths)
+        turn, row = np.divmod(samples.astype(np.int64), ends[-1])
+        spans = turn * len(lengths) + np.searchsorted(ends, row, side="right")  # that end before the row
+        return (turn * ends[-1] + row) * self.seq_len + spans
