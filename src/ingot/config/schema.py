@@ -205,6 +205,9 @@ class TrainingSection(Section):
     gradient_checkpointing: bool = Field(
         False, description="Keep only block inputs and recompute the rest in the backward pass: less memory, a third more time."
     )
+    eager: bool = Field(
+        True, description="mlx: compute each micro-batch before the next. false: a step as a whole, which takes more memory."
+    )
     priming_steps: Count | Literal["auto"] = Field(
         "auto",
         description="Steps taken and undone before the clock starts, so that compilation and cold caches are not paid from "
