@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test lint bench docs clean
+.PHONY: train test test-long lint bench docs clean
 
 train: $(READY)
 	@$(BIN)/ingot train --recipe demo
@@ -16,6 +16,10 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -n 2
+
+# The cases that `make test` leaves out.
+test-long: $(READY)
+	$(BIN)/python -m pytest -n 2 -m long
 
 lint: $(READY)
 	$(BIN)/ruff check --fix .

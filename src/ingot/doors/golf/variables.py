@@ -148,7 +148,7 @@ def look_alikes(environment: Mapping[str, str], names: Mapping[str, Variable] = 
             owner = "train_gpt.py" if name in NAMES else "scripts of some records"
             said.append(f"{name} belongs to {owner} and has no effect here")
         elif meant := _meant(name.upper(), names):
-            said.append(f"{name} has no effect; did you mean {meant[0]}?")
+            said.append(f"{name}={environment[name]:.40} has no effect; did you mean {meant[0]}?")
     return said
 
 

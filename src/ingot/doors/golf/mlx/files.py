@@ -58,7 +58,7 @@ class MLXExporter:
         )
         content = read_file(small)
         keep_copies(trainer, {f"artifact/{small.name}": content})
-        trainer.backend.load_weights(read_mlx(content, small, head_size(v)), str(small))
+        trainer.backend.load_weights(read_mlx(content, str(small), head_size(v)), str(small))
         score = score_lines(trainer, self._run_log)
         facts = {"made_by": made_by(), "val_loss": score.loss, **self._data}
         return Exported(small, len(content), score.bits_per_byte, facts=facts)
@@ -110,18 +110,18 @@ def score_name(content: bytes) -> str:
     return "mlx_model" if is_npz(content) else ROUND_TRIP
 
 
-def read_mlx(content: bytes, path: Path, size: int) -> dict[str, TensorRecord]:
-    """The weights in either file, turned as ours are."""
+def read_mlx(content: bytes, where: str, size: int) -> dict[str, TensorRecord]:
+    """The weights in either file, turned as ours are; `where` names it in errors."""
     try:
         found = _arrays(content) if is_npz(content) else restored(_unpickled(unpacked(content)), _record)
         return {one.name: one for one in turned(found.values(), size)}
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is damaged, or holds more than weights; it was not loaded, because it could run code: {error!s:.100}"
+            f"{where} is damaged, or holds more than weights; it was not loaded, because it could run code: {error!s:.100}"
         ) from None
     except Exception as error:  # whatever a damaged file makes of zipfile and numpy
         said = " ".join(str(error).split("\n")[0].split())
-        raise CheckpointError(f"{path} is not a model that train_gpt_mlx.py wrote, or it is damaged: {said:.160}") from None
+        raise CheckpointError(f"{where} is not a model that train_gpt_mlx.py wrote, or it is damaged: {said:.160}") from None
 
 
 def _arrays(content: bytes) -> dict[str, TensorRecord]:

@@ -65,7 +65,7 @@ class MLXScript:
     def weights(self, content: bytes, path: Path, values: Mapping[str, Any]) -> tuple[dict[str, TensorRecord], str]:
         from ingot.doors.golf.mlx.files import head_size, read_mlx, score_name
 
-        return read_mlx(content, path, head_size(values)), score_name(content)
+        return read_mlx(content, f"EVAL_ONLY_PATH={path}", head_size(values)), score_name(content)
 
 
 def main() -> int:
