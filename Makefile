@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MLX := $(VENV)/.mlx
 
 .PHONY: train test test-long lint bench docs clean
 
@@ -10,7 +11,7 @@ train: $(READY)
 	@$(BIN)/ingot train --recipe demo
 	@echo "(the ingot command is in $(BIN); put it on your path with: source $(BIN)/activate)"
 
-test: $(READY)
+test: $(READY) $(MLX)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -18,7 +19,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2
 
 # The cases that `make test` leaves out.
-test-long: $(READY)
+test-long: $(READY) $(MLX)
 	$(BIN)/python -m pytest -n 2 -m long
 
 lint: $(READY)
@@ -44,3 +45,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
+
+# Tried once: where there is no wheel (glibc older than 2.35, a Mac without Apple silicon), the tests of MLX are skipped.
+$(MLX): $(READY) requirements-mlx.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: -r requirements-mlx.lock 2>/dev/null || echo "mlx does not install here: the tests of the MLX backend are skipped"
+	@touch $(MLX)
