@@ -47,7 +47,9 @@ def test_no_python_is_refused_for_being_new() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"] == ">=3.11"
 
 
-@pytest.mark.parametrize(("code", "said"), [(0, ""), (1, "mlx does not install here: the tests of the MLX backend are skipped\n")])
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, ""), (1, "mlx does not install here: the tests of the MLX backend are skipped\n")]
+)
 def test_make_goes_on_where_mlx_does_not_install_and_says_so(tmp_path: Path, code: int, said: str) -> None:
     for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-mlx.lock"):
         shutil.copy(ROOT / name, tmp_path)

@@ -17,8 +17,10 @@ from golf_mlx import MLX, MLXGolf
 from golf_toys import ROOT, Ran, variables
 
 from ingot.data.loading.order import Sequential
+from ingot.doors.golf.finished import read_run
 from ingot.doors.golf.mlx.translate import OWN, VARIABLES, Cut, read_mlx_variables, translate_mlx
 from ingot.doors.golf.variables import markdown
+from ingot.errors import CheckpointError
 from ingot.runtime.devices import Device
 
 CPU = Device("mlx", 0, "CPU", None, ("fp32", "bf16"))
@@ -211,6 +213,11 @@ def test_runs_of_other_names_have_files_of_their_own(mlx: MLXGolf, whole: tuple[
         [f"{name}{end}" for name in ("toy", "other") for end in ("", ".txt", "_mlx_model.npz", "_mlx_model.int8.ptz")]
     )
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_run_of_it_is_not_packed_as_a_submission(whole: tuple[Path, Ran]) -> None:
+    with pytest.raises(CheckpointError, match=r"logs/toy is not a run of train_gpt\.py"):
+        read_run(whole[0] / "logs/toy")
 
 
 def test_the_variables_of_a_toy_are_the_scripts(toys: Path) -> None:
