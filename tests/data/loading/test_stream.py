@@ -228,6 +228,13 @@ def test_a_step_of_the_stream_consumes_its_tokens_and_one_for_every_span():
     assert int(order.starts(numbers(96, 97))[0]) == 96 * 4096 + 8 == 393_224
 
 
+def test_spans_of_unequal_rows_come_one_after_the_other_again_and_again():
+    order = Sequential(10_000, 8, rows=6, spans=[2, 1])  # one step is read as 2, 1, 2 and 1 rows
+    assert order.starts(numbers(7)).tolist() == [0, 8, 17, 26, 34, 43, 52]
+    equal = Sequential(10_000, 8, rows=6, spans=[3])
+    assert equal.starts(numbers(99)).tolist() == Sequential(10_000, 8, rows=6, spans=2).starts(numbers(99)).tolist()
+
+
 def test_the_stream_begins_again_behind_its_end():
     order = Sequential(100, 8, rows=4, spans=1)
     assert order.starts(numbers(12, 16)).tolist() == [99, 7, 15, 23]
