@@ -487,3 +487,12 @@ def test_a_reader_that_met_an_error_can_be_closed(split, reader_of, reading):
     reader = reader_of(Broken(split, end=0), Straight())
     reader.close()
     assert not reading()
+
+
+@given(st.integers(6, 300), st.one_of(st.integers(1, 3), st.lists(st.integers(1, 4), min_size=1, max_size=3)), st.integers(1, 3))
+def test_the_rows_of_some_epochs_are_those_whose_targets_lie_in_them(tokens, spans, epochs):
+    order = Sequential(tokens, 5, 6, spans)
+    rows = order.rows_in(epochs)
+    places = order._place(np.arange(rows + 1, dtype=np.uint64))
+    assert all(place + 6 <= epochs * tokens for place in places[:rows])
+    assert places[rows] + 6 > epochs * tokens
