@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ingot.config.loading import load_config
 from ingot.doors.cli import main
-from ingot.doors.cli.options import settings_help, split_overrides
+from ingot.doors.cli.options import settings_help
+from ingot.doors.overrides import split_overrides
 from ingot.errors import ConfigError, DataError
 
 

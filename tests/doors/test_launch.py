@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from ingot.doors.cli.launch import _free_port, launch
+from ingot.doors.launch import _free_port, launch
 from ingot.errors import ConfigError, RunError
 
 LAUNCH = """
 import sys
-from ingot.doors.cli.launch import launch
+from ingot.doors.launch import launch
 sys.exit(launch(2, sys.argv[3:], command=[sys.executable, "-S", "-c", sys.argv[1]], grace_seconds=float(sys.argv[2])))
 """
 NODE = """
 import sys
-from ingot.doors.cli.launch import launch
+from ingot.doors.launch import launch
 program, node, port, *argv = sys.argv[1:]
 command = [sys.executable, "-S", "-c", program]
 sys.exit(launch(2, argv, nnodes=2, node_rank=int(node), master_port=int(port), command=command))

@@ -10,6 +10,7 @@ from ingot.backends.open import open_backend
 from ingot.config.schema import Config
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import CheckpointError
+from ingot.generate.sampling import GenerationOptions
 from ingot.runtime.ranks import Ranks
 from ingot.trained.model import open_model
 from ingot.trained.weights import Weights
@@ -55,3 +56,74 @@ def test_a_model_with_fewer_tensors_than_layers_is_refused_before_it_is_built(we
     monkeypatch.setattr(nn, "ModuleList", None)
     with pytest.raises(CheckpointError, match=r"has fewer tensors than model\.layers=1,000,000,000 needs"):
         open_model(replace(weights, config=large), ByteTokenizer(), "cpu")
+
+
+PROMPTS = ["", "Speak, ", "I", "What say you? "]
+
+
+@pytest.fixture
+def model(weights):
+    return open_model(weights, ByteTokenizer(), "cpu")
+
+
+def test_texts_of_a_batch_are_those_of_single_prompts_with_the_seed_plus_their_number(model):
+    options = GenerationOptions(max_new_tokens=12, temperature=1.0, seed=5, stop_at_end=False)
+    texts = model.generate_batch(PROMPTS, options)
+    assert len(set(texts)) == len(PROMPTS)
+    assert texts == [model.generate_batch([p], replace(options, seed=5 + i))[0] for i, p in enumerate(PROMPTS)]
+    assert texts == ["".join(model.stream(p, tokens=12, temperature=1.0, seed=5 + i)) for i, p in enumerate(PROMPTS)]
+
+
+def test_a_stream_of_a_batch_has_the_pieces_of_its_texts(model):
+    options = GenerationOptions(max_new_tokens=12, temperature=1.0, seed=5)
+    pieces = list(model.stream_batch(PROMPTS, options))
+    assert ["".join(piece for row, piece in pieces if row == i) for i in range(4)] == model.generate_batch(PROMPTS, options)
+
+
+def test_a_text_ends_at_the_end_mark_while_the_others_go_on(model, monkeypatch):
+    end = ByteTokenizer().bos
+    rows = [[97, 97, 97], [98, end, 98], [99, 99, 99]]
+    monkeypatch.setattr(model.backend, "generate", lambda prompts, sampling: iter(rows))
+    assert model.generate_batch(["a", "b", "c"], GenerationOptions(max_new_tokens=3)) == [
+        ByteTokenizer().decode([97, 98, 99]),
+        ByteTokenizer().decode([97]),
+        ByteTokenizer().decode([97, 98, 99]),
+    ]
+
+
+def test_nothing_is_computed_after_all_texts_have_ended(model, monkeypatch):
+    asked = []
+
+    def rows(prompts, sampling):
+        for row in ([97, 97], [2, 2], [97, 97]):
+            asked.append(row)
+            yield row
+
+    monkeypatch.setattr(ByteTokenizer, "bos", 2)
+    monkeypatch.setattr(model.backend, "generate", rows)
+    model.generate_batch(["a", "b"], GenerationOptions(max_new_tokens=3))
+    assert len(asked) == 2
+
+
+def test_a_batch_that_the_memory_does_not_hold_is_written_in_parts(model, monkeypatch):
+    options = GenerationOptions(max_new_tokens=12, temperature=1.0, seed=5, return_full_text=True)
+    expected, plain, sizes = model.generate_batch(PROMPTS, options), model.backend.generate, []
+
+    def at_most_one(prompts, sampling):
+        sizes.append(len(prompts))
+        if len(prompts) > 1:
+            raise MemoryError
+        return plain(prompts, sampling)
+
+    monkeypatch.setattr(model.backend, "generate", at_most_one)
+    assert model.generate_batch(PROMPTS, options) == expected
+    assert sizes == [4, 2, 1, 1, 1, 1]
+    assert [text.startswith(prompt) for text, prompt in zip(expected, PROMPTS, strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "float32"])
+def test_a_model_writes_with_weights_of_another_number_format(weights, dtype):
+    model = open_model(weights, ByteTokenizer(), "cpu", dtype)
+    formats = {str(p.dtype) for p in model.backend.model.parameters()}
+    assert formats == {{"bf16": "torch.bfloat16", "fp16": "torch.float16", "float32": "torch.float32"}[dtype]}
+    assert len(model.generate_batch(PROMPTS, GenerationOptions(max_new_tokens=4, greedy=True))) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal, overload
 
 from ingot.backends.base import Backend, Group, Inference
@@ -11,6 +12,7 @@ from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import TensorRecord
 
 MLX = "mlx"  # the training.device that is not torch's
 
@@ -97,8 +99,19 @@ def _mlx_installed() -> Iterator[None]:
         ) from None
 
 
-def framework_version() -> str:
-    """The framework's version, as it says itself."""
+def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
+    """The tensors of a state dict that torch.save wrote; nothing in the file can run."""
+    from ingot.backends.torch.saved import load_saved, state_records
+
+    return state_records(load_saved(path), path)
+
+
+def framework_version(device: str = "auto") -> str:
+    """The version of the framework that computes on a device, as it says itself."""
+    if device == MLX:
+        from ingot.backends.mlx.device import VERSION
+
+        return VERSION
     from ingot.backends.torch.device import torch_version
 
     return torch_version()

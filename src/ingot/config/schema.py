@@ -75,8 +75,15 @@ class DataSection(Section):
         description="What happens when data.epochs of a bucket are over and the mix asks for more of it. halt: the run saves and "
         "ends as `halted`. renormalise: the other buckets share its weight.",
     )
-    spans: Positive = Field(
-        1, description="stream: parts a step is read in; each begins one token after the last target of the one before."
+    already_read: str | None = Field(
+        None,
+        description="pack, document: a file that lists documents which another program has read, as `gpt-simple train` writes it "
+        "when it goes on with a run of the original. They are left out of the first epoch.",
+    )
+    spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
+        1,
+        description="stream: equal parts a step is read in, each of which begins one token after the last target of the one "
+        "before. A list: the rows of one part after the other, again and again until the step is full.",
     )
     document_mask: bool = Field(
         False, description="Tokens see only their own document, in training and in evaluation. false: the whole row before them."
@@ -243,6 +250,9 @@ class TrainingSection(Section):
         description="Compiled and on several ranks: send gradients while others are still computed by torch's reducer in Python, "
         "which goes together with gradient checkpointing and document masks. false: with these they are sent at the end.",
     )
+    eager: bool = Field(
+        True, description="mlx: compute each micro-batch before the next. false: a step as a whole, which takes more memory."
+    )
     priming_steps: Count | Literal["auto"] = Field(
         "auto",
         description="Steps taken and undone before the clock starts, so that compilation and cold caches are not paid from "
@@ -362,7 +372,7 @@ class TrackingSection(Section):
         10, description="Steps between lines of metrics.jsonl and log.txt. The first ten steps are always recorded."
     )
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(5.0, description="Seconds between updates of state.json.")
-    wandb_project: Annotated[str, Field(min_length=1)] | None = Field(
+    wandb_project: str | None = Field(
         None,
         description="Project of Weights & Biases that gets the numbers too, one run there for all sessions of a run; needs the "
         "extra `wandb`. null: none.",
@@ -373,7 +383,7 @@ class TrackingSection(Section):
         description="offline: keep the numbers in the run folder until `wandb sync`. null: what WANDB_MODE says, else online.",
     )
     tensorboard: bool = Field(
-        False, description="Write the numbers as TensorBoard events too, into tensorboard/; needs the extra `tensorboard`."
+        False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."
     )
 
 

@@ -192,21 +192,26 @@ def sweep(folder: Path) -> None:
 
 def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
     """The checkpoint that a path means: itself, or the latest or best one of a run folder."""
+    return load_checkpoint(locate_checkpoint(path, which))
+
+
+def locate_checkpoint(path: Path, which: str = "latest") -> Path:
+    """Where that checkpoint is; its tensors are not read."""
     if which not in ("latest", "best"):
         raise ConfigError(f"which checkpoint is {which!r}; choose latest or best")
     if (path / INDEX).is_file():
-        return load_checkpoint(path)
+        return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     steps = saved_steps(folder)
     if not steps:
         raise CheckpointError(f"there is no checkpoint in {path}; give a run folder, a checkpoint or an artifact")
-    newest = load_checkpoint(steps[max(steps)])
+    newest = steps[max(steps)]
     if which == "latest":
         return newest
-    best = newest.progress.get("best_step")
+    best = read_index(newest)["progress"].get("best_step")
     if best not in steps:
         raise CheckpointError(f"{path} has no best checkpoint yet: it was not evaluated; use the latest")
-    return load_checkpoint(steps[best])
+    return steps[best]
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from ingot.backends.base import Inference
 from ingot.backends.open import open_backend
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
-from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Score, evaluator_of
-from ingot.generate.sampling import Sampling, prompt_ids
+from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling, prompt_ids
 from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
 
+AT_ONCE = 64  # texts that are written side by side at most: more make a step slower, not the whole faster
+BATCH_TOKENS = 1 << 16  # of all of them, prompts included: what a cache of keys and values is filled with
+
 
 @dataclass(frozen=True)
+class Start:
+    """What a text begins with."""
+
+    ids: list[int]
+    is_new: bool  # no text comes before what is written
+
+
+@dataclass(frozen=True, repr=False)
 class LoadedModel:
     """A trained model ready to write or to be judged, with the tokenizer it was trained with."""
 
     weights: Weights  # what is known of it; the tensors are the backend's
     tokenizer: Tokenizer
     backend: Inference
+
+    def __repr__(self) -> str:
+        family, step = self.weights.config.model.family, self.weights.facts.get("step")
+        trained = f", step {step:,}" if isinstance(step, int) else ""
+        return (
+            f"LoadedModel({self.weights.path}: {family}, {self.backend.parameters:,} parameters{trained}, {self.tokenizer.kind} "
+            f"tokenizer, on {self.backend.device.name})"
+        )
 
     def stream(
         self,
@@ -37,23 +55,110 @@ class LoadedModel:
         top_p: float = Sampling.top_p,
         seed: int = Sampling.seed,
         use_cache: bool = Sampling.use_cache,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        stop_at_end: bool = False,
     ) -> Iterator[str]:
         """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
-        if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
-            raise ConfigError("tokens, temperature and top_k must be 0 or more, and top_p above 0 and at most 1")
-        start, sampling = prompt_ids(self.tokenizer, prompt), Sampling(temperature, top_k, top_p, seed, use_cache)
+        if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or repetition_penalty <= 0:
+            raise ConfigError(
+                "tokens, temperature and top_k must be 0 or more, repetition_penalty above 0, and top_p above 0 and at most 1"
+            )
+        sampling = Sampling(temperature, top_k, top_p, seed, use_cache, repetition_penalty)
+        start = Start(prompt_ids(self.tokenizer, prompt), is_new=not prompt)
+        return (piece for _, piece in self._write([start], sampling, tokens, stop_at_end))
 
-        def pieces() -> Iterator[str]:
-            decoder = StreamDecoder(self.tokenizer, at_start=not prompt)
-            for token in islice(self.backend.generate([start], sampling), tokens):
-                yield decoder.push(token)
-            yield decoder.finish()
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        seed: int = Sampling.seed,
+        use_cache: bool = Sampling.use_cache,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        stop_at_end: bool = False,
+    ) -> str:
+        """The prompt and its continuation."""
+        pieces = self.stream(
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            use_cache=use_cache,
+            repetition_penalty=repetition_penalty,
+            stop_at_end=stop_at_end,
+        )
+        return prompt + "".join(pieces)
 
-        return pieces()
+    def generate_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
+        """The continuation of every prompt, many at once; text i draws with the seed plus i, as it would alone."""
+        options = options or GenerationOptions()
+        return self.write_texts(prompts, options, options.sampling(len(prompts)).seeds)
 
-    def generate(self, prompt: str = "", **options: Any) -> str:
-        """The prompt and its continuation; options as in `stream`."""
-        return prompt + "".join(self.stream(prompt, **options))
+    def write_texts(self, prompts: Sequence[str], options: GenerationOptions, seeds: Sequence[int]) -> list[str]:
+        """The continuation of every prompt, each with a seed of its own; as many at once as the memory holds."""
+        starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
+        order = sorted(range(len(prompts)), key=lambda i: len(starts[i].ids))  # those of about one length together
+        texts, at_once = {}, AT_ONCE
+        while order:
+            longest = len(starts[order[min(at_once, len(order)) - 1]].ids) + options.max_new_tokens
+            part = order[: max(1, min(at_once, BATCH_TOKENS // longest))]
+            seeded = replace(sampling, seeds=tuple(seeds[i] for i in part))
+            try:
+                pieces = list(self._write([starts[i] for i in part], seeded, options.max_new_tokens, options.stop_at_end))
+            except MemoryError:
+                if len(part) == 1:
+                    raise RunError("the device's memory does not hold one text; shorten it or use another device") from None
+                at_once = len(part) // 2
+                continue
+            order = order[len(part) :]
+            for row, i in enumerate(part):
+                written = "".join(piece for number, piece in pieces if number == row)
+                texts[i] = prompts[i] + written if options.return_full_text else written
+        return [texts[i] for i in range(len(prompts))]
+
+    def stream_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[tuple[int, str]]:
+        """The same piece by piece, as it is written: the number of the prompt and what comes next; all prompts at once."""
+        options = options or GenerationOptions()
+        starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
+        return self._write(starts, sampling, options.max_new_tokens, options.stop_at_end) if prompts else iter(())
+
+    def _starts(self, prompts: Sequence[str], options: GenerationOptions) -> list[Start]:
+        return [Start(prompt_ids(self.tokenizer, prompt, options.start_mark), is_new=not prompt) for prompt in prompts]
+
+    def _write(self, starts: Sequence[Start], sampling: Sampling, tokens: int, stop_at_end: bool) -> Iterator[tuple[int, str]]:
+        """Pieces of text with the number of their start, until all are over."""
+        ends = self._ends() if stop_at_end else set()
+        decoders = {row: StreamDecoder(self.tokenizer, at_start=start.is_new) for row, start in enumerate(starts)}
+        for found in islice(self.backend.generate([start.ids for start in starts], sampling), tokens):
+            for row, decoder in list(decoders.items()):
+                over = found[row] in ends
+                if piece := decoder.finish() if over else decoder.push([found[row]]):
+                    yield row, piece
+                if over:
+                    del decoders[row]
+            if not decoders:
+                return
+        for row, decoder in decoders.items():
+            if piece := decoder.finish():
+                yield row, piece
+
+    def _ends(self) -> set[int]:
+        """The ids after which a document is over: its end mark, and the start mark of the next."""
+        return {mark for mark in (self.tokenizer.eos, self.tokenizer.bos) if mark is not None}
+
+    def cast(self, dtype: str) -> LoadedModel:
+        """Keep the weights as another number format from now on, to write with."""
+        if not self.backend.cast(DTYPES[dtype]):
+            raise ConfigError(
+                f"{self.weights.path} cannot be opened with dtype {dtype}: a model of one's own keeps its number format, and mlx "
+                "has no fp16; leave dtype out"
+            )
+        return self
 
     def evaluate(
         self, data: str | None = None, rows: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
@@ -69,8 +174,8 @@ class LoadedModel:
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
 
 
-def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto") -> LoadedModel:
-    """Put weights on a device, ready to write and to be judged."""
+def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
+    """Put weights on a device, ready to write and to be judged; to write only, as another `dtype`: fp32, bf16 or fp16."""
     layers, own = weights.config.model.layers, weights.config.model.family == "file"
     if not own and layers > len(weights.tensors):  # settings that a stranger wrote may ask for any size
         raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
@@ -79,7 +184,8 @@ def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto") -> 
         config = _with(config, "model", file=str(model_file(weights)))
     backend = open_backend(config, tokenizer.vocab_size, Ranks(), train=False)
     backend.load_weights(weights.tensors, str(weights.path))
-    return LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
+    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
+    return model if dtype is None else model.cast(dtype)
 
 
 def _with(config: Config, section: str, **changes: str) -> Config:
@@ -99,7 +205,7 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
             found = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
     except DataError as error:
         raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
-    if found.fingerprint() != (own.fingerprint() if own is not None else facts.get("tokenizer_fingerprint")):
+    if facts.get("tokenizer_fingerprint") not in (None, found.fingerprint()):
         was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
         raise CheckpointError(f"{path} {was}, and {name or data or section.path} is or has another")
     return found

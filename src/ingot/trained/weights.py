@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ingot.artifact.container import read_artifact
+from ingot.artifact.gpt_simple import MODEL, WEIGHTS, checkpoint_tokenizer, is_checkpoint, read_model, saved_checkpoints
+from ingot.backends.open import read_torch_weights
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.tokenizers import Tokenizer
-from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import find_checkpoint
+from ingot.errors import CheckpointError, ConfigError
+from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index
 from ingot.runs.folder import MODEL_COPY
+from ingot.runs.steps import INDEX, saved_steps
 from ingot.runtime.tensors import TensorRecord
 
 # What a reader of an exported file needs of all that a checkpoint knows.
@@ -38,16 +41,34 @@ class Weights:
 
 
 def open_weights(path: Path, which: str = "latest") -> Weights:
-    """Read a run folder (its latest or best checkpoint), one checkpoint, or an artifact."""
+    """Read a run folder (its latest or best checkpoint), one checkpoint, or an artifact; gpt-simple's folders too."""
     if path.is_file():
         artifact = read_artifact(path)
         return Weights(path, None, artifact.tensors, *_known(path, artifact.facts))
+    if (theirs := _gpt_simple(path, which)) is not None:
+        return theirs
     checkpoint = find_checkpoint(path, which)
     run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
     known = dict(checkpoint.progress)
     if (known.get("val_step"), known.get("val_whole")) != (checkpoint.step, True):
         known["val_bpb"] = None  # of other weights, or of a part of the text
     return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
+
+
+def locate_weights(path: Path, which: str = "latest") -> Path:
+    """The artifact or checkpoint that a path means, found without reading its weights; CheckpointError where there is none."""
+    if path.is_file():
+        return path.resolve()
+    if (theirs := _locate_gpt_simple(path, which)) is not None:
+        if not (theirs / MODEL / WEIGHTS).is_file():
+            raise CheckpointError(f"{theirs} has no {MODEL}/{WEIGHTS}")
+        read_model(theirs)
+        return theirs.resolve()
+    found = locate_checkpoint(path, which)
+    for file, known in read_index(found)["files"].items():
+        if not (found / file).is_file() or (found / file).stat().st_size != known["bytes"]:
+            raise CheckpointError(f"{found / file} is missing or has not the {known['bytes']:,} bytes it was written with")
+    return found.resolve()
 
 
 def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
@@ -59,22 +80,59 @@ def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config
     return facts, load_config(python=config, environment={}).config
 
 
-def foreign_weights(path: Path, records: Iterable[TensorRecord], settings: Mapping[str, Any], tokenizer: Tokenizer) -> Weights:
+def foreign_weights(
+    path: Path, records: Iterable[TensorRecord], settings: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> Weights:
     """A model that was not trained here, by the settings of its `model` section, with a whole config as every reader expects."""
     length = settings["context"]
+    named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else None
     given = {
         "model": dict(settings),
-        "data": {"seq_len": length, "tokenizer": tokenizer.kind if tokenizer.kind in ("byte", "gpt2") else None},
+        "data": {"seq_len": length, "tokenizer": named},
         "training": {"max_steps": 0, "tokens_per_step": length},
     }
     config = load_config(python=given, environment={}).config
-    facts: dict[str, Any] = {
-        "config": config.model_dump(mode="json"),
-        "tokenizer": tokenizer.spec(),
-        "tokenizer_fingerprint": tokenizer.fingerprint(),
-        "vocab_size": tokenizer.vocab_size,
-    }
+    facts: dict[str, Any] = dict.fromkeys(FACTS)
+    facts["config"] = config.model_dump(mode="json")
+    if tokenizer is not None:
+        facts |= {"tokenizer": tokenizer.spec(), "tokenizer_fingerprint": tokenizer.fingerprint()}
+        facts["vocab_size"] = tokenizer.vocab_size
     return Weights(path, None, {record.name: record for record in records}, facts, config)
+
+
+def _gpt_simple(path: Path, which: str) -> Weights | None:
+    """The model of a checkpoint of gpt-simple's, or of a run of its own; None if what lies there is ours, or newer there."""
+    if (saved := _locate_gpt_simple(path, which)) is None:
+        return None
+    settings = read_model(saved)
+    records = read_torch_weights(saved / MODEL / WEIGHTS)
+    tokenizer = checkpoint_tokenizer(saved, settings["vocab_size"])
+    try:
+        known = foreign_weights(saved, records.values(), settings, tokenizer)
+    except ConfigError as error:
+        raise CheckpointError(f"{saved / MODEL} does not say how to build its model: {error}") from None
+    # Any tokenizer may be named for it: the one beside it has a mark for padding more than the one its data were made with.
+    return replace(known, run=saved.parent.parent, facts={**known.facts, "tokenizer_fingerprint": None})
+
+
+def _locate_gpt_simple(path: Path, which: str) -> Path | None:
+    """The checkpoint of gpt-simple's that a path means.
+
+    A run folder may hold the same step in both layouts: ours, which says more, is taken then.
+    """
+    if is_checkpoint(path):
+        return path
+    if which != "latest" or not (found := saved_checkpoints(path)):
+        return None
+    return found[-1].path if found[-1].step > max(saved_steps(path / "checkpoints"), default=-1) else None
+
+
+def as_checkpoint(weights: Weights) -> Checkpoint:
+    """A model as the checkpoint that it is, with the optimizer's memory; what is none of ours has only its weights."""
+    if (weights.path / INDEX).is_file():
+        return load_checkpoint(weights.path)
+    known = {"tokens": 0, "elapsed_seconds": 0.0, **weights.facts}
+    return Checkpoint(weights.path, int(weights.facts["step"] or 0), known, {"model": weights.tensors})
 
 
 def model_file(weights: Weights) -> Path:

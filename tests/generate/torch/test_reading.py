@@ -156,7 +156,7 @@ def test_row_i_writes_what_a_single_text_writes_with_the_seed_plus_i(gpt2):
 
 
 def test_throws_are_spread_evenly():
-    draws = UniformDraws(0, 200, torch.device("cpu"))
+    draws = UniformDraws(range(200), torch.device("cpu"))
     throws = torch.cat([draws.uniform() for _ in range(100)], dim=1)  # (200, 100)
     assert throws.min() >= 0 and throws.max() < 1
     assert abs(float(throws.mean()) - 0.5) < 0.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -69,8 +70,23 @@ class MLXInference(Alone):
         return number(self.model.losses(self._shown(), *self._upload(batch), run=Pass(self._dtype)))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Continue prompts of one length, token by token."""
-        return write(self.model, self._shown(), prompts, sampling, self.vocab_size, self._dtype)
+        """Continue prompts, token by token; those of different lengths are computed one by one."""
+        weights, seeds = self._shown(), sampling.row_seeds(len(prompts))
+        if len({len(prompt) for prompt in prompts}) <= 1:
+            return write(self.model, weights, prompts, replace(sampling, seeds=seeds), self.vocab_size, self._dtype)
+        alone = [
+            write(self.model, weights, [prompt], replace(sampling, seeds=(seed,)), self.vocab_size, self._dtype)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
+
+    def cast(self, precision: str) -> bool:
+        """Keep the weights in another number format, to write with."""
+        if precision not in PRECISIONS:
+            return False
+        self._dtype = PRECISIONS[precision]
+        self._weights = {name: w.astype(self._dtype) for name, w in self._weights.items()}
+        return True
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of."""

@@ -22,7 +22,8 @@ def write(
     model: Model, weights: Weights, prompts: list[list[int]], sampling: Sampling, vocab_size: int, dtype: mx.Dtype
 ) -> Iterator[list[int]]:
     """Yield the next token of every prompt, for ever; only ids below `vocab_size` are drawn."""
-    draws = [np.random.default_rng(sampling.seed + row) for row in range(len(prompts))]
+    draws = [np.random.default_rng(seed) for seed in sampling.row_seeds(len(prompts))]
+    written: list[set[int]] = [set() for _ in prompts]
     seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
     cache: list[Cached] = []
     while True:
@@ -37,10 +38,20 @@ def write(
         scores = np.array(logits)[:, :vocab_size]
         if not np.isfinite(scores).all():
             raise RunError("the model's scores are not finite, so it cannot write: its weights are damaged or diverged")
+        if sampling.repetition_penalty != 1:
+            for row, said in zip(scores, written, strict=True):
+                penalise(row, sorted(said), sampling.repetition_penalty)
         tokens = [choose(row, sampling, draw) for row, draw in zip(scores, draws, strict=True)]
+        for said, token in zip(written, tokens, strict=True):
+            said.add(token)
         new = np.array(tokens, dtype=np.int32)[:, None]
         seen = np.concatenate([seen, new], axis=1)
         yield tokens
+
+
+def penalise(scores: NDArray[Any], ids: list[int], penalty: float) -> None:
+    """Make tokens that a text has already less likely: a score above 0 is divided by the penalty, one below multiplied by it."""
+    scores[ids] = np.where(scores[ids] < 0, scores[ids] * penalty, scores[ids] / penalty)
 
 
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:

@@ -78,11 +78,15 @@ class TorchInference:
             self.model.train(training)
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Continue prompts of one length, token by token."""
+        """Continue prompts, token by token."""
         self._show(average=True)
-        start = torch.tensor(prompts, device=self._device)
-        for tokens in generate(self.model, start, sampling, self.vocab_size, record=self.records_steps):
-            yield tokens.tolist()
+        lengths = [len(prompt) for prompt in prompts]
+        start = torch.tensor([prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts], device=self._device)
+        try:
+            for tokens in generate(self.model, start, sampling, self.vocab_size, record=self.records_steps, lengths=lengths):
+                yield tokens.tolist()
+        except torch.OutOfMemoryError:
+            raise MemoryError(f"the GPU's memory does not hold {len(prompts)} texts at once") from None
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of, on the rank that writes."""
@@ -99,11 +103,13 @@ class TorchInference:
         if self._average is not None:
             self._average.load({})
 
-    def cast(self, precision: str) -> None:
+    def cast(self, precision: str) -> bool:
         """Keep the weights of one of our models in another number format, to write with; one's own may not expect it."""
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
-        if isinstance(self.model, OURS):
+        ours = isinstance(self.model, OURS)
+        if ours:
             self.model.to(DTYPES[precision])
+        return ours
 
     def _show(self, average: bool) -> None:
         """Let the model hold the average of the weights, or the weights themselves."""

@@ -157,10 +157,7 @@ class IndexedWriter(TokenWriter):
         width: int = 2,
     ) -> None:
         super().__init__(marks, counter)
-        if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
-            raise ConfigError(
-                f"--overlap {overlap} does not fit --max-length {max_length}; give at most half of it, and up to 65,535"
-            )
+        check_windows(max_length, overlap)
         self._folder, self._files, self._limit, self._width = folder, files, limit, width
         self._max_length, self._overlap, self._number = max_length, overlap, 0
         self._file: PlainWriter | None = None
@@ -177,13 +174,10 @@ class IndexedWriter(TokenWriter):
             return
         whole = _joined(parts)
         file = self._file or self._begin()
-        repeats = start = 0
-        while start + repeats < len(whole):
-            stop = min(start + self._max_length, len(whole))
+        for start, stop, repeats in cut_windows(len(whole), self._max_length, self._overlap):
             file.append(whole[start:stop])
             self._offsets.append(file.tokens)
             self._repeats.append(repeats)
-            start, repeats = stop - self._overlap, self._overlap
         self.documents += 1
         counts = self.files[-1]
         counts.documents, counts.tokens = counts.documents + 1, file.tokens
@@ -206,6 +200,26 @@ class IndexedWriter(TokenWriter):
         self.files.append(FileCounts(self._file.path))
         self._offsets, self._repeats = [0], []
         return self._file
+
+
+def check_windows(max_length: int, overlap: int) -> None:
+    """Refuse windows that would repeat more than half of themselves, or more than an .idx can say."""
+    if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
+        raise ConfigError(
+            f"--overlap {overlap} does not fit --max-length {max_length}; give at most half of it, and up to 65,535"
+        )
+
+
+def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
+    """The windows of a document, its end mark included: where each begins and ends, and how many tokens it repeats.
+
+    The last one ends with the document: none follows that would only repeat.
+    """
+    start = repeats = 0
+    while start + repeats < length:
+        stop = min(start + max_length, length)
+        yield start, stop, repeats
+        start, repeats = stop - overlap, overlap
 
 
 def index_bytes(offsets: list[int], repeats: list[int], width: int) -> bytes:

@@ -1,22 +1,44 @@
-"""`ingot generate`: let a trained model write."""
+"""`ingot generate`: let a trained model write, for a reader or, a line of JSON for each text, for a program."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.entry import warn
 from ingot.doors.output import print_json
-from ingot.generate.sampling import Sampling
+from ingot.errors import ConfigError
+from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling
+
+if TYPE_CHECKING:
+    from ingot.trained.model import LoadedModel
 
 _path = typer.Argument(metavar="PATH", help="Run folder, checkpoint, or artifact.")
 ModelPath = Annotated[Path, _path]
 OptionalModelPath = Annotated[Path | None, _path]
 Which = Annotated[str, typer.Option("--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder.")]
 DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N, mps or mlx.")]
+OutputDir = Annotated[
+    str | None, typer.Option("--output-dir", metavar="RUN", help="Instead of PATH: the newest checkpoint of a run folder.")
+]
+Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write the lines of JSON there.")]
+TokenizerName = Annotated[str | None, typer.Option("--tokenizer", metavar="NAME", help="For a model that came without its own.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="Number format of the weights: fp32, bf16 or fp16.")]
+Temperature = Annotated[float, typer.Option("--temperature", metavar="X", help="0 is the same as --greedy.", min=0)]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Draw from the K likeliest tokens. 0: all.", min=0)]
+TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Draw from the likeliest that sum to P.", min=0, max=1)]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")]
+Penalty = Annotated[
+    float,
+    typer.Option("--repetition-penalty", metavar="X", help="Above 1: what the text has written already becomes less likely."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.", min=0, max=2**62)]
+FullText = Annotated[bool, typer.Option("--return-full-text", help="Lines of JSON: put the prompt before the text.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,60 +47,109 @@ def register(app: typer.Typer) -> None:
 
 
 def generate(
-    path: ModelPath,
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to continue. Empty: a new document.")] = "",
-    tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens to write.", min=0)] = 500,
-    temperature: Annotated[
-        float, typer.Option("--temperature", metavar="X", help="0 is the same as --greedy.", min=0)
-    ] = Sampling.temperature,
-    top_k: Annotated[
-        int, typer.Option("--top-k", metavar="K", help="Draw from the K likeliest tokens. 0: all.", min=0)
-    ] = Sampling.top_k,
-    top_p: Annotated[
-        float, typer.Option("--top-p", metavar="P", help="Draw from the likeliest that sum to P.", min=0, max=1)
-    ] = Sampling.top_p,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
+    path: OptionalModelPath = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="latest|best|DIR", help="Of the run folder PATH; or, instead of PATH, a checkpoint."
+        ),
+    ] = None,
+    output_dir: OutputDir = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", metavar="TEXT", help="What to continue. Empty: a new document.")
+    ] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option("--prompts-file", metavar="FILE", help="Objects with a prompt, one per line of JSON.")
+    ] = None,
+    output: Output = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", "--max-new-tokens", metavar="N", help="Tokens to write: 500, or 100.", min=0)
+    ] = None,
+    temperature: Temperature = Sampling.temperature,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    greedy: Greedy = False,
+    repetition_penalty: Penalty = 1.0,
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="How many texts, each with the next seed.", min=1)] = 1,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="The same seed gives the same text.", min=0, max=2**62)
-    ] = Sampling.seed,
+    seed: Seed = None,
+    stop_at_end: Annotated[
+        bool | None,
+        typer.Option("--stop-at-end/--no-stop-at-end", help="Stop where the model ends the document; lines of JSON do so."),
+    ] = None,
+    return_full_text: FullText = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print each piece as it is written; of lines of JSON, a line for each.")
+    ] = False,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Keep keys and values instead of computing them anew.")
     ] = True,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="NAME", help="For an artifact that was exported without its own.")
-    ] = None,
-    which: Which = "latest",
+    dtype: Dtype = None,
+    tokenizer: TokenizerName = None,
     device: DeviceName = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Let a trained model continue a prompt."""
+    """Let a trained model continue prompts: as text or, of a file or with --checkpoint DIR or --output-dir, as lines of JSON."""
+    from ingot.doors.texts import DEFAULTS, DTYPE, asked_for, generate_records, model_path
+
+    base = GenerationOptions(500, seed=Sampling.seed, stop_at_end=False) if path is not None else DEFAULTS
+    if dtype not in (None, *DTYPES):
+        raise ConfigError(f"--dtype {dtype} is not known; there are {', '.join(DTYPES)}")
+    options = GenerationOptions(
+        max_new_tokens=base.max_new_tokens if tokens is None else tokens,
+        temperature=temperature,
+        top_k=base.top_k if top_k is None else top_k,
+        top_p=base.top_p if top_p is None else top_p,
+        greedy=greedy,
+        repetition_penalty=repetition_penalty,
+        seed=base.seed if seed is None else seed,
+        stop_at_end=(path is None or prompts_file is not None) if stop_at_end is None else stop_at_end,
+        return_full_text=return_full_text,
+        start_mark=base.start_mark,
+        use_cache=cache,
+    )
+    if path is not None and output_dir is None and prompts_file is None and output is None:
+        model = open_any(path, device, tokenizer, dtype, checkpoint or "latest")
+        _write_text(model, prompt or "", options, samples, stream, as_json)
+        return
+    if samples != 1:
+        raise ConfigError("--samples is for text that is read; give the prompt again on a line of its own in --prompts-file")
+    if problems := options.problems():
+        raise ConfigError("; ".join(problems))
+    if path is not None and output_dir is not None:
+        raise ConfigError("give PATH, --checkpoint DIR or --output-dir RUN; one of them")
+    found = str(path) if path is not None else model_path(checkpoint, output_dir)
+    if found is None:
+        raise ConfigError("give PATH, --checkpoint DIR or --output-dir RUN: which model is to write")
+    given = asked_for(prompt, prompts_file)
+    which = checkpoint if path is not None and checkpoint is not None else "latest"
+    model = open_any(Path(found), device, tokenizer, dtype if path is not None else dtype or DTYPE, which)
+    generate_records(model, given, options, output, stream, warn)
+
+
+def open_any(path: Path, device: str, tokenizer: str | None, dtype: str | None, which: str = "latest") -> LoadedModel:
+    """A model from wherever it lies: ours, gpt-simple's, or a ckpt.pt of nanoGPT's."""
     if path.is_file() and path.suffix in (".pt", ".pth"):
         from ingot.doors.nanogpt.loading import open_ckpt
 
-        model = open_ckpt(path, device, lambda line: print(line, file=sys.stderr), tokenizer)
-    else:
-        from ingot.api import load
+        model = open_ckpt(path, device, warn, tokenizer)
+        return model if dtype is None else model.cast(dtype)
+    from ingot.api import load
 
-        model = load(path, which=which, device=device, tokenizer=tokenizer)
+    return load(path, which=which, device=device, tokenizer=tokenizer, dtype=dtype)
+
+
+def _write_text(model: LoadedModel, prompt: str, options: GenerationOptions, samples: int, stream: bool, as_json: bool) -> None:
+    """Texts for a reader, as they are written."""
     texts = []
     for number in range(samples):
-        stream = model.stream(
-            prompt,
-            tokens=tokens,
-            temperature=0.0 if greedy else temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed + number,
-            use_cache=cache,
-        )
         pieces = [prompt]
         if not as_json:
             print(prompt, end="", flush=True)
-        for piece in stream:
+        asked = replace(options, max_new_tokens=max(1, options.max_new_tokens), seed=(options.seed or 0) + number)
+        for _, piece in model.stream_batch([prompt], asked) if options.max_new_tokens else ():
             pieces.append(piece)
             if not as_json:
-                print(piece, end="", flush=sys.stdout.isatty())
+                print(piece, end="", flush=stream or sys.stdout.isatty())
         texts.append("".join(pieces))
         if not as_json:
             print("\n" + "-" * 15 if number + 1 < samples else "")

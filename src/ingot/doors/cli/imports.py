@@ -1,4 +1,4 @@
-"""`ingot import`: GPT-2 weights, from a folder, the hub or nanoGPT's ckpt.pt, as a file that the other verbs read."""
+"""`ingot import`: weights of other programs (GPT-2's layout, nanoGPT's, gpt-simple's) as a file that the other verbs read."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ def register(app: typer.Typer) -> None:
 
 def import_command(
     name: Annotated[
-        str, typer.Argument(metavar="PATH|NAME", help="Folder with config.json, nanoGPT's ckpt.pt, or a model's name on the hub.")
+        str,
+        typer.Argument(
+            metavar="PATH|NAME",
+            help="Folder with config.json, nanoGPT's ckpt.pt, gpt-simple's run or checkpoint, or a name on the hub.",
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="NAME", help="Default: the model's own, else GPT-2's.")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="Default: the model's own, else GPT-2's.")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn GPT-2 weights in Hugging Face's layout or nanoGPT's into a file that generate and eval read."""
+    """Turn weights of Hugging Face's GPT-2, nanoGPT or gpt-simple into a file that generate and eval read."""
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.trained.weights import foreign_weights
 
@@ -58,7 +60,7 @@ def import_command(
             ("artifact", str(target)),
             ("bytes", f"{report.bytes:,}"),
             ("parameters", f"{report.parameters:,}"),
-            ("model", f"gpt2: {shape}"),
+            ("model", f"{settings['family']}: {shape}"),
             ("tokenizer", found.kind),
         ]
     )
@@ -73,9 +75,16 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
 
         ckpt = read_ckpt(path)
         return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer)
+    from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
+
+    if is_checkpoint(path) or saved_checkpoints(path):
+        from ingot.trained.model import find_tokenizer as find_own
+        from ingot.trained.weights import open_weights
+
+        weights = open_weights(path)
+        return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer)
     from ingot.artifact.hf_tokenizer import find_tokenizer
-    from ingot.artifact.hub import fetch_model
-    from ingot.artifact.huggingface import read_gpt2
+    from ingot.artifact.huggingface import fetch_model, read_gpt2
 
     folder = path if path.exists() else fetch_model(name)
     records, settings = read_gpt2(folder)

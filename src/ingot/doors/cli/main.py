@@ -15,12 +15,12 @@ from ingot.doors.entry import explained
 from ingot.doors.output import print_json
 
 VERBS = {
-    "Train and use a model": ("train", "status", "stop", "eval", "generate", "export", "import"),
-    "Prepare text": ("data",),
+    "Train and use a model": ("train", "validate", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
+    "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),
 }
-MODULES = {"import": "imports"}  # a verb that is a word of Python has another name as a file
+MODULES = {"import": "imports", "batch-generate": "batch_generate"}  # verbs whose names are not names of Python's
 
 
 def run(args: Sequence[str] | None = None) -> None:

@@ -5,8 +5,6 @@ A verb takes them by being registered with `cls=SettingsCommand` and reading `gi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -14,10 +12,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ingot.errors import ConfigError
+from ingot.doors.overrides import split_overrides
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="YAML file with settings.")]
 RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Recipe to start from, see `ingot recipes`.")]
+OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -31,29 +30,14 @@ class SettingsCommand(TyperCommand):
         formatter.write(f"\n{settings_help()}\n")
 
 
-def given_settings(ctx: typer.Context) -> dict[str, str | bool]:
-    """The settings among the words after a verb."""
-    return split_overrides(ctx.args, [name for option in ctx.command.params for name in option.opts])
+def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
+    """The settings among the words after a verb, without the first ones."""
+    return split_overrides(ctx.args[skip:], [name for option in ctx.command.params for name in option.opts])
 
 
-def split_overrides(args: Sequence[str], options: Sequence[str] = ()) -> dict[str, str | bool]:
-    """`--section.key value`, `--section.key=value` and bare `--section.key` (true) by dotted path; the last of equals wins.
-
-    `options` are the verb's own, which a mistyped word without a dot is compared with.
-    """
-    found: dict[str, str | bool] = {}
-    rest = list(args)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if not name.startswith("--"):
-            raise ConfigError(f"unexpected {word!r} on the command line; a setting is written --section.key value")
-        close = [] if "." in name else get_close_matches(name, options, n=1, cutoff=0.75)
-        if close:
-            raise ConfigError(f"unknown option {name}; did you mean {close[0]}?")
-        takes_next = not equals and bool(rest) and not rest[0].startswith("--")
-        found[name.removeprefix("--")] = value if equals else rest.pop(0) if takes_next else True
-    return found
+def first_word(ctx: typer.Context) -> str | None:
+    """What stands before the settings, if it is not one itself."""
+    return ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
 
 
 def settings_help() -> str:

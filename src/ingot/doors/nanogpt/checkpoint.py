@@ -6,24 +6,20 @@ state with all that decides the future. The file is only ever opened with torch'
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import pickle
-import re
-import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ingot.backends.torch.state import DTYPES, NAMES, check_fits
-from ingot.doors.nanogpt.model import config_of, split_by_decay
+from ingot.backends.torch.saved import adamw_memory, adamw_state, load_saved, shared_tensor, state_records
+from ingot.backends.torch.state import check_fits
+from ingot.doors.nanogpt.model import split_by_decay
+from ingot.doors.nanogpt.translate import args_of
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.gpt2 import GPT2
 from ingot.runs.checkpoints import Checkpoint
@@ -33,14 +29,7 @@ from ingot.runtime.tensors import TensorRecord
 CKPT = "ckpt.pt"
 OURS = "ingot"  # the key that nanoGPT does not have
 HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-PREFIXES = ("_orig_mod.", "module.")  # what torch.compile and DDP put in front of names
 NO_LOSS_YET = 1e9  # what nanoGPT begins with
-REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # how torch names a class or function that it does not build
-
-
-class DamagedCkpt(CheckpointError):
-    """A file that is not as it was written."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +48,6 @@ class Ckpt:
     missing: tuple[str, ...]
 
 
-def model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A `model` section as nanoGPT's model_args, in its order."""
-    given = asdict(config_of(settings))
-    return {name: given[name] for name in ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout")}
-
-
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], best_val_loss: float | None = None) -> None:
     """Write a checkpoint of ours as a ckpt.pt, whole or not at all; `config` are nanoGPT's 33 keys.
 
@@ -75,14 +58,23 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
     if section["family"] != "gpt2":
         raise ConfigError(f"a model of the family {section['family']} has no place in nanoGPT's {CKPT}; export it as ingot")
     settings = {**section, **_sizes(checkpoint.weights)}
-    weights = {name: _tensor(record) for name, record in _in_order(checkpoint.weights, settings, str(checkpoint.path)).items()}
+    weights = {
+        name: shared_tensor(record) for name, record in _in_order(checkpoint.weights, settings, str(checkpoint.path)).items()
+    }
     loss = best_val_loss if best_val_loss is not None else known.get("val_loss")
     folder = path.parent.resolve()
     inside = checkpoint.path.resolve().is_relative_to(folder)
     contents = {
         "model": {**weights, HEAD: weights[EMBEDDING]},
-        "optimizer": _optimizer_state(weights, checkpoint.tensors.get("optimizer", {}), config),
-        "model_args": model_args(settings),
+        "optimizer": adamw_state(
+            *split_by_decay(weights),
+            checkpoint.tensors.get("optimizer", {}),
+            config["weight_decay"],
+            lr=config["learning_rate"],
+            betas=(config["beta1"], config["beta2"]),
+            fused="cuda" in str(config.get("device")) or None,
+        ),
+        "model_args": asdict(args_of(settings)),
         "iter_num": checkpoint.step,
         "best_val_loss": torch.tensor(NO_LOSS_YET if loss is None else loss),
         "config": dict(config),
@@ -115,7 +107,7 @@ def read_ckpt(path: Path) -> Ckpt:
     if type(iter_num) is not int or iter_num < 0:
         raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, and must be a number of iterations")
     best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else None
-    memory, problem = _memory(found.get("optimizer"), weights)
+    memory, problem = adamw_memory(found.get("optimizer"), _orders(weights), weights)
     missing = [f"the optimizer's memory ({problem})"] if problem else []
     missing += ["the order of the data", "the random numbers"]
     if config.get("dtype") == "float16":
@@ -135,32 +127,7 @@ def read_ckpt(path: Path) -> Ckpt:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    whole = False
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if archive.testzip() is not None:  # torch does not look at the checksums
-                    raise ValueError("its checksums do not match")
-            whole = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a file that is refused anyway
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no {path}") from None
-    except MemoryError:
-        raise CheckpointError(f"{path} does not fit into the memory") from None
-    except Exception as error:  # damaged and hostile files raise almost anything
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch makes of some files that are cut short
-            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-        if isinstance(error, pickle.UnpicklingError) and (refused := REFUSED.search(str(error))):
-            raise CheckpointError(
-                f"{path} holds {refused[1]:.80}, and only numbers, text and tensors are read, so that nothing in a file can run; "
-                "save its state_dict and settings again, without it"
-            ) from None
-        known = isinstance(error, RuntimeError | ValueError)
-        reason = " ".join(str(error).split()).split(". ")[0][:150] if known else "it is not what torch.save writes"
-        kind = CheckpointError if whole else DamagedCkpt
-        raise kind(f"{path} is damaged, or holds more than weights and settings: {reason}") from None
+    found = load_saved(path)
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it holds no dictionary")
     return found
@@ -168,24 +135,21 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _weights(model: Mapping[Any, Any], path: Path) -> dict[str, TensorRecord]:
     """The tensors of a state dict by our names: without prefixes, masks and the head, which must be the embedding."""
-    found: dict[str, Tensor] = {}
-    for key, value in model.items():
-        name = str(key)
-        while name.startswith(PREFIXES):
-            name = name.partition(".")[2]
-        if not isinstance(value, Tensor) or value.dtype not in NAMES or value.layout is not torch.strided:
-            raise CheckpointError(f"{path}: {name:.100} is not a tensor that can be read")
-        if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, in files of old
-            found[name] = value
+    found = {
+        name: record
+        for name, record in state_records(model, path).items()
+        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask, in files of old
+    }
     head = found.pop(HEAD, None)
-    if EMBEDDING not in found or POSITIONS not in found or found[EMBEDDING].dim() != 2 or found[POSITIONS].dim() != 2:
+    if EMBEDDING not in found or POSITIONS not in found or len(found[EMBEDDING].shape) != 2 or len(found[POSITIONS].shape) != 2:
         raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not a GPT of nanoGPT")
     if head is not None and not (head.shape == found[EMBEDDING].shape and _equal(head, found[EMBEDDING])):
         raise CheckpointError(f"{path} has a head of its own, and that of nanoGPT is its embedding; it cannot be read")
-    return {name: _record(name, value) for name, value in found.items()}
+    return found
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _equal(one: TensorRecord, other: TensorRecord) -> bool:
+    a, b = shared_tensor(one), shared_tensor(other)
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
@@ -229,76 +193,9 @@ def _orders(weights: Mapping[str, Any]) -> Iterable[list[list[str]]]:
     yield [matrices, sorted(weights.keys() - set(matrices))]
 
 
-def _memory(optimizer: Any, weights: Mapping[str, TensorRecord]) -> tuple[dict[str, TensorRecord], str | None]:
-    """The optimizer's memory by parameter, or why there is none."""
-    try:
-        groups = [[int(number) for number in group["params"]] for group in optimizer["param_groups"]]
-        state = {int(number): dict(entry) for number, entry in optimizer["state"].items()}
-    except (TypeError, KeyError, ValueError, AttributeError):
-        return {}, "there is none"
-    if not state:
-        return {}, "it is empty"
-    for order in _orders(weights):
-        if [len(names) for names in order] != [len(numbers) for numbers in groups]:
-            continue
-        names = dict(zip(chain(*groups), chain(*order), strict=True))
-        if all(number in names and _fits(entry, weights[names[number]]) for number, entry in state.items()):
-            return {r.name: r for number, entry in state.items() for r in _moments(names[number], entry)}, None
-    return {}, "it is not that of AdamW for these parameters"
-
-
-def _fits(entry: Mapping[Any, Any], weight: TensorRecord) -> bool:
-    moments = [entry.get(key) for key in MOMENTS]
-    step = entry.get("step")
-    return (isinstance(step, int | float) or (isinstance(step, Tensor) and step.numel() == 1)) and all(
-        isinstance(moment, Tensor) and moment.shape == weight.shape and moment.is_floating_point() for moment in moments
-    )
-
-
-def _moments(name: str, entry: Mapping[str, Any]) -> list[TensorRecord]:
-    step = torch.tensor(float(entry["step"]))
-    return [_record(f"{name}/step", step), *(_record(f"{name}/{key}", entry[key].float()) for key in MOMENTS)]
-
-
-def _optimizer_state(
-    weights: Mapping[str, Tensor], memory: Mapping[str, TensorRecord], config: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The state dict of torch's AdamW with nanoGPT's two groups; its memory is left out where another optimizer made it."""
-    decay, rest = split_by_decay(weights)
-    stand_ins = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decay, *rest)}
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [stand_ins[name] for name in decay], "weight_decay": config["weight_decay"]},
-            {"params": [stand_ins[name] for name in rest], "weight_decay": 0.0},
-        ],
-        lr=config["learning_rate"],
-        betas=(config["beta1"], config["beta2"]),
-        fused="cuda" in str(config.get("device")) or None,
-    )
-    keys = ("step", *MOMENTS)
-    if all(f"{name}/{key}" in memory for name in stand_ins for key in keys):
-        for name, parameter in stand_ins.items():
-            optimizer.state[parameter] = {key: _tensor(memory[f"{name}/{key}"]) for key in keys}
-    return optimizer.state_dict()
-
-
 def _named(path: Path, name: Any) -> Path | None:
     """The checkpoint of ours that a file names, if it lies below the file's own folder."""
     if not isinstance(name, str):
         return None
     found = (path.parent / name).resolve()
     return found if found.is_relative_to(path.parent.resolve()) and found.is_dir() else None
-
-
-def _record(name: str, value: Tensor) -> TensorRecord:
-    """A tensor as a record that shares its memory."""
-    value = value.detach().contiguous()
-    return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _tensor(source: TensorRecord) -> Tensor:
-    """A record as a tensor that shares its memory, if that may be written to: torch knows no other."""
-    if not source.data.nbytes:
-        return torch.empty(source.shape, dtype=DTYPES[source.dtype])
-    data = bytearray(source.data) if source.data.readonly else source.data
-    return torch.frombuffer(data, dtype=DTYPES[source.dtype]).reshape(source.shape)

@@ -8,17 +8,12 @@ from typing import Any
 from ingot.config.schema import Config
 from ingot.doors.nanogpt.checkpoint import write_ckpt
 from ingot.doors.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, theirs
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint
-from ingot.trained.weights import Weights
+from ingot.trained.weights import Weights, as_checkpoint
 
 
 def export_ckpt(source: Weights, path: Path) -> int:
     """Write a ckpt.pt and return its bytes; what is not a checkpoint has no optimizer's memory to go with it."""
-    if source.path.is_dir():
-        found = load_checkpoint(source.path)
-    else:
-        found = Checkpoint(source.path, int(source.facts["step"] or 0), source.facts, {"model": source.tensors})
-    write_ckpt(path, found, keys_of(source.config))
+    write_ckpt(path, as_checkpoint(source), keys_of(source.config))
     return path.stat().st_size
 
 

@@ -7,13 +7,14 @@ where two tokens are about equally likely.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ingot.errors import RunError
 from ingot.generate.sampling import Sampling
+from ingot.generate.torch.ragged import RaggedReader
 from ingot.generate.torch.reading import Reader
 
 BLOCK = 64  # random numbers that are brought to the device at once
@@ -27,34 +28,46 @@ def generate(
     vocab_size: int | None = None,
     keep_half: bool = False,
     record: bool = False,
+    lengths: Sequence[int] | None = None,
 ) -> Generator[Tensor, None, None]:
     """Yield the next token of every row of `prompts` (B, T), for ever; only ids below `vocab_size` are drawn.
 
-    Row i draws with the seed plus i. `halve` and `record` are explained in reading.py.
+    Row i draws with its own seed. `keep_half` and `record` are explained in reading.py. With `lengths`, row i has so many tokens,
+    at its left; `keep_half` is then of no effect.
     """
-    draws = UniformDraws(sampling.seed, prompts.size(0), prompts.device)
+    draws = UniformDraws(sampling.row_seeds(prompts.size(0)), prompts.device)
     training = model.training
     model.eval()
     try:
-        reader = Reader(model, prompts.size(0), sampling.use_cache, keep_half, record)
-        tokens = prompts
+        reader: Reader | RaggedReader = Reader(model, prompts.size(0), sampling.use_cache, keep_half, record)
+        if lengths is not None and len(set(lengths)) > 1:
+            reader = RaggedReader(model, lengths, sampling.use_cache, record)
+        tokens, written = prompts, None
         while True:
             logits = reader.read(tokens).float()  # (B, V)
             if not logits.isfinite().all():
                 raise RunError("the model's scores are not finite, so it cannot write: its weights are damaged or diverged")
             if vocab_size is not None:
                 logits[:, vocab_size:] = -math.inf
+            if sampling.repetition_penalty != 1:
+                written = torch.zeros_like(logits, dtype=torch.bool) if written is None else written.scatter(1, tokens, True)
+                logits = torch.where(written, penalised(logits, sampling.repetition_penalty), logits)
             tokens = choose(logits, sampling, draws.uniform()) if sampling.temperature else logits.argmax(-1, keepdim=True)
             yield tokens.squeeze(1)
     finally:
         model.train(training)
 
 
+def penalised(logits: Tensor, penalty: float) -> Tensor:
+    """Scores of tokens that a text has already: a score above 0 is divided by the penalty, one below is multiplied by it."""
+    return torch.where(logits < 0, logits * penalty, logits / penalty)
+
+
 class UniformDraws:
     """A number from 0 to 1 per row and throw, from a generator of the row's own on the host."""
 
-    def __init__(self, seed: int, rows: int, device: torch.device):
-        self._generators = [torch.Generator().manual_seed(seed + row) for row in range(rows)]
+    def __init__(self, seeds: Sequence[int], device: torch.device):
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._device = device
         self._block: list[Tensor] = []
 

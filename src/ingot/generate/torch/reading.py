@@ -75,23 +75,23 @@ class Step:
     The host's launches, not the arithmetic, are what a step of a small model takes its time for.
     """
 
-    def __init__(self, model: nn.Module, cache: list[Any]):
-        self._model, self._cache = model, cache
+    def __init__(self, model: nn.Module, cache: list[Any], record: bool = True, places: int = 1):
+        self._model, self._cache, self._records = model, cache, record
         keys = cache[0].keys
         self._tokens = torch.zeros(keys.size(0), 1, dtype=torch.long, device=keys.device)
-        self._place = torch.zeros(1, dtype=torch.long, device=keys.device)
+        self._place = torch.zeros(places, dtype=torch.long, device=keys.device)  # one for all rows, or one for each
         self._graph: torch.cuda.CUDAGraph | None = None
         self._recorded: Tensor | None = None  # the buffer that the recording writes into
         self._scores = torch.empty(0)
 
-    def read(self, new: Tensor, held: int) -> Tensor:
-        """The scores after one more token; `held` are in the cache."""
+    def read(self, new: Tensor, held: int, places: Tensor | None = None) -> Tensor:
+        """The scores after one more token; `held` are in the cache, or as many as `places` (B) says of each row, up to `held`."""
         for layer in self._cache:
             layer.reserve(max(held + 1, min(STEP_ROOM, layer.capacity)))
             layer.length = held + 1
         self._tokens.copy_(new)
-        self._place.fill_(held)
-        if not new.is_cuda:
+        self._place.fill_(held) if places is None else self._place.copy_(places)
+        if not (self._records and new.is_cuda):
             return self._compute()
         with torch.cuda.device(new.device):
             if self._recorded is not self._cache[0].keys:
@@ -136,10 +136,14 @@ def last_scores(model: Any, tokens: Tensor, cache: list[Any] | None) -> Tensor:
 
 def can_record(model: nn.Module) -> bool:
     """Whether steps of a model can be recorded: one of ours, where weights are not cast anew at every use."""
-    # A model of one's own, made of one of ours perhaps, may count its tokens on the host, which a recorded step would not notice.
     kind = next(model.parameters()).device.type
-    ours = isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
-    return ours and kind in RECORDS_ON and not torch.is_autocast_enabled(kind)
+    return takes_places(model) and kind in RECORDS_ON and not torch.is_autocast_enabled(kind)
+
+
+def takes_places(model: nn.Module) -> bool:
+    """Whether the cache of a model has places that the device knows: one of ours has."""
+    # A model of one's own, made of one of ours perhaps, may count its tokens on the host, which such a step would not notice.
+    return isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
 
 
 OURS: tuple[Any, ...] = tuple(FAMILIES.values())

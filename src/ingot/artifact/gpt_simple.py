@@ -1,0 +1,160 @@
+"""gpt-simple's folders as they lie on the disk, without a framework: which checkpoints a run has, their models and tokenizers.
+
+A run is `checkpoints/NAME/` with trainer_state.json and model/, and tokenizer/ beside checkpoints/. Which checkpoint is the
+newest is told by the step in trainer_state.json: the name `final` says nothing, because a run may go on after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.artifact.hf_tokenizer import find_tokenizer
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.errors import CheckpointError
+
+STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
+FINAL, SHUTDOWN = "final", "-shutdown"
+VERSION = 1  # of trainer_state.json
+_NAME = re.compile(rf"{FINAL}|checkpoint-\d+(?:{SHUTDOWN})?")
+
+# Its keys of the section `model` in its order, and what they are called here.
+MODEL_KEYS: dict[str, str | None] = {
+    "vocab_size": "vocab_size", "n_embd": "width", "n_layer": "layers", "n_head": "heads", "n_kv_head": "kv_heads",
+    "n_positions": "context", "dropout": "dropout", "use_bias": "bias", "qkv_bias": "qkv_bias",
+    "attn_out_bias": "attention_out_bias", "mlp_bias": "mlp_bias", "activation": "activation", "mlp_type": "mlp",
+    "intermediate_size": "inner_width", "norm": "norm", "norm_eps": "norm_epsilon", "tie_word_embeddings": "tied",
+    "rope_base": "rope_base", "rope_scaling_type": "rope_scaling", "rope_scaling_factor": "rope_factor",
+    "attention_mode": None,  # a setting of the data here: data.document_mask
+}  # fmt: skip
+# Those that decide the shapes of the weights: a run there is continued only with the same ones.
+ARCH_KEYS = (
+    "vocab_size", "n_embd", "n_layer", "n_head", "n_kv_head", "n_positions", "activation", "mlp_type", "intermediate_size",
+    "norm", "tie_word_embeddings", "use_bias", "qkv_bias", "attn_out_bias", "mlp_bias",
+)  # fmt: skip
+ACTIVATIONS, MLPS = {"swish": "silu"}, {"mlp": "plain"}  # its words for ours, where they differ
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint of gpt-simple's; `state` is what its trainer_state.json says."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run(self) -> Path | None:
+        """The folder of its run."""
+        return self.path.parent.parent if self.path.parent.name == "checkpoints" else None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is one of gpt-simple's checkpoints."""
+    return (path / MODEL / CONFIG).is_file()
+
+
+def saved_checkpoints(run: Path) -> list[Saved]:
+    """The checkpoints of a run, oldest first; those that are half-written or cannot be read are passed over.
+
+    Of the same step the one of a stop comes first: right after a resume it lacks the place in the data. `final` comes last.
+    """
+    found = []
+    for path in (run / "checkpoints").glob("*"):
+        if _NAME.fullmatch(path.name) and (path / STATE).is_file():
+            try:
+                found.append(read_saved(path))
+            except CheckpointError:
+                continue
+    return sorted(found, key=lambda saved: (saved.step, saved.name == FINAL, not saved.name.endswith(SHUTDOWN)))
+
+
+def read_saved(path: Path) -> Saved:
+    """What a checkpoint says of itself."""
+    state = _read_json(path / STATE)
+    step, version = state.get("step"), state.get("schema_version", VERSION)
+    if version != VERSION:
+        raise CheckpointError(f"{path / STATE} has version {version!r:.40} and version {VERSION} is read; upgrade ingot")
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"{path / STATE} is damaged: step is {step!r:.60}, and must be a number of steps")
+    return Saved(path, step, state)
+
+
+def read_model(path: Path) -> dict[str, Any]:
+    """The section `model` of a checkpoint; where rows of its run are longer than n_positions, they are the context."""
+    settings = model_settings(_read_json(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
+    try:
+        told = _read_json(path.parent.parent / CONFIG)["data"]["max_length"]
+    except (CheckpointError, KeyError, TypeError):
+        return settings
+    return {**settings, "context": max(settings["context"], told) if type(told) is int else settings["context"]}
+
+
+def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The section `model` that its keys stand for; `where` they are is said if they are not its own."""
+    if unknown := sorted(keys.keys() - MODEL_KEYS.keys()):
+        raise CheckpointError(f"{where} has a key {unknown[0]!r:.60} that gpt-simple does not know")
+    settings: dict[str, Any] = {ours: keys[key] for key, ours in MODEL_KEYS.items() if ours and key in keys}
+    for name in ("vocab_size", "width", "layers", "heads", "context"):
+        if type(settings.get(name)) is not int or settings[name] < 1:
+            key = next(key for key, ours in MODEL_KEYS.items() if ours == name)
+            raise CheckpointError(f"{where}: {key} is {settings.get(name)!r:.60}, and must be 1 or more")
+    for name, words in (("activation", ACTIVATIONS), ("mlp", MLPS)):
+        if name in settings:
+            settings[name] = words.get(settings[name], settings[name])
+    if settings.get("rope_scaling") is None:
+        settings["rope_factor"] = 1.0  # which does nothing there without a type
+    return {"family": "llama", **settings}
+
+
+def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict[str, Any]:
+    """Its keys for a section `model`."""
+    theirs: dict[Any, str] = {ours: word for words in (ACTIVATIONS, MLPS) for word, ours in words.items()}
+    keys = {key: settings.get(ours) for key, ours in MODEL_KEYS.items() if ours}
+    keys |= {key: theirs.get(keys[key], keys[key]) for key in ("activation", "mlp_type")}
+    return {**keys, "attention_mode": "sdpa_mask" if document_mask else "causal"}
+
+
+def checkpoint_tokenizer(path: Path, rows: int, name: str | None = None) -> Tokenizer | None:
+    """The tokenizer of a checkpoint: the one that is named, the one in it, that of its run; None where there is none of these."""
+    if name is not None:
+        return open_tokenizer(name)
+    for folder in (path / TOKENIZER, path.parent.parent / TOKENIZER):
+        if folder.is_dir() and any(folder.iterdir()):
+            return find_tokenizer(folder, rows)
+    return None
+
+
+def config_hash(keys: Mapping[str, Any]) -> str:
+    """The hash of all keys as trainer_state.json has it."""
+    return _hash(keys)
+
+
+def arch_hash(model: Mapping[str, Any]) -> str:
+    """The hash of what decides the shapes of the weights, as trainer_state.json has it; vocab_size as it was configured."""
+    return _hash({key: model.get(key) for key in ARCH_KEYS})
+
+
+def _hash(value: Mapping[str, Any]) -> str:
+    return "sha256:" + hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return found

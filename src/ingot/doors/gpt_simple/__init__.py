@@ -1,0 +1,72 @@
+"""The door for people who come from gpt-simple: its command, its YAML, its 59 keys and its Python names.
+
+It only translates: its keys become one Config of ours, the loop's reports its log lines. `import ingot.doors.gpt_simple as
+gpt_simple` gives the 18 names of its package; what needs torch is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ingot.doors.gpt_simple.api import TrainingResult, generate, load_for_inference, train, validate_checkpoint
+    from ingot.doors.gpt_simple.config import Config, CurriculumPhase, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
+    from ingot.doors.gpt_simple.model import SimpleLLM
+    from ingot.doors.gpt_simple.tokenizer import SimpleLLMTokenizer
+    from ingot.errors import CheckpointError, ConfigError, DataError
+    from ingot.errors import IngotError as GptSimpleError
+
+_HERE = "ingot.doors.gpt_simple"
+_HOMES = {
+    "train": f"{_HERE}.api",
+    "generate": f"{_HERE}.api",
+    "load_for_inference": f"{_HERE}.api",
+    "validate_checkpoint": f"{_HERE}.api",
+    "TrainingResult": f"{_HERE}.api",
+    "Config": f"{_HERE}.config",
+    "CurriculumPhase": f"{_HERE}.config",
+    "ModelConfig": f"{_HERE}.config",
+    "DataConfig": f"{_HERE}.config",
+    "OptimizerConfig": f"{_HERE}.config",
+    "TrainingConfig": f"{_HERE}.config",
+    "SimpleLLM": f"{_HERE}.model",
+    "SimpleLLMTokenizer": f"{_HERE}.tokenizer",
+    "ConfigError": "ingot.errors",
+    "DataError": "ingot.errors",
+    "CheckpointError": "ingot.errors",
+}
+__all__ = [
+    "CheckpointError",
+    "Config",
+    "ConfigError",
+    "CurriculumPhase",
+    "DataConfig",
+    "DataError",
+    "GptSimpleError",
+    "ModelConfig",
+    "OptimizerConfig",
+    "SimpleLLM",
+    "SimpleLLMTokenizer",
+    "TrainingConfig",
+    "TrainingResult",
+    "__version__",
+    "generate",
+    "load_for_inference",
+    "train",
+    "validate_checkpoint",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GptSimpleError":
+        from ingot.errors import IngotError
+
+        return IngotError
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("ingot")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

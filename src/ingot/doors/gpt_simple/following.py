@@ -1,0 +1,143 @@
+"""`gpt-simple status` and `gpt-simple stop`: how a run is doing by what its folder says, and asking it to save and stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from ingot.doors.gpt_simple.log import Log
+from ingot.doors.output import print_json
+from ingot.doors.status_line import duration
+from ingot.errors import CheckpointError, RunError
+from ingot.runs.run import Run, RunStatus
+from ingot.runs.state import read_state
+
+RUN_STATE = ".run_state.json"
+PATIENCE_SECONDS = 600.0  # for the run to save and end
+LOOK_SECONDS = 0.5
+HISTORY = 5  # newest checkpoints that are listed
+WORDS = {
+    "running": "RUNNING (PID {pid} on {host})",
+    "crashed": "CRASHED (PID {pid} on {host}, last heard {ago} ago)",
+    "failed": "ERROR (PID {pid} on {host})",
+    "completed": "COMPLETED",
+    "stopped": "STOPPED",
+    "halted": "HALTED (bucket exhausted; needs attention)",
+}
+
+
+def status(options: Namespace, log: Log) -> int:
+    """Show how the run in a folder is doing."""
+    if (theirs := _of_the_original(Path(options.output_dir))) is not None:
+        print_json(theirs) if options.json else _print(_their_rows(theirs))
+        return 0
+    run = _open(options.output_dir)
+    found = run.status()
+    if options.json:
+        print_json({"run": str(run.path), "status": found.status, **vars(found.state)})
+        return 0
+    _print(_rows(run, found))
+    return 0
+
+
+def stop(options: Namespace, log: Log) -> int:
+    """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
+    run = _open(options.output_dir)
+    found = run.status()
+    state = found.state
+    if found.status != "running":
+        log.warn(f"{run.path} is not running: its status is {found.status}")
+        return 0
+    if options.force:
+        if not found.here:
+            raise RunError(f"{run.path} is trained by process {state.pid} on {state.host}; use --force there")
+        log.warn(f"Sending SIGKILL to PID {state.pid}: what is not in its newest checkpoint is lost")
+        _send(state.pid, signal.SIGKILL)
+        return 0
+    run.stop()
+    log.info(f"{run.path} was asked at step {state.step} to save and stop; waiting for PID {state.pid} on {state.host}")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while run.status().status == "running":
+        if time.monotonic() > deadline:
+            log.warn(f"it is still running after {PATIENCE_SECONDS:.0f} s; --force kills it")
+            return 0
+        time.sleep(LOOK_SECONDS)
+    log.info(f"it has ended: {run.status().status}")
+    return 0
+
+
+def _open(folder: str) -> Run:
+    try:
+        return Run.open(folder)
+    except CheckpointError:
+        raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
+
+
+def _of_the_original(folder: Path) -> dict[str, Any] | None:
+    """What the original said of a run that was never trained here; None for any other folder."""
+    if read_state(folder) is not None:
+        return None
+    try:
+        found = json.loads((folder / RUN_STATE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _their_rows(said: dict[str, Any]) -> list[tuple[str, str]]:
+    names = {
+        "Status": "status",
+        "Started": "started_at",
+        "Progress": "global_step",
+        "Loss": "loss",
+        "Tokens": "tokens_trained",
+        "Checkpoint": "latest_checkpoint",
+    }
+    rows = [(name, str(said[key])) for name, key in names.items() if said.get(key) is not None]
+    note = ", as gpt-simple's own trainer last said" if said.get("status") == "running" else " (trained by gpt-simple)"
+    return [(name, value.upper() + note if name == "Status" else value) for name, value in rows]
+
+
+def _print(rows: list[tuple[str, str]]) -> None:
+    for name, value in rows:
+        print(f"{name + ':':<12}{value}")
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it has just ended
+    except PermissionError:
+        raise RunError(f"process {pid} is somebody else's and cannot be signalled") from None
+
+
+def _rows(run: Run, found: RunStatus) -> list[tuple[str, str]]:
+    s = found.state
+    of = f" / {s.max_steps} steps ({100 * s.step / s.max_steps:.1f}%)" if s.max_steps else " steps"
+    ago = duration(max(0.0, found.age_seconds))
+    rows = [
+        ("Status", WORDS[found.status].format(pid=s.pid, host=s.host, ago=ago)),
+        ("Started", s.started_at),
+        ("Shutdown", "requested" if found.status == "running" and (run.path / "stop").exists() else ""),
+        ("Progress", f"{s.step}{of}"),
+        ("Loss", f"{s.loss:.4f}" if s.loss is not None else ""),
+        ("Throughput", f"{s.tokens_per_second:,.0f} tok/s" if s.tokens_per_second else ""),
+        ("Tokens", f"{_short(s.tokens)} trained" if s.tokens else ""),
+        ("Checkpoint", str(Path(run.path) / "checkpoints" / s.checkpoint) if s.checkpoint else ""),
+        ("History", ", ".join(f"{path.name}@{step}" for step, path in list(run.checkpoints().items())[-HISTORY:])),
+        ("Error", s.error or ""),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _short(count: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)

@@ -1,0 +1,117 @@
+"""Texts for programs: an answer per line of JSON on stdout or in a file, and everything else on stderr.
+
+`generate` gives prompts to one model, `batch-generate` lets every line name its own; two doors have them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ConfigError
+from ingot.generate.records import Problems, expand, read_prompts, read_requests
+from ingot.generate.sampling import GenerationOptions
+from ingot.runtime.files import write_atomically
+
+Say = Callable[[str], None]
+# What gpt-simple's commands ask for unless they are told otherwise; a prompt there is its own ids and no start of a document.
+DEFAULTS = GenerationOptions(max_new_tokens=100, temperature=0.8, top_k=50, top_p=0.95, start_mark=False)
+DTYPE = "bf16"
+
+
+def asked_for(prompt: str | None, prompts_file: Path | None) -> list[dict[str, Any]]:
+    """The prompts of a command: one, or those of a file."""
+    if (prompt is None) == (prompts_file is None):
+        raise ConfigError("give --prompt TEXT or --prompts-file FILE; one of them")
+    return read_prompts(prompts_file) if prompts_file is not None else [{"prompt": prompt}]
+
+
+def generate_records(
+    model: Any, given: Sequence[Mapping[str, Any]], options: GenerationOptions, output: Path | None, stream: bool, say: Say
+) -> None:
+    """Continue prompts with a model and write a line for each; with `stream`, first a line for every piece as it is written."""
+    prompts = [str(one["prompt"]) for one in given]
+    if stream:
+        written = [prompt if options.return_full_text else "" for prompt in prompts]
+        for number, piece in model.stream_batch(prompts, options):
+            written[number] += piece
+            print_line({"index": number, "piece": piece})
+    else:
+        written = model.generate_batch(prompts, options)
+    told = options.record()
+    write_lines([{**one, "completion": text, "generation": told} for one, text in zip(given, written, strict=True)], output, say)
+
+
+def generate_requests(
+    file: Path,
+    output: Path | None,
+    model: str | None,
+    dtype: str,
+    tokenizer: str | None,
+    options: GenerationOptions,
+    *,
+    open_path: Callable[[Path, str | None, str], Any],
+    dry_run: bool,
+    as_json: bool,
+    say: Say,
+) -> None:
+    """Answer a file of requests, or only say what would be done; problems are told together, before a model is opened."""
+    from ingot.trained.batch import answer_all, plan_loads
+    from ingot.trained.weights import locate_weights
+
+    try:
+        requests = read_requests(file, model, dtype, tokenizer, options)
+        loads = plan_loads(requests, lambda path: locate_weights(Path(path)))
+    except Problems as found:
+        for problem in found.problems:
+            say(problem)
+        raise ConfigError(f"{file}: {len(found.problems)} problems, which are told above; nothing was opened") from None
+    if as_json and dry_run:
+        plan = [
+            {"model": str(one.path), "dtype": one.dtype, "named": one.references, "texts": len(one.requests)} for one in loads
+        ]
+        print_line({"requests": len(requests), "models": plan})
+    for load in loads:
+        named = "" if load.references == [str(load.path)] else f", named {', '.join(load.references)}"
+        say(f"{load.path} as {load.dtype}: {len(load.requests)} texts{named}")
+    if dry_run:
+        say(f"{file}: {len(requests)} texts by {len(loads)} models; nothing is wrong and nothing was opened")
+        return
+
+    answers = answer_all(requests, loads, open_path, say)
+    failed = sum("error" in answer for answer in answers)
+    write_lines(answers, output, say)
+    if failed:
+        say(f"{failed} of {len(answers)} texts could not be written; their lines say why")
+
+
+def model_path(checkpoint: str | None, output_dir: str | None) -> str | None:
+    """The model that a command names by one of its two flags."""
+    if checkpoint is not None and output_dir is not None:
+        raise ConfigError("give --checkpoint DIR or --output-dir RUN; one of them")
+    found = checkpoint if checkpoint is not None else output_dir
+    return None if found is None else expand(found)
+
+
+def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: Say) -> None:
+    """Write a line per record, to stdout or into a file that is there whole or not at all."""
+    if output is None:
+        for record in records:
+            print_line(record)
+        return
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output.resolve(), "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+    say(f"{output}: {len(lines)} texts")
+
+
+def print_line(record: Mapping[str, Any]) -> None:
+    """A line of JSON on stdout, at once."""
+    sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,217 @@
+"""`ingot generate` and `ingot batch-generate` for programs: lines of JSON on stdout, everything else on stderr."""
+
+import json
+
+import pytest
+
+from ingot import api
+from ingot.doors.cli.main import run
+from ingot.generate.sampling import GenerationOptions
+
+
+@pytest.fixture
+def call(capsys):
+    """The command line in this process: its exit code, stdout and stderr."""
+
+    def words(*given):
+        with pytest.raises(SystemExit) as ended:
+            run([str(word) for word in given])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return words
+
+
+@pytest.fixture
+def lines(call):
+    """The objects on stdout of a command that succeeds."""
+
+    def words(*given):
+        code, out, err = call(*given)
+        assert code == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+    return words
+
+
+def written(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+GREEDY = ("--greedy", "--max-new-tokens", 8, "--dtype", "fp32", "--device", "cpu")
+
+
+def test_prompts_of_a_file_come_back_in_order_with_their_texts(lines, reference, tmp_path):
+    file = written(tmp_path / "p.jsonl", {"prompt": "abc", "id": 1}, {"prompt": ""}, {"prompt": "some words of "})
+    found = lines("generate", "--output-dir", reference, "--prompts-file", file, *GREEDY)
+    assert [(one["prompt"], one.get("id")) for one in found] == [("abc", 1), ("", None), ("some words of ", None)]
+    options = GenerationOptions(8, greedy=True, start_mark=False)
+    assert [one["completion"] for one in found] == api.load(reference, device="cpu").generate_batch(
+        [one["prompt"] for one in found], options
+    )
+    assert found[0]["generation"] == {
+        "max_new_tokens": 8,
+        "temperature": 1.0,
+        "top_k": None,
+        "top_p": None,
+        "do_sample": False,
+        "repetition_penalty": 1.0,
+        "seed": None,
+    }
+
+
+def test_a_checkpoint_is_named_by_its_folder_and_a_run_by_its_own(lines, reference):
+    newest = max((reference / "checkpoints").iterdir())
+    [one] = lines("generate", "--checkpoint", newest, "--prompt", "abc", *GREEDY)
+    [other] = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY)
+    assert one == other and set(one) == {"prompt", "completion", "generation"}
+
+
+def test_the_full_text_and_a_file_of_output(call, lines, reference, tmp_path):
+    [one] = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY)
+    code, out, err = call(
+        "generate",
+        "--output-dir",
+        reference,
+        "--prompt",
+        "abc",
+        *GREEDY,
+        "--return-full-text",
+        "--output",
+        tmp_path / "a/b.jsonl",
+    )
+    assert (code, out) == (0, "") and "b.jsonl: 1 texts" in err
+    assert json.loads((tmp_path / "a/b.jsonl").read_text())["completion"] == "abc" + one["completion"]
+
+
+def test_a_stream_tells_the_pieces_before_the_whole(lines, reference):
+    *pieces, whole = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY, "--stream")
+    assert len(pieces) > 1 and {piece["index"] for piece in pieces} == {0}
+    assert "".join(piece["piece"] for piece in pieces) == whole["completion"]
+
+
+@pytest.mark.parametrize("words", [("--temperature", 0), ("--top-k", 0), ("--prompt", "")], ids=str)
+def test_temperature_0_top_k_0_and_an_empty_prompt_write(lines, reference, words):
+    [one] = lines("generate", "--output-dir", reference, "--prompt", "abc", "--max-new-tokens", 4, "--device", "cpu", *words)
+    assert isinstance(one["completion"], str)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give PATH, --checkpoint DIR or --output-dir RUN: which model is to write"),
+        (["--checkpoint", "a", "--output-dir", "b", "--prompt", "c"], "give --checkpoint DIR or --output-dir RUN; one of them"),
+        (["--output-dir", "b"], "give --prompt TEXT or --prompts-file FILE; one of them"),
+        (["--output-dir", "b", "--prompt", "c", "--prompts-file", "d"], "give --prompt TEXT or --prompts-file FILE"),
+        (["--output-dir", "b", "--prompt", "c", "--dtype", "int8"], "--dtype int8 is not known; there are fp32,"),
+        (["--output-dir", "b", "--prompt", "c", "--tokens", "0"], "max_new_tokens must be a whole number of 1 or more"),
+        (["--output-dir", "b", "--prompt", "c", "--repetition-penalty", "0"], "repetition_penalty must be a number above 0"),
+        (["--output-dir", "b", "--prompts-file", "none.jsonl"], "none.jsonl cannot be read: No such file"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line_and_exit_code_2(call, words, said):
+    code, out, err = call("generate", *words)
+    assert (code, out) == (2, "")
+    assert said in err and len(err.splitlines()) == 1
+
+
+def test_a_prompts_file_with_bad_lines_names_all_of_them(call, reference, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\nnot json\n[1]\n{"text": "a"}\n{"prompt": 5}\n')
+    code, _, err = call("generate", "--output-dir", reference, "--prompts-file", tmp_path / "p.jsonl")
+    assert code == 2
+    for part in (":2: this is not JSON", ":3: this is not a JSON object", ":4: prompt is missing", ":5: prompt must be a text"):
+        assert part in err
+
+
+def test_all_problems_of_a_batch_are_told_together_before_a_model_is_opened(call, reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "load", None)
+    file = written(
+        tmp_path / "r.jsonl",
+        {"prompt": 5},
+        {"prompt": "a", "model": {"checkpoint": "x", "output_dir": "y"}},
+        {"prompt": "a", "generation": {"temperature": -1, "top_p": 2}},
+        {"prompt": "a", "model": {"dtype": "int4"}},
+        {"prompt": "a", "generation": {"max_tokens": 3}},
+        {"prompt": "fine"},
+    )
+    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference)
+    assert (code, out) == (2, "")
+    told = err.splitlines()
+    assert len(told) == 7 and "6 problems" in told[-1]
+    for number, part in [
+        (1, "prompt must be a text"),
+        (2, "model has a checkpoint and an output_dir"),
+        (3, "generation.temperature must be a number of 0 or more, not -1"),
+        (3, "generation.top_p must be"),
+        (4, "model.dtype must be one of"),
+        (5, "generation.max_tokens is not known"),
+    ]:
+        assert any(line.startswith(f"{file}:{number}: ") and part in line for line in told)
+
+
+def test_models_that_are_not_there_are_told_together_too(call, tmp_path):
+    file = written(tmp_path / "r.jsonl", *({"prompt": "a", "model": {"output_dir": str(tmp_path / name)}} for name in "xy"))
+    code, _, err = call("batch-generate", "--input", file, "--dry-run")
+    assert code == 2
+    assert f"model {tmp_path / 'x'}: there is no checkpoint" in err and f"model {tmp_path / 'y'}: there is no checkpoint" in err
+
+
+def test_references_to_one_model_open_it_once_and_the_order_is_kept(lines, call, reference, tmp_path, monkeypatch):
+    newest = max((reference / "checkpoints").iterdir())
+    oldest = min((reference / "checkpoints").iterdir())
+    monkeypatch.setenv("WHERE", str(reference.parent))
+    by = [
+        {"output_dir": str(reference)},
+        {"checkpoint": str(oldest)},
+        {"checkpoint": f"$WHERE/{reference.name}/checkpoints/{newest.name}"},
+    ]
+    file = written(tmp_path / "r.jsonl", *({"prompt": f"{n} ", "id": n, "model": by[n % 3]} for n in range(6)))
+    opened, load = [], api.load
+    monkeypatch.setattr(api, "load", lambda path, **options: opened.append(path) or load(path, **options))
+    found = lines("batch-generate", "--input", file, *GREEDY)
+    assert [one["id"] for one in found] == list(range(6))
+    assert opened == [newest.resolve(), oldest.resolve()]
+    for one in found:
+        path = oldest if one["id"] % 3 == 1 else newest
+        [alone] = lines("generate", "--checkpoint", path, "--prompt", one["prompt"], *GREEDY)
+        assert one["completion"] == alone["completion"]
+
+
+def test_a_dry_run_says_what_would_be_done_and_opens_nothing(call, reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "load", None)
+    file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, "--dry-run", "--json")
+    assert code == 0 and "2 texts by 1 models; nothing is wrong and nothing was opened" in err
+    plan = json.loads(out)
+    assert (plan["requests"], plan["models"][0]["texts"], plan["models"][0]["dtype"]) == (2, 2, "bf16")
+
+
+def test_a_record_has_its_own_seed_and_draws_what_it_would_alone(lines, reference, tmp_path):
+    file = written(tmp_path / "r.jsonl", *({"prompt": "a b c", "generation": {"seed": seed}} for seed in (4, 9, 4)))
+    words = ("--max-new-tokens", 12, "--temperature", 2, "--top-k", 0, "--top-p", 1, "--dtype", "fp32", "--device", "cpu")
+    found = lines("batch-generate", "--input", file, "--output-dir", reference, *words)
+    assert found[0]["completion"] == found[2]["completion"] != found[1]["completion"]
+    [alone] = lines("generate", "--output-dir", reference, "--prompt", "a b c", "--seed", 9, *words)
+    assert alone["completion"] == found[1]["completion"]
+
+
+def test_what_fails_while_it_is_written_is_the_error_of_its_line(call, reference, tmp_path, monkeypatch):
+    from ingot.errors import RunError
+    from ingot.trained.model import LoadedModel
+
+    plain = LoadedModel.write_texts
+
+    def fails(model, prompts, options, seeds):
+        if "bad" in prompts:
+            raise RunError("this one cannot be")
+        return plain(model, prompts, options, seeds)
+
+    monkeypatch.setattr(LoadedModel, "write_texts", fails)
+    file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "bad"}, {"prompt": "b"})
+    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, *GREEDY)
+    first, bad, last = map(json.loads, out.splitlines())
+    assert code == 0 and "1 of 3 texts could not be written" in err
+    assert bad["error"] == "this one cannot be" and "completion" not in bad
+    assert "completion" in first and "completion" in last
