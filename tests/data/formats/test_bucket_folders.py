@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from bucket_files import EOS, documents_of, write_buckets, write_pair
 
-from ingot.config.schema import DataSection
+from ingot.config.data_section import DataSection
 from ingot.data.formats.gpt_simple import index_bytes, token_width
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import make_rows

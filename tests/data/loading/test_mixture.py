@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bucket_files import documents_of, write_buckets
 
-from ingot.config.schema import DataSection
+from ingot.config.data_section import DataSection
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.reader import RowReader, read_rank_batch
