@@ -1,4 +1,4 @@
-"""How work looks while it goes on: a live line on a terminal, plain lines or nothing anywhere else. All of it goes to stderr."""
+"""How work looks while it goes on: a live line on a terminal or in a notebook, plain lines or nothing elsewhere; on stderr."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from ingot.doors.status_line import Part, StatusLine, Work, bar, duration, fit, is_terminal, percent
+from ingot.doors.status_line import Part, StatusLine, Work, bar, can_redraw, duration, fit, percent
 from ingot.runs.report import (
     BeginReport,
     EvaluationReport,
@@ -28,7 +28,7 @@ def make_reporter() -> Iterator[Reporter]:
     """The reporter that fits stderr; only the first rank has anything to say."""
     if not ranks_from_environment().first:
         yield Reporter()
-    elif not is_terminal(sys.stderr):
+    elif not can_redraw(sys.stderr):
         yield LineReporter(_to_stderr)
     else:
         live = LiveReporter()
@@ -121,7 +121,7 @@ def _left(max_steps: int | None, step: int, budget_seconds: float | None, second
 
 @contextmanager
 def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; the function it gives takes what is done and how much there is."""
+    """A bar on a terminal or in a notebook; the function it gives takes what is done and how much there is."""
     with work_line(what, "bytes" if in_bytes else unit) as (_, show):
         yield partial(show, what) if show else lambda done, total: None
 
@@ -132,7 +132,7 @@ def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Cal
 
     Progress is what is being done, how much of it, of how much, and a name for it where that changes while it goes on.
     """
-    if not is_terminal(sys.stderr):
+    if not can_redraw(sys.stderr):
         yield _to_stderr, None
         return
     work, part = Work(what, unit), what
