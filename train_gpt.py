@@ -8,4 +8,4 @@ except ModuleNotFoundError as error:
     sys.exit(f"train_gpt.py needs {error.name}; set up with `make` and use .venv/bin/python, or `pip install -e .`")
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -7,8 +7,10 @@ from typing import Any
 
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
+from ingot.plan.validate import check_before_training
 from ingot.runs.report import Reporter
 from ingot.runs.result import TrainingResult
+from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.start import run
 from ingot.trained.model import LoadedModel, find_tokenizer, open_model
 from ingot.trained.weights import open_weights
@@ -26,8 +28,12 @@ def train(
         config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}
     if isinstance(config, dict):
         merged = {name: {**config.get(name, {}), **overrides.get(name, {})} for name in config.keys() | overrides.keys()}
-        return run(load_config(recipe=recipe, python=merged), reporter)
-    return run(load_config(recipe=recipe, file=config, python=overrides), reporter)
+        resolved = load_config(recipe=recipe, python=merged)
+    else:
+        resolved = load_config(recipe=recipe, file=config, python=overrides)
+    told = reporter if reporter is not None else Reporter()
+    dataset = check_before_training(resolved.config, ranks_from_environment().world_size, told.message)
+    return run(resolved, reporter, dataset=dataset)
 
 
 def load(

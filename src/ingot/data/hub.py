@@ -7,17 +7,16 @@ disk.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -31,6 +30,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils.sha import git_hash
+from huggingface_hub.utils.tqdm import tqdm
 
 from ingot.errors import ConfigError, DataError, IngotError
 from ingot.runtime.files import file_sha256, reading
@@ -57,27 +58,13 @@ class FileInfo:
         """How a file differs from what is known, or None."""
         with reading(path):
             size = path.stat().st_size
-        if self.size is not None and size != self.size:
-            return f"{size:,} bytes instead of {self.size:,}"
-        if self.sha256 is not None and (found := file_sha256(path)) != self.sha256:
-            return f"sha256 {found[:12]} instead of {self.sha256[:12]}"
-        if self.git_sha1 is not None and (found := _git_sha1(path, size)) != self.git_sha1:
-            return f"git hash {found[:12]} instead of {self.git_sha1[:12]}"
+            if self.size is not None and size != self.size:
+                return f"{size:,} bytes instead of {self.size:,}"
+            if self.sha256 is not None and (found := file_sha256(path)) != self.sha256:
+                return f"sha256 {found[:12]} instead of {self.sha256[:12]}"
+            if self.git_sha1 is not None and (found := git_hash(path.read_bytes())) != self.git_sha1:
+                return f"git hash {found[:12]} instead of {self.git_sha1[:12]}"
         return None
-
-    def as_dict(self) -> dict[str, int | str]:
-        """What is known, for JSON."""
-        return {key: value for key, value in vars(self).items() if value is not None}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """The inverse of as_dict; what has the wrong type is not known."""
-        size, sha256, git_sha1 = record.get("size"), record.get("sha256"), record.get("git_sha1")
-        return cls(
-            size if isinstance(size, int) else None,
-            sha256 if isinstance(sha256, str) else None,
-            git_sha1 if isinstance(git_sha1, str) else None,
-        )
 
 
 @dataclass(frozen=True)
@@ -286,19 +273,11 @@ def client_messages(notify: Callable[[str], None]) -> Iterator[None]:
 
 
 def _meter(count: Callable[[int], None]) -> type[Any]:
-    """A class the client takes for a progress bar."""
+    """A progress bar of the client that shows nothing and counts."""
 
-    class Meter:
-        n, total = 0, None
-
+    class Meter(tqdm):
         def __init__(self, *_: object, **settings: object) -> None:
-            pass
-
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
+            super().__init__(disable=True)  # type: ignore[no-untyped-call]
 
         def update(self, size: float | None = 1) -> None:
             count(int(size or 0))
@@ -306,10 +285,8 @@ def _meter(count: Callable[[int], None]) -> type[Any]:
         def update_transfer(self, size: float) -> None:
             """Bytes on the wire, which are fewer than those of the file where the hub stores equal stretches once."""
 
-        def set_postfix_str(self, *_: object, **settings: object) -> None:
-            pass
-
-        set_transfer_postfix_str = refresh = close = set_postfix_str
+        def set_transfer_postfix_str(self, *_: object, **settings: object) -> None:
+            """Their speed, which nobody is shown."""
 
     return Meter
 
@@ -332,11 +309,3 @@ def _reason(error: BaseException) -> str:
 def _asked_wait(error: BaseException) -> float:
     asked = error.response.headers.get("Retry-After", "") if isinstance(error, HfHubHTTPError) else ""
     return float(asked) if asked.isdecimal() else 0.0
-
-
-def _git_sha1(path: Path, size: int) -> str:
-    digest = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-    with reading(path), path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

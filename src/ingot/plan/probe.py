@@ -86,7 +86,7 @@ def _alone(config: Config, world_size: int) -> Config:
 
 
 def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, str]:
-    """The seconds and the loss of a step after the first, which compiles, and the most memory that was used."""
+    """The seconds of a step after the first, which compiles, the loss of the first, and the most memory that was used."""
     dataset, rows = open_data(config, 1, report.data.dataset)
     backend: Backend = open_backend(config, dataset.tokenizer.vocab_size, alone)
     plan = plan_step(config, Position())
@@ -94,9 +94,9 @@ def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, s
     batch = read_rank_batch(rows, plan, alone, buffer)
     backend.tune([(plan, batch.batch)], {})
     with backend.without_trace():
-        backend.step(batch.batch, batch.targets, plan).result()
-        began = time.perf_counter()
         result = backend.step(batch.batch, batch.targets, plan).result()
+        began = time.perf_counter()
+        backend.step(batch.batch, batch.targets, plan).result()
         seconds = time.perf_counter() - began
     used, _ = backend.peak_memory()
     backend.release()

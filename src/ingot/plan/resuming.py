@@ -78,6 +78,8 @@ def _named(config: Config, output: Path | None, asked: str, data: DataFacts, fin
     below = output / path if output is not None else path
     path = below if not path.exists() and below.exists() else path
     setting = (Setting("training.resume", asked),)
+    if (copied := _copied(path, output)) is not None:
+        return _ours(config, *copied, output, data, findings)
     if not path.is_dir():
         findings.append(Finding("resume.path_missing", "error", f"{{0}}: there is no folder {path}", "", setting))
         return None
@@ -93,6 +95,18 @@ def _named(config: Config, output: Path | None, asked: str, data: DataFacts, fin
         return _theirs(config, path, findings)
     message = f"{{0}} is not a checkpoint: {path} has neither {INDEX} nor {STATE}"
     findings.append(Finding("resume.no_trainer_state", "error", message, "", setting))
+    return None
+
+
+def _copied(path: Path, output: Path | None) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint of a run that an earlier session began with a copy of this one; training goes on from it."""
+    saved = saved_steps(output / "checkpoints") if output is not None else {}
+    for found in reversed(saved.values()):
+        try:
+            index = read_index(found)
+        except CheckpointError:
+            continue
+        return (found, index) if index["progress"].get("resumed_from") == str(path.resolve()) else None
     return None
 
 

@@ -371,7 +371,7 @@ class Trainer:
         with self.clock.paused():
             if self.progress.step != self._saved_step:
                 self.progress.elapsed_seconds = self.clock.elapsed
-                state = self.backend.state()
+                state = self.backend.snapshot()
                 if self.outputs is not None:
                     self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
                 self._saved_step = self.progress.step

@@ -119,7 +119,7 @@ class LoadedModel:
 
     def _ends(self) -> set[int]:
         """The ids after which a document is over: its end mark, and the start mark of the next."""
-        return {mark for mark in (getattr(self.tokenizer, "eos", None), self.tokenizer.bos) if mark is not None}
+        return {mark for mark in (self.tokenizer.eos, self.tokenizer.bos) if mark is not None}
 
     def cast(self, dtype: str) -> LoadedModel:
         """Keep the weights as another number format from now on, to write with."""

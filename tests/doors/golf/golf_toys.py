@@ -92,7 +92,7 @@ class Ran:
         return found[1]
 
 
-def run_here(toys: Path, **given: str) -> Ran:
+def run_here(toys: Path, *arguments: str, **given: str) -> Ran:
     """Run train_gpt.py in this process and in the folder that it works in."""
     environment = {name: value for name, value in os.environ.items() if name not in (*NAMES, *RANKS)}
     out, err, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
@@ -103,7 +103,7 @@ def run_here(toys: Path, **given: str) -> Ran:
             redirect_stdout(out),
             redirect_stderr(err),
         ):
-            code = main()
+            code = main(arguments)
     finally:
         torch.set_num_threads(threads)
     return Ran(code, out.getvalue(), err.getvalue())

@@ -37,8 +37,8 @@ def fail(depth):
         return fail(depth - 1)
     raise ValueError("deep")
 
-def main():
-    match sys.argv[1]:
+def main(arguments):
+    match arguments[0]:
         case "fail":
             fail(1)
         case "source":

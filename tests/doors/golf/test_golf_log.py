@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from golf_toys import ROWS, Golf, Ran, shard
+from golf_toys import ROOT, ROWS, Golf, Ran, run_here, shard
 
 from ingot.doors.golf.log import RULE, RunLog, sdp_backends
-from ingot.doors.golf.variables import as_lines, read_variables
+from ingot.doors.golf.variables import TABLE, as_lines, as_text, read_variables
 from ingot.errors import CheckpointError
 
 TIMES = r"train_time:\d+ms step_avg:\d+\.\d\dms"
@@ -187,13 +189,69 @@ def test_without_a_name_a_run_draws_one(golf: Golf, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_as_text_is_written_otherwise(tmp_path: Path) -> None:
-    RunLog(tmp_path / "log.txt").line("path \udcff", console=False)
+    run_log = RunLog(tmp_path / "log.txt")
+    run_log.line("path \udcff", console=False)
+    run_log.write()
     assert (tmp_path / "log.txt").read_text() == "path \\udcff\n"
 
 
-def test_a_mistake_stands_in_the_log_too(golf: Golf, tmp_path: Path) -> None:
-    said = golf.refuses(2, VOCAB_SIZE="300")
-    assert (tmp_path / "logs/toy.txt").read_text().endswith(f"error: {said}\n")
+def test_what_ends_a_run_stands_in_the_log_too(golf: Golf, tmp_path: Path) -> None:
+    said = golf.refuses(1, MATRIX_LR="1e30", SCALAR_LR="1e30", TIED_EMBED_LR="1e30")
+    assert "not finite" in said and (tmp_path / "logs/toy.txt").read_text().endswith(f"error: {said}\n")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"VOCAB_SIZE": "300"}, {"DATA_PATH": "nowhere"}, {"EVAL_ONLY_PATH": "nosuch.ptz"}, {"MODEL_DIM": "17"}]
+)
+def test_a_start_that_fails_leaves_no_log_and_no_folder(golf: Golf, tmp_path: Path, wrong: dict[str, str]) -> None:
+    ran = run_here(golf.toys, **wrong)
+    assert ran.code in (2, 3, 4) and not ran.out.startswith("step") and list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_fails_leaves_the_logs_of_others_as_they_are(golf: Golf, finished: Ran, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*")), (tmp_path / "logs/toy.txt").read_bytes()
+    golf.refuses(2, VOCAB_SIZE="300", RUN_ID="other")
+    golf.refuses(2, VOCAB_SIZE="300")
+    assert (sorted(tmp_path.rglob("*")), (tmp_path / "logs/toy.txt").read_bytes()) == before
+
+
+# -- arguments ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_lists_every_variable_with_its_default_and_meaning_and_trains_nothing(golf: Golf, tmp_path: Path, word: str) -> None:
+    ran = run_here(golf.toys, word)
+    assert (ran.code, ran.err, list(tmp_path.iterdir())) == (0, "", [])
+    for one in TABLE:
+        assert f"\n  {one.name}={as_text(one.default) if one.default is not None else ''}\n      {one.meaning}" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("word", "example"),
+    [
+        ("config.py", "ITERATIONS=100"),
+        ("--iterations=5", "ITERATIONS=5"),
+        ("ITERATIONS=7", "ITERATIONS=7"),
+        ("--matrix-lr", "MATRIX_LR=VALUE"),
+    ],
+)
+def test_any_other_argument_is_refused_with_the_variable_it_may_mean(golf: Golf, tmp_path: Path, word: str, example: str) -> None:
+    ran = run_here(golf.toys, word)
+    assert (ran.code, ran.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert ran.err == (
+        f"train_gpt.py: error: train_gpt.py takes no arguments and was given {word}; settings are variables before the command, "
+        f"as in {example} python train_gpt.py, and --help lists them\n"
+    )
+
+
+def test_the_script_hands_its_arguments_on(golf: Golf) -> None:
+    program = [sys.executable, str(ROOT / "train_gpt.py"), "--help"]
+    ended = subprocess.run(program, env=golf.environment(), capture_output=True, text=True)
+    assert ended.returncode == 0 and ended.stdout.startswith("usage: ") and "step:" not in ended.stdout
+
+
+def test_what_a_run_leaves_in_the_repository_is_not_offered_to_git() -> None:
+    assert {"/logs/", "/records/", "/final_model.*"} <= set((ROOT / ".gitignore").read_text().splitlines())
 
 
 # -- what is told is not what changes it ---------------------------------------------------------------------------------------
@@ -235,5 +293,5 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "log.txt").symlink_to(tmp_path / "mine")
     with pytest.raises(CheckpointError, match=r"log\.txt is a symbolic link"):
-        RunLog(tmp_path / "log.txt").line("a line", console=False)
+        RunLog(tmp_path / "log.txt").write()
     assert (tmp_path / "mine").read_text() == "mine"

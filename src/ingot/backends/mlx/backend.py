@@ -157,11 +157,12 @@ class MLXBackend(MLXInference):
         if self._average is not None:
             self._begin_average()
 
-    def state(self) -> State:
+    def snapshot(self) -> Callable[[], State]:
         """Copies of the weights, of the optimizer's state and of the average of the weights."""
         memory = [record(f"{name}/{key}", value) for name, kept in self._memory.items() for key, value in kept.items()]
         average = {"ema": records(self._average)} if self._average is not None else {}
-        return {"model": records(self._weights), "optimizer": memory, **average}
+        state = {"model": records(self._weights), "optimizer": memory, **average}
+        return lambda: state
 
     @contextmanager
     def without_trace(self) -> Iterator[None]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -40,20 +39,6 @@ MoreInputs = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="--
 TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
 LARGE_VOCABULARY = 8192  # ids from which a step of the demo takes seconds on a CPU: with 50,257, 3 s on two cores
 GPT2_TOKENS = 100_000_000  # enough text for the 124M parameters of the recipe gpt2 to learn more than to recite it
-
-
-class EngineName(StrEnum):
-    """Who encodes."""
-
-    local = "local"
-    ray = "ray"
-
-
-class TrainableKind(StrEnum):
-    """The tokenizers that can be learned from text."""
-
-    sentencepiece = "sentencepiece"
-    bpe = "bpe"
 
 
 def register(app: typer.Typer) -> None:
@@ -92,7 +77,9 @@ def prepare_command(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Processes that encode, by default one for each processor; no output differs.")
     ] = None,
-    engine: Annotated[EngineName, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = EngineName.local,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="local: processes of this machine. ray: a Ray cluster.")
+    ] = "local",
     ray_address: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="The cluster; auto: the one that runs here; not given: a new one, here.")
     ] = None,
@@ -117,7 +104,7 @@ def prepare_command(
             shard_tokens=shard_tokens,
             overwrite=force,
             workers=workers,
-            engine=engine.value,
+            engine=engine,
             ray_address=ray_address,
             progress=progress,
         )
@@ -157,7 +144,7 @@ def next_command(summary: Summary) -> list[str]:
 def train_tokenizer_command(
     inputs: Inputs,
     kind: Annotated[
-        TrainableKind,
+        Literal["sentencepiece", "bpe"],
         typer.Option(help="sentencepiece: BPE that folds white space, as golf has it. bpe: bytes, as GPT-2 has it."),
     ],
     vocab_size: Annotated[int, typer.Option(metavar="N", help="Ids in all, 257 to 65,536.")],
@@ -179,7 +166,7 @@ def train_tokenizer_command(
         tokenizer = train_tokenizer(
             inputs,
             output,
-            kind.value,
+            kind,
             vocab_size,
             documents=documents,
             text_field=text_field,

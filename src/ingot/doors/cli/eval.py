@@ -22,13 +22,13 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     path: OptionalModelPath = None,
     artifact: Annotated[
-        Path | None, typer.Option("--artifact", metavar="FILE", help="Score the model in this file, as `ingot export` wrote it.")
+        Path | None, typer.Option(metavar="FILE", help="Score the model in this file, as `ingot export` wrote it.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="DIR", help="Prepared folder; its validation split is scored. Default: the run's."),
+        typer.Option(metavar="DIR", help="Prepared folder; its validation split is scored. Default: the run's."),
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", metavar="N", help="Score N rows spread over the split.", min=1)] = None,
+    rows: Annotated[int | None, typer.Option(metavar="N", help="Score N rows spread over the split.", min=1)] = None,
     which: Which = "latest",
     device: DeviceName = "auto",
     as_json: AsJson = False,

@@ -16,7 +16,7 @@ from ingot.doors.output import print_json
 
 VERBS = {
     "Train and use a model": ("train", "validate", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
-    "Prepare text": ("data",),
+    "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import bz2
-import importlib.metadata
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import ingot
 from ingot.doors.golf.alone.bundle import NONE, with_settings
 from ingot.doors.golf.linker import Read, link
+from ingot.runtime.version import made_by
 
 ENTRY = "ingot.doors.golf.main"
 WIDTH = 130  # of the lines of packed text
@@ -49,7 +49,6 @@ INSTEAD = {
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
-    "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
 }
 
 LOADER = '''\
@@ -109,7 +108,7 @@ if __name__ == "__main__":
         os.environ.setdefault(name, value)
     from {entry} import main
 
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
 '''
 
 
@@ -120,7 +119,7 @@ def bundle(settings: Mapping[str, str] = NONE) -> bytes:
 
 @cache
 def _unset() -> bytes:
-    return one_file("ingot", ENTRY, _read, LEFT_OUT, version())
+    return one_file("ingot", ENTRY, _read, LEFT_OUT, made_by().removeprefix("ingot "))
 
 
 def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (), version: str = "") -> bytes:
@@ -131,15 +130,6 @@ def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (
     letters = base64.b85encode(small).decode()
     packed = "\n".join(letters[start : start + WIDTH] for start in range(0, len(letters), WIDTH))
     return LOADER.format(package=package, entry=entry, version=version, packed=packed).encode()
-
-
-@cache
-def version() -> str:
-    """The version of this package."""
-    try:
-        return importlib.metadata.version("ingot")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 @cache

@@ -28,30 +28,49 @@ ALWAYS_LOGGED = 10
 
 
 class RunLog:
-    """Writes lines to the console and appends them to a file and, once there is a run folder, to one of its own there."""
+    """Writes lines to the console and appends them to a file and, once there is a run folder, to one of its own there.
+
+    Nothing is printed before `show` and no file made before `write`: a start that fails leaves no log.
+    """
 
     def __init__(self, path: Path | None):
         self._path = path  # None on ranks that do not write
         self._copy: Path | None = None
-        self._early = ""  # what was written before there was a run folder
+        self._early = ""  # what no file has yet
+        self._unseen: list[str] | None = []  # what the console has to show
+        self._written = False
         self.writes = path is not None
 
     def line(self, text: str, console: bool = True) -> None:
         """A line, on the console too unless that would be too much."""
         if self._path is None:
             return
-        if console:
+        if console and self._unseen is not None:
+            self._unseen.append(text)
+        elif console:
             print(text, flush=True)
-        _append(self._path, text + "\n")
+        if self._written:
+            _append(self._path, text + "\n")
         if self._copy is not None:
             _append(self._copy, text + "\n")
         else:
             self._early += text + "\n"
 
-    def keep_in(self, folder: Path) -> None:
-        """Let the run folder have all that this session says: the log of a name may hold several runs."""
-        self._copy, early, self._early = folder / LOG, self._early, ""
-        _append(self._copy, early)
+    def show(self) -> None:
+        """From now on the console shows every line; the first names the file."""
+        unseen, self._unseen = self._unseen or [], None
+        for text in (str(self._path), *unseen) if self.writes else ():
+            print(text, flush=True)
+
+    def write(self, folder: Path | None = None) -> None:
+        """From now on there is a file; the run folder has all that this session says, for a log may hold several runs."""
+        if self._path is None:
+            return
+        early, self._early, self._written = self._early, "", True
+        _append(self._path, early)
+        if folder is not None:
+            self._copy = folder / LOG
+            _append(self._copy, early)
 
     def note(self, text: str) -> None:
         """What the original's log has no line for."""
@@ -88,7 +107,7 @@ class GolfReporter(Reporter):
 
     def begin(self, report: BeginReport) -> None:
         v, line = self._v, self._run_log.line
-        self._run_log.keep_in(Path(report.run))
+        self._run_log.write(Path(report.run))
         line(f"model_params:{report.parameters}")
         line(f"world_size:{report.ranks} grad_accum_steps:{accumulation(report.ranks)}")
         line(f"sdp_backends:{sdp_backends(report.attention)}")

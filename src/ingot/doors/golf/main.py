@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from ingot.doors.entry import explained, process_start, warn
 from ingot.doors.golf.data.check import check_data
 from ingot.doors.golf.log import GolfReporter, RunLog
 from ingot.doors.golf.translate import advice, translate, variable
-from ingot.doors.golf.variables import STATE, look_alikes, read_variables
+from ingot.doors.golf.variables import NAMES, STATE, look_alikes, read_variables, usage
 from ingot.errors import ConfigError, IngotError
+from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runs.state import read_state
 from ingot.runtime.files import writing
@@ -25,11 +26,26 @@ from ingot.runtime.ranks import Ranks, ranks_from_environment
 LOGS = Path("logs")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Run as the environment says; a user's mistake is one line and the exit code of its class."""
     with explained("train_gpt.py", variable, advice) as outcome:
-        outcome.code = golf(os.environ)
+        if list(arguments) in (["--help"], ["-h"]):
+            print(usage())
+        elif arguments:
+            raise ConfigError(_no_argument(arguments[0]))
+        else:
+            outcome.code = golf(os.environ)
     return outcome.code
+
+
+def _no_argument(word: str) -> str:
+    name, given, value = word.lstrip("-").partition("=")
+    name = name.replace("-", "_").upper()
+    example = f"{name}={value if given else 'VALUE'}" if name in NAMES else "ITERATIONS=100"
+    return (
+        f"train_gpt.py takes no arguments and was given {word}; settings are variables before the command, as in {example} "
+        "python train_gpt.py, and --help lists them"
+    )
 
 
 def golf(environment: Mapping[str, str]) -> int:
@@ -42,24 +58,41 @@ def golf(environment: Mapping[str, str]) -> int:
         raise ConfigError(f"RUN_ID={run_id} names a file in {LOGS}/; it may not be a path or have line breaks")
     folder = _run_folder(run_id) if ranks.first else LOGS / run_id
     resolved = translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
-    with ExitStack() as stack:
-        run_log = RunLog(None)
-        if ranks.first:
-            with writing(LOGS):
-                LOGS.mkdir(exist_ok=True)
-            if not values["EVAL_ONLY_PATH"]:
-                stack.enter_context(RunLock(LOGS, elsewhere="another folder to run in"))
-            run_log = RunLog(LOGS / f"{run_id}.txt")
-            print(LOGS / f"{run_id}.txt", flush=True)
-            run_log.head(resolved, values)
+    run_log = RunLog(LOGS / f"{run_id}.txt" if ranks.first else None)
+    if ranks.first:
+        run_log.head(resolved, values)
+    data = check_data(values, run_log, ranks.first)
+    with _logs_folder(ranks.first, bool(values["EVAL_ONLY_PATH"])):
+        run_log.show()
         try:
-            data = check_data(values, run_log, ranks.first)
             if values["EVAL_ONLY_PATH"]:
                 return _score(values, resolved, ranks, run_log)
             return _train(values, resolved, run_log, run_id, data)
         except IngotError as error:
             run_log.line(f"error: {error.render(variable, advice)}", console=False)
             raise
+
+
+@contextmanager
+def _logs_folder(first: bool, shared: bool) -> Iterator[None]:
+    """logs/ for this process, alone unless it is shared; one made for a start that failed is removed again."""
+    if not first:
+        yield
+        return
+    new = not LOGS.exists()
+    with writing(LOGS):
+        LOGS.mkdir(exist_ok=True)
+    lock = RunLock(LOGS, elsewhere="another folder to run in")
+    try:
+        if not shared:
+            lock.acquire()
+        yield
+    finally:
+        if new and not [path for path in LOGS.iterdir() if path.name != LOCK]:
+            (LOGS / LOCK).unlink(missing_ok=True)  # before it is released: whoever waits for it looks whether it is still there
+            with suppress(OSError):
+                LOGS.rmdir()
+        lock.release()
 
 
 def _train(values: Mapping[str, Any], resolved: ResolvedConfig, run_log: RunLog, run_id: str, data: Mapping[str, Any]) -> int:
@@ -87,6 +120,7 @@ def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, ru
     dataset, rows = open_data(resolved.config, ranks.world_size)
     backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, ranks)
     backend.load_weights(read_golf(content, path), str(path))
+    run_log.write()
     run_log.line(f"model_params:{backend.parameters}")
     trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), Reporter(), None)
     if is_state(content):

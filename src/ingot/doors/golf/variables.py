@@ -159,7 +159,24 @@ def _meant(name: str) -> list[str]:
 def markdown() -> str:
     """The table as docs/golf.md shows it."""
     rows = ["| variable | kind | default | meaning |", "|---|---|---|---|"]
-    for v in TABLE:
-        default = {"list": ", ".join, "0 or 1": int}.get(v.kind, str)(v.default) if v.default is not None else ""  # type: ignore[operator]
-        rows.append(f"| `{v.name}` | {' or '.join(v.choices) or v.kind} | {default} | {v.meaning} |")
+    rows += [
+        f"| `{v.name}` | {' or '.join(v.choices) or v.kind} | {_default(v).replace(',', ', ')} | {v.meaning} |" for v in TABLE
+    ]
     return "\n".join(rows) + "\n"
+
+
+def usage() -> str:
+    """What `train_gpt.py --help` prints: every variable with its default and meaning."""
+    lines = [
+        f"usage: [VARIABLE=value ...] python {CODE}",
+        f"       [VARIABLE=value ...] torchrun --standalone --nproc_per_node=N {CODE}",
+        "",
+        "Trains and scores a golf model. It takes no arguments; settings are environment variables:",
+    ]
+    lines += [f"  {v.name}={_default(v)}\n      {v.meaning} ({' or '.join(v.choices) or v.kind})" for v in TABLE]
+    return "\n".join(lines)
+
+
+def _default(v: Variable) -> str:
+    """The default as the environment would have it; nothing where unset means something else."""
+    return as_text(v.default) if v.default is not None else ""

@@ -35,9 +35,10 @@ def train(given: Given) -> None:
     from ingot.runs.wandb import check_installed
 
     ranks = ranks_from_environment()
-    values = settle(given, ranks.world_size, warn if ranks.first else _nothing)
+    first_warns = warn if ranks.first else lambda line: None
+    values = settle(given, ranks.world_size, first_warns)
     check_data(values)
-    settle_tokenizer(values, warn if ranks.first else _nothing)
+    settle_tokenizer(values, first_warns)
     if values["eval_only"]:
         if ranks.first:
             evaluate(values)
@@ -152,7 +153,3 @@ def _tell_model(args: ModelArgs, values: Mapping[str, Any]) -> None:
         say(f"num {words} parameter tensors: {tensors}, with {parameters:,} parameters")
     if values["compile"]:
         say("the first iteration compiles the model and takes about a minute")
-
-
-def _nothing(line: str) -> None:
-    pass

@@ -251,12 +251,10 @@ def _without_halves(line: bytes) -> bytes:
 
 def _sidecar(output: Path) -> dict[str, Any] | None:
     path = output / DOCS_SOURCE
-    try:
-        return parse_manifest(path.read_bytes(), str(path))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path):
+        return parse_manifest(path.read_bytes(), str(path))
 
 
 def _number(sidecar: dict[str, Any], key: str, where: Path) -> int | None:

@@ -320,7 +320,8 @@ class _Job:
                 **{name: self.facts[name] for name in names if name in self.facts},
             }
             digest = hashlib.sha256(self.content).hexdigest()
-            write_manifest(self.output, self.content, Source(repo, self.prefix, str(self.commit), digest, files))
+            origin = Source(repo=repo, prefix=self.prefix, commit=str(self.commit), manifest_sha256=digest, files=files)
+            write_manifest(self.output, self.content, origin)
 
     def _ensure(self, name: str) -> None:
         """Make one file be there and whole."""
