@@ -1,10 +1,10 @@
 """gpt-simple's 124M setting by the original, by our door and by a bare loop of the same model, in turns.
 
-Each is a process of its own on the same data (random tokens in documents of uneven length, packed). The original's steps are timed
+Each is a process of its own on the same data: random tokens in documents of uneven length, packed. The original's steps are timed
 by a hook after its optimizer; it reads its losses from the GPU in every step, so the host's clock is the GPU's. Ours are timed by
-the wall clock of metrics.jsonl, saves included: every `--save` steps the state and gpt-simple's own files are written. The bare loop
-steps our model on one batch that lies on the device: no data, no log, no saves. Steps before `--skip` are left out: compiling and
-the first batches. The original is wanted in --site (`make test` puts it into .venv/gpt-simple); without it its rows are missing.
+the wall clock of metrics.jsonl, saves included: every `--save` steps the state and gpt-simple's own files are written. The bare
+loop steps our model on one batch that lies on the device: no data, no log, no saves. Steps before `--skip` are left out:
+they compile. The original is looked for in --site (`make test` puts it into .venv/gpt-simple); without it its row is missing.
 
     python benchmarks/gpt_simple.py [--turns 2] [--steps 250] [--original-steps 70] [--save 100] [--site DIR] [--toy]
 """
@@ -97,7 +97,9 @@ def make_data(folder: Path, shape: dict[str, Any], steps: int) -> None:
         for number in range(2):
             lengths: list[int] = []
             while sum(lengths) < wanted / 2:
-                lengths += np.clip(draw.lognormal(np.log(shape["length"] / 3), 0.8, 4096), 8, shape["length"]).astype(int).tolist()
+                lengths += (
+                    np.clip(draw.lognormal(np.log(shape["length"] / 3), 0.8, 4096), 8, shape["length"]).astype(int).tolist()
+                )
             tokens = draw.integers(1, shape["ids"], sum(lengths)).astype("<u2")
             ends = np.cumsum(lengths)
             tokens[ends - 1] = 0

@@ -40,8 +40,8 @@ def explained(
 ) -> Iterator[Outcome]:
     """Turn errors into a line and an exit code, with a door's names for settings and its advice; readers may leave.
 
-    What every rank finds wrong is said by the first alone. With `every_rank` another speaks too if nobody ended it meanwhile: then
-    it is the only one that found it.
+    What every rank finds wrong is said by the first alone. With `every_rank` another speaks too if nobody ended it meanwhile: it
+    is then the only one that found it.
     """
     outcome = Outcome()
     _open_streams()

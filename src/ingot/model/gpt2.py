@@ -72,10 +72,11 @@ class Trunk(nn.Module):
         self.h = nn.ModuleList(blocks)
         self.ln_f = LayerNorm(width, bias)
         self.dropout = dropout
+        self.head_size = width // blocks[0].attn.heads
 
     def forward(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Tensor:
         places = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
-        mask = attention_mask(documents, cache)
+        mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens) + places, self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
             x = block(x, mask, cache[i] if cache else None)

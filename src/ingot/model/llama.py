@@ -134,7 +134,7 @@ class Llama(nn.Module):
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         angles = self.rotation(positions(tokens, cache, self.context))
-        mask = attention_mask(documents, cache)
+        mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens), self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
             x = block(x, angles, mask, cache[i] if cache else None)

@@ -155,7 +155,7 @@ def test_a_shard_of_another_size_is_one_finding(folder, change, said):
     assert said in finding.problem
 
 
-@pytest.mark.parametrize("content", [b"", bytes(1023), bytes(4000), struct.pack("<3i", 20240520, 2, 0) + bytes(1012)])
+@pytest.mark.parametrize("content", [b"", bytes(1023), bytes(4000), struct.pack("<3i", 20240520, 3, 0) + bytes(1012)])
 def test_a_shard_that_does_not_begin_as_one_is_one_finding(folder, content):
     (folder / "val_000000.bin").write_bytes(content)
     assert codes(folder) == ["shard-header"]

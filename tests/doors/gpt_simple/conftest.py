@@ -87,7 +87,7 @@ def our_run(gpts_data: Path, shared: Path) -> Path:
 def our_copy(our_run: Path, gpts: Path) -> Path:
     """A folder to work in with a copy of our run in out/, and its config.yaml."""
     shutil.copytree(our_run / "out", gpts / "out")
-    write_config(gpts / "config.yaml", training={"logging_steps": 3})
+    write_config(gpts / "config.yaml")
     return gpts
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ingot.api import load
 from ingot.artifact.gpt_simple import Saved, saved_checkpoints
-from ingot.doors.gpt_simple.files import RunFiles, delete_checkpoints, doomed
+from ingot.doors.gpt_simple.files import RunFiles, doomed
 from ingot.doors.gpt_simple.main import main
 from ingot.runs.report import BeginReport
 from ingot.trained.weights import open_weights
@@ -181,10 +181,3 @@ def test_an_error_stands_in_its_run_state_with_the_traceback(our_copy: Path) -> 
         files.failed(error)
     state = strict(Path("out/.run_state.json"))
     assert state["status"] == "error" and "Traceback" in state["error"] and "ValueError: the loss is not finite" in state["error"]
-
-
-def test_only_its_checkpoints_are_deleted(our_copy: Path) -> None:
-    (our_copy / "out/checkpoints/mine").mkdir()
-    delete_checkpoints(Path("out"))
-    left = sorted(path.name for path in Path("out/checkpoints").iterdir())
-    assert left == ["mine", "step-00000004", "step-00000008", "step-00000012"]

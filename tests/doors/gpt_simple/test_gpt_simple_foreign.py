@@ -20,10 +20,10 @@ from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.doors.gpt_simple.checkpoint import read_cursors
 from ingot.doors.gpt_simple.cursors import documents_read, file_rows
-from ingot.doors.gpt_simple.foreign import adopt
+from ingot.doors.gpt_simple.foreign import adopt, find_foreign
 from ingot.doors.gpt_simple.main import main
 from ingot.doors.gpt_simple.reading import read_config
-from ingot.doors.gpt_simple.translate import translate
+from ingot.doors.gpt_simple.translate import kept_tokens, translate
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 
@@ -54,7 +54,7 @@ def adopted(folder: Path, *overrides: tuple[str, Any], said: list[str] | None = 
     told = said if said is not None else []
     path = adopt(config, told.append, told.append)
     assert path is not None
-    return load_checkpoint(path), translate(config, 1).config
+    return load_checkpoint(path), translate(config, 1, kept_tokens(config)).config
 
 
 def test_weights_adamw_step_tokens_phase_and_the_wandb_run_are_taken_over(their_copy: Path) -> None:
@@ -143,19 +143,35 @@ def test_a_run_of_the_original_goes_on_with_train_and_is_ours_from_then_on(
 
 
 def test_a_checkpoint_elsewhere_is_taken_into_a_new_folder(their_copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "train",
-        "--config",
-        "config.yaml",
-        "--training.output_dir",
-        "new",
-        "--training.resume",
-        "out/checkpoints/checkpoint-4",
-    ]
+    words = ["train", "--config", "config.yaml", "--training.output_dir", "new", "--training.resume", NEW["training.resume"]]
     assert main([*words, "--training.max_steps", "5"]) == 0
     assert "Resuming from step 4" in capfd.readouterr().err
     assert load_checkpoint(Path("new/checkpoints/step-00000005")).step == 5
     assert not list(Path("out/checkpoints").glob("step-*")) and not Path("out/already-read.json").exists()
+    assert find_foreign(read_config("config.yaml", {**NEW, "training.output_dir": "new"})) is None  # the same command again
+    # and from there into a third folder, which does not read those documents either
+    third = read_config("config.yaml", {"training.output_dir": "third", "training.resume": "new"})
+    assert translate(third, 1, kept_tokens(third)).config.data.already_read == "new/already-read.json"
+
+
+NEW = {"training.resume": "out/checkpoints/checkpoint-4"}
+
+
+def test_a_folder_with_another_run_or_newer_checkpoints_is_not_taken(their_copy: Path) -> None:
+    with pytest.raises(CheckpointError, match="out has newer checkpoints, the newest at step 12"):
+        find_foreign(read_config("config.yaml", NEW))
+    adopted(their_copy)
+    shutil.copytree("out", "other")
+    shutil.rmtree("out/checkpoints/step-00000012")
+    with pytest.raises(CheckpointError, match="other holds another run, the newest at step 12"):
+        find_foreign(read_config("config.yaml", {**NEW, "training.output_dir": "other"}))
+
+
+def test_force_begins_anew_with_all_documents(their_copy: Path) -> None:
+    adopted(their_copy)
+    assert main(["-q", "train", "--config", "config.yaml", "--training.max_steps", "3", "--force"]) == 0
+    last = load_checkpoint(Path("out/checkpoints/step-00000003")).progress
+    assert last["config"]["data"]["already_read"] is None and not Path("out/already-read.json").exists()
 
 
 def test_a_model_of_another_shape_is_refused_in_the_words_of_the_keys(

@@ -65,6 +65,21 @@ training:
     assert (config.data.path, config.data.max_length, config.model) == ("123", 2048, ModelConfig())
 
 
+def test_aliases_and_merged_mappings_are_read_as_yaml_means_them(tmp_path: Path) -> None:
+    text = """
+data:
+  curriculum:
+    - {duration_tokens: 100, mix: &even {a: 1, b: 1}}
+    - {duration_tokens: 200, mix: *even}
+    - {duration_tokens: 300, mix: {<<: *even, b: 3}}
+"""
+    phases = read_config(written(tmp_path, text)).data.curriculum
+    assert phases is not None
+    assert [phase.mix for phase in phases] == [{"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.5}, {"a": 0.25, "b": 0.75}]
+    with pytest.raises(ConfigError, match="a value cannot be a part of itself"):
+        read_config(written(tmp_path, "data: &a {path: *a}"))
+
+
 @pytest.mark.parametrize("word", ["no", "False", '"no"', "off"])
 def test_no_mixed_precision_is_said_in_any_way(word: str, tmp_path: Path) -> None:
     assert read_config(written(tmp_path, f"training: {{mixed_precision: {word}}}")).training.mixed_precision == "no"

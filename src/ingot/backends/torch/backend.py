@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
 from ingot.backends.torch.average import WeightAverage
-from ingot.backends.torch.build import build_model, check_fused_mask, checkpoint_blocks, flops_per_token, set_numbers
+from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.collectives import peers_present
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference, group_of
@@ -52,8 +52,6 @@ class TorchBackend(TorchInference):
         precision = device.precision(t.precision)
         if t.deterministic:
             choose_no_kernel_by_speed()
-        if device.kind == "cuda" and config.data.document_mask and not own_model:
-            check_fused_mask(config)
         self._group = group_of(group, ranks, device)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         model = build_model(config, vocab_size).to(torch_device(device))

@@ -33,7 +33,7 @@ class IndexedSplit(Split):
 
     def __init__(self, folder: Path, record: SplitRecord, pairs: Sequence[Pair], eos: int | None) -> None:
         maps = {pair.path: pair.stream for pair in pairs}
-        super().__init__(folder, record, lambda path: maps[path].shard(0), dtype=np.uint32)
+        super().__init__(folder, record, lambda path: maps[path].shard(0), dtype=np.dtype(np.uint32))
         self.eos, begins = eos, np.cumsum([0, *(pair.stream.tokens for pair in pairs)])
         starts = [pair.offsets[:-1] + begin for pair, begin in zip(pairs, begins[:-1], strict=True)]
         self._starts = np.concatenate([*starts, begins[-1:]]).astype(np.uint64)

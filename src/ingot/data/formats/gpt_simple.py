@@ -24,6 +24,7 @@ from ingot.data.formats.base import (
     PlainWriter,
     TokenSource,
     TokenWriter,
+    one_token,
     read_file,
 )
 from ingot.data.store.shards import map_tokens
@@ -34,6 +35,7 @@ from ingot.runtime.files import write_atomically
 MAGIC, VERSION = b"GPTS", 1
 HEADER = struct.Struct("<4sIII")  # magic, version, bytes of a token, windows
 DTYPES = {2: "<u2", 4: "<u4"}
+WIDE = 4
 SPLITS = ("train", "val")
 AGAIN = "copy it again or tokenize again"
 
@@ -48,7 +50,9 @@ class GPTSimpleSource(TokenSource):
         self._files = {split: files for split, files in find_pairs(path).items() if files}
         if not self._files:
             raise DataError(f"{path} holds no .bin with an .idx beside it; it is not data of gpt-simple")
-        self.tokens = {split: sum(Pair(file).stream.tokens for file in files) for split, files in self._files.items()}
+        pairs = {split: [Pair(file) for file in files] for split, files in self._files.items()}
+        self.tokens = {split: sum(pair.stream.tokens for pair in some) for split, some in pairs.items()}
+        self.wide = any(pair.wide for some in pairs.values() for pair in some)
         files = [file for files in self._files.values() for file in files]
         buckets = ", ".join(sorted({file.parent.name for file in files}))
         self.about = f"gpt-simple's .bin and .idx, {len(files)} pairs, buckets: {buckets}"
@@ -104,7 +108,8 @@ class Pair:
         if size != width * count:
             raise DataError(f"size mismatch in {path}: {width * count:,} bytes expected by its .idx, {size:,} found; {AGAIN}")
         self.path = path
-        self.stream = TokenStream([path], [count], lambda path: map_tokens(path, DTYPES[width], 0, count))
+        self.wide, dtype = width == WIDE, np.dtype(DTYPES[width])
+        self.stream = TokenStream([path], [count], lambda path: map_tokens(path, DTYPES[width], 0, count), dtype=dtype)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
         """Whole documents without their end marks. Where a file has such marks, a window without one goes on in the next."""
@@ -154,7 +159,7 @@ class IndexedWriter(TokenWriter):
         self._repeats: list[int] = []
 
     def add(self, document: Document) -> None:
-        parts = [*document, *([] if self.marks.eos is None else [np.array([self.marks.eos], np.uint16)])]
+        parts = [*document, *([] if self.marks.eos is None else [one_token(self.marks.eos)])]
         if not parts:
             return
         whole = _joined(parts)

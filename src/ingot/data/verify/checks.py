@@ -40,9 +40,8 @@ def check_range(split: AuditSplit, tokenizer: Tokenizer, counts: Counts, finding
     """Are all ids in the vocabulary?"""
     outside = int(counts.ids[tokenizer.vocab_size :].sum())
     if outside:
-        largest = int(np.flatnonzero(counts.ids)[-1])
         vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
-        problem = f"tokens outside {vocabulary} begin here: {outside:,} in {split.name}, the largest {largest:,}"
+        problem = f"tokens outside {vocabulary} begin here: {outside:,} in {split.name}, the largest {counts.largest:,}"
         file, place = split.place(_first_outside(split, tokenizer.vocab_size))
         findings.append(Finding("token-range", file, problem, OTHER, place))
     return not outside

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer
-from ingot.data.tokenizers.base import OUTSIDE
+from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.base import NARROW, OUTSIDE
 from ingot.data.verify.folder import AuditSplit, Starts
 
 CHUNK_TOKENS = 1 << 20
@@ -21,9 +21,10 @@ CHUNK_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class Counts:
-    """What a pass came to; `ids` has a count for every id that a shard can hold."""
+    """What a pass came to; `ids` has a count for every id of the vocabulary, some outside it, and last all above those."""
 
     ids: NDArray[np.int64]
+    largest: int
     marks: NDArray[np.int64]
     piece_bytes: int
 
@@ -52,14 +53,17 @@ def count_tokens(
     tell: Callable[[int], None] = lambda tokens: None,
 ) -> Counts:
     """Reads a split. `starts` is where documents begin, if more than their marks says so; `tell` hears of the tokens read."""
-    sizes = np.zeros(MAX_VOCABULARY, np.int64)
+    slots = max(NARROW, tokenizer.vocab_size) + 1
+    sizes = np.zeros(slots, np.int64)
     sizes[: tokenizer.vocab_size] = tokenizer.token_bytes()
     special = np.append(sizes == 0, True)  # the last row is for OUTSIDE
-    ids = np.zeros(MAX_VOCABULARY, np.int64)
+    ids, largest = np.zeros(slots, np.int64), 0
     marks, extra, previous = [np.empty(0, np.int64)], 0, OUTSIDE
     for begin in range(0, split.tokens, CHUNK_TOKENS):
-        part = split.read(begin, min(begin + CHUNK_TOKENS, split.tokens))
-        ids += np.bincount(part, minlength=MAX_VOCABULARY)
+        found = split.read(begin, min(begin + CHUNK_TOKENS, split.tokens))
+        largest = max(largest, int(found.max()))
+        part = np.minimum(found, slots - 1)
+        ids += np.bincount(part, minlength=slots)
         if tokenizer.bos is not None:
             marks.append(np.flatnonzero(part == tokenizer.bos) + begin)
         before = np.empty(len(part), np.int64)
@@ -71,7 +75,7 @@ def count_tokens(
         extra += int((tokenizer.target_bytes(before[places], part[places]) - sizes[part[places]]).sum())
         previous = int(part[-1])
         tell(len(part))
-    return Counts(ids, np.concatenate(marks), int(ids @ sizes) + extra)
+    return Counts(ids, largest, np.concatenate(marks), int(ids @ sizes) + extra)
 
 
 def count_documents(

@@ -43,7 +43,7 @@ class AuditSplit(TokenStream):
         record: SplitRecord | None = None,
         listed: int | None = None,
     ) -> None:
-        super().__init__(paths, sizes, partial(open_shard, wide=True))
+        super().__init__(paths, sizes, partial(open_shard, foreign=True), dtype=np.dtype(np.uint32))
         self.name, self.folder, self.whole, self.record, self.listed = name, folder, whole, record, listed
 
 

@@ -22,9 +22,9 @@ from ingot.data.loading.open import open_dataset
 from ingot.doors.gpt_simple.checkpoint import read_cursors, read_state
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.cursors import documents_read
-from ingot.doors.gpt_simple.translate import already_read_path, resume_path, translate
-from ingot.errors import CheckpointError, IngotError, PeerLost
-from ingot.runs.checkpoints import save_checkpoint
+from ingot.doors.gpt_simple.translate import already_read_path, resume_path, tokens_per_step, translate
+from ingot.errors import CheckpointError, IngotError, PeerLost, Setting
+from ingot.runs.checkpoints import read_index, save_checkpoint
 from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import RunLock
 from ingot.runs.steps import Kind, saved_steps
@@ -61,12 +61,31 @@ def find_foreign(config: Config) -> Saved | None:
     out = Path(config.training.output_dir)
     if config.training.resume == "scratch":
         return None
-    if (named := resume_path(config)) is not None:
-        found = [read_saved(named)] if is_checkpoint(named) else []
-    else:
-        found = saved_checkpoints(out)
-    newest_of_ours = max(saved_steps(out / "checkpoints"), default=-1)
-    return found[-1] if found and found[-1].step > newest_of_ours else None
+    ours = saved_steps(out / "checkpoints")
+    theirs = saved_checkpoints(out)
+    named = resume_path(config)
+    if named is None:
+        return theirs[-1] if theirs and theirs[-1].step > max(ours, default=-1) else None
+    if not is_checkpoint(named):
+        return None
+    saved = read_saved(named)
+    if ours:
+        if read_index(ours[max(ours)])["progress"].get("resumed_from") == str(named.resolve()):
+            return None  # the same command again: it was taken over by an earlier session
+        raise _occupied(config, f"holds another run, the newest at step {max(ours)}")
+    if theirs and theirs[-1].step > saved.step:
+        raise _occupied(config, f"has newer checkpoints, the newest at step {theirs[-1].step}")
+    return saved
+
+
+def _occupied(config: Config, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{{0}}: {config.training.output_dir} {why}",
+        Setting("training.resume", config.training.resume),
+        Setting("training.output_dir"),
+        Setting("training.resume", "auto"),
+        advice="choose another {1} to go on from there, or go on with what is there by {2}",
+    )
 
 
 def adopt(config: Config, say: Say, warn: Say) -> Path | None:
@@ -75,7 +94,8 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
     if saved is None:
         return None
     weights, memory, settings, problem = read_state(saved)
-    resolved = translate(config, _world_size(saved.path)).config
+    world_size = _world_size(saved.path)
+    resolved = translate(config, world_size).config
     _check_shapes(settings, resolved, saved)
     out = Path(resolved.training.output_dir or ".")
     missing = ["the random numbers"]
@@ -88,12 +108,14 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
     with RunLock(out), writing(out):
         if (problem := _list_documents(config, resolved, saved)) is not None:
             missing.append(f"where it stood in the data ({problem})")
-        resolved = translate(config, _world_size(saved.path)).config  # which names the list
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # which names the list
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"model": list(weights.values()), "optimizer": list(memory.values())}
         known = {**asdict(_progress(saved)), "choices": {}, **facts_of(resolved, dataset)}
+        if config.training.resume != "auto":
+            known["resumed_from"] = str(saved.path.resolve())
         path = save_checkpoint(folder, saved.step, tensors, known, _kind(saved))
         if isinstance(run_id := saved.state.get("wandb_run_id"), str):
             write_atomically(out / WANDB_ID, json.dumps({"id": run_id}))

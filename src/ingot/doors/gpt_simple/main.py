@@ -29,6 +29,7 @@ HOMES = {
     "init": "template",
     "status": "following",
     "stop": "following",
+    "tokenize": "tokenizing",
     "train": "training",
     "validate": "validating",
 }  # the modules whose functions the commands are
@@ -181,8 +182,21 @@ def _drawing(parser: ArgumentParser, dtypes: Sequence[str]) -> None:
     parser.add_argument("--return-full-text", action="store_true", help="put the prompt before its text")
 
 
+def _tokenize(parser: ArgumentParser) -> None:
+    parser.add_argument("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
+    parser.add_argument("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
+    parser.add_argument("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
+    parser.add_argument("--max_length", type=int, default=3072, metavar="N", help="tokens in a window, its end mark too (3072)")
+    parser.add_argument("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share (256)")
+    parser.add_argument("--probabilistic_overlap", action="store_true", help="only some documents' windows overlap")
+    parser.add_argument("--overlap_probability", type=float, default=0.7, metavar="P", help="how many of them (0.7)")
+    parser.add_argument("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
+    parser.add_argument("--num_workers", type=int, default=1, metavar="N", help="files at once (1)")
+
+
 COMMANDS: dict[str, tuple[str, Any]] = {
     "train": ("Train a model, or go on with the run in output_dir", _train),
+    "tokenize": ("Turn JSON lines into files of tokens", _tokenize),
     "validate": ("Check a run before it starts", _validate),
     "generate": ("Let a model continue prompts", _generate),
     "batch-generate": ("Let models answer a file of requests", _batch_generate),

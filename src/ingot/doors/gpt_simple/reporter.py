@@ -39,6 +39,7 @@ class GptSimpleReporter(Reporter):
         self._config, self._resolved, self._log, self._files, self._told = config, resolved, log, files, told
         self.interval_loss: float | None = None
         self.checkpoint: Path | None = None
+        self._announced: set[Path] = set()
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._targets = 0  # of these steps
@@ -90,10 +91,13 @@ class GptSimpleReporter(Reporter):
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         began = time.monotonic()
         self._files.saved(path, kind)
-        self.checkpoint = their_folder(path, kind)
         step, seconds = int(path.name.rpartition("-")[2]), time.monotonic() - began
-        told = self._log.info if self.checkpoint != path else self._log.debug  # gpt-simple saves nothing for a best evaluation
-        told(f"{KINDS[kind]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
+        # The last step may be one at which the original saves anyway. It saves nothing for a best evaluation, as ours does.
+        for one in ("regular", kind) if kind == "final" else (kind,):
+            self.checkpoint = their_folder(path, one)
+            if self.checkpoint != path and self.checkpoint not in self._announced:
+                self._announced.add(self.checkpoint)
+                self._log.info(f"{KINDS[one]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
         if isinstance(report, EvaluationReport):

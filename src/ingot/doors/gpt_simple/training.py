@@ -15,7 +15,7 @@ from ingot.doors.entry import STARTED_AT, process_start
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.reading import read_config
-from ingot.doors.gpt_simple.translate import kept_tokens, named_tokenizer, tokens_per_step, translate, warnings
+from ingot.doors.gpt_simple.translate import ALREADY_READ, kept_tokens, named_tokenizer, tokens_per_step, translate, warnings
 from ingot.runtime.ranks import ranks_from_environment
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ MODULE = "ingot.doors.gpt_simple"
 PORT = 29500  # at which machines meet, where none is named
 # What --force deletes besides what is ours. Not config.json: it may be the very file that the run is started from.
 THEIR_FILES = (
-    "tokenizer", ".run_state.json", ".shutdown_requested", ".stop_chain", "checkpoints/checkpoint-*", "checkpoints/final",
+    "tokenizer", ".run_state.json", ".shutdown_requested", ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*",
+    "checkpoints/final",
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ def translate(
     settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items() if not theirs.startswith("model.")}
     settings |= _computed(config, tokenizer or named_tokenizer(config))
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
+    settings["data.already_read"] = _already_read(config) if kept_tokens is not None else None
     if decided := sorted(settings.keys() & config.settings.keys()):
         raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set besides")
     try:
@@ -65,7 +66,9 @@ def kept_tokens(config: Config) -> int | None:
     if config.training.resume == "scratch":
         return None
     checkpoint = resume_path(config)
-    found = [checkpoint] if checkpoint is not None and (checkpoint / INDEX).is_file() else []
+    found: list[Path] = []
+    if checkpoint is not None:
+        found = [checkpoint] if (checkpoint / INDEX).is_file() else list(saved_steps(checkpoint / "checkpoints").values())[::-1]
     for path in found or reversed(list(saved_steps(Path(config.training.output_dir) / "checkpoints").values())):
         try:
             return int(read_index(path)["progress"]["config"]["training"]["tokens_per_step"])
@@ -93,6 +96,14 @@ def _resume(config: Config) -> str:
     if path is not None and is_checkpoint(path):
         return "auto"
     return str(path or RESUMES.get(config.training.resume, config.training.resume))
+
+
+def _already_read(config: Config) -> str | None:
+    """The list of documents that the original has read, of this run or of the one whose state it begins with."""
+    named = resume_path(config)
+    runs = [named, named.parent.parent] if named is not None else []
+    paths = [already_read_path(config), *(run / ALREADY_READ for run in runs)]
+    return next((str(path) for path in paths if path.exists()), None)
 
 
 def already_read_path(config: Config) -> Path:
@@ -174,7 +185,6 @@ def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "data.document_mask": m.attention_mode != "causal",
         "data.overlap": d.overlap_size if d.format == "jsonl" else 0,
         "data.epochs": 1,
-        "data.already_read": str(already_read_path(config)) if already_read_path(config).exists() else None,
         "data.seed": DATA_SEED,
         **_mix(config),
         "data.exhausted": "renormalise" if d.allow_bucket_exhaustion else "halt",

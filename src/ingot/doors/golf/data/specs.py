@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ingot.data.tokenizers.base import MAX_VOCABULARY
+from ingot.data.tokenizers.base import NARROW
 from ingot.errors import ConfigError
 
 VERSION = "10B"
@@ -187,8 +187,8 @@ def _vocab_size(record: Record, kind: str, where: str) -> int:
         if size not in (None, FIXED[kind]):
             raise ConfigError(f"{where}: the {kind} tokenizer has {FIXED[kind]:,} ids, not vocab_size {size}")
         return FIXED[kind]
-    if type(size) is not int or not 0 < size <= MAX_VOCABULARY:
-        raise ConfigError(f"{where}: vocab_size is {size!r}; shards hold 16 bits for a token, so give 1 to {MAX_VOCABULARY:,}")
+    if type(size) is not int or not 0 < size <= NARROW:
+        raise ConfigError(f"{where}: vocab_size is {size!r}; shards hold 16 bits for a token, so give 1 to {NARROW:,}")
     return size
 
 
