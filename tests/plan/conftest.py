@@ -1,7 +1,7 @@
 """A small run on a folder of buckets, and what each test breaks of it."""
 
 import pytest
-from bucket_files import write_pair
+from plan_files import write_pair
 
 from ingot.config.loading import load_config
 

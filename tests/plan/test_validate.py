@@ -6,7 +6,7 @@ import shutil
 import struct
 
 import pytest
-from bucket_files import write_pair
+from plan_files import write_pair
 
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.plan.findings import Finding, exit_code, refuse
