@@ -1,17 +1,24 @@
 """A small run on a folder of buckets, and what each test breaks of it."""
 
 import pytest
-from plan_files import write_pair
+from bucket_files import EOS, write_pair
 
 from ingot.config.loading import load_config
+from ingot.data.tokenizers import ByteTokenizer
 
 
 @pytest.fixture
-def folder(tmp_path):
+def document():
+    """46 tokens, their end mark included."""
+    return [*ByteTokenizer().encode("some words that a model could learn by heart ").tolist(), EOS]
+
+
+@pytest.fixture
+def folder(tmp_path, document):
     """Two buckets of 920 tokens to train on, one file each, and the same for validation."""
     for split in ("train", "val"):
         for bucket in ("web", "books"):
-            assert write_pair(tmp_path / "data" / split / bucket / "0.bin") == 920
+            write_pair(tmp_path / "data" / split / bucket / "0.bin", [document] * 20)
     return tmp_path / "data"
 
 
