@@ -25,7 +25,6 @@ from ingot.data.store.dataset import (
 )
 from ingot.data.text.buckets import find_buckets
 from ingot.data.tokenizers import digest, open_tokenizer
-from ingot.errors import DataError
 
 
 class IndexedSplit(Split):
