@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from ingot.backends.base import Inference
 from ingot.backends.open import open_backend
 from ingot.config.schema import Config
+from ingot.data.formats.foreign import NoTokenizer
 from ingot.data.loading.open import open_dataset
+from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Score, evaluator_of
@@ -30,13 +31,21 @@ class Start:
     is_new: bool  # no text comes before what is written
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedModel:
     """A trained model ready to write or to be judged, with the tokenizer it was trained with."""
 
     weights: Weights  # what is known of it; the tensors are the backend's
     tokenizer: Tokenizer
     backend: Inference
+
+    def __repr__(self) -> str:
+        family, step = self.weights.config.model.family, self.weights.facts.get("step")
+        trained = f", step {step:,}" if isinstance(step, int) else ""
+        return (
+            f"LoadedModel({self.weights.path}: {family}, {self.backend.parameters:,} parameters{trained}, {self.tokenizer.kind} "
+            f"tokenizer, on {self.backend.device.name})"
+        )
 
     def stream(
         self,
@@ -60,9 +69,32 @@ class LoadedModel:
         start = Start(prompt_ids(self.tokenizer, prompt), is_new=not prompt)
         return (piece for _, piece in self._write([start], sampling, tokens, stop_at_end))
 
-    def generate(self, prompt: str = "", **options: Any) -> str:
-        """The prompt and its continuation; options as in `stream`."""
-        return prompt + "".join(self.stream(prompt, **options))
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        seed: int = Sampling.seed,
+        use_cache: bool = Sampling.use_cache,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        stop_at_end: bool = False,
+    ) -> str:
+        """The prompt and its continuation."""
+        pieces = self.stream(
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            use_cache=use_cache,
+            repetition_penalty=repetition_penalty,
+            stop_at_end=stop_at_end,
+        )
+        return prompt + "".join(pieces)
 
     def generate_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
         """The continuation of every prompt, many at once; text i draws with the seed plus i, as it would alone."""
@@ -137,11 +169,30 @@ class LoadedModel:
         config, path = self.weights.config, self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
-        dataset = open_dataset(data or config.data.path, None if data else config.data.tokenizer, config.data.trust_tokens)
-        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
+        dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
+        own = self.weights.facts.get("tokenizer_fingerprint") is not None
+        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (
+            own or not _agree(dataset.tokenizer, self.tokenizer)
+        ):
             raise DataError(f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with")
         evaluator = evaluator_of(config, dataset, "val")
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
+
+    def _open(self, path: str, tokenizer: str | None) -> Dataset:
+        """The data at a path; tokens that do not say their tokenizer are taken to be this model's."""
+        known = self.weights.config.data
+        try:
+            return open_dataset(path, tokenizer, known.trust_tokens)
+        except NoTokenizer:
+            if known.tokenizer is None:
+                raise
+            return open_dataset(path, known.tokenizer, known.trust_tokens)
+
+
+def _agree(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether every id that two tokenizers have stands for the same bytes: another program may have added a mark for padding."""
+    ids = range(min(one.vocab_size, other.vocab_size))
+    return all(one.decode_bytes([i]) == other.decode_bytes([i]) for i in ids)
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:

@@ -144,3 +144,17 @@ def test_what_was_settled_is_kept_with_a_run():
     assert pupil.backend.tuned()["micro_batch"] == 2
     pupil.backend.tune(stages, {**found, "micro_batch": 2, "device": "another"})
     assert pupil.backend.tuned()["micro_batch"] == 7
+
+
+def test_a_long_validation_needs_the_memory_of_a_short_one():
+    import mlx.core as mx
+
+    ours, peaks = Pupil("mlx", "golf"), []
+    batch = ours.rows(0)
+    for batches in (2, 100):
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        for _ in range(batches):
+            ours.backend.score(batch)
+        peaks.append(ours.backend.peak_memory()[0])
+    assert peaks[1] <= 1.05 * peaks[0]

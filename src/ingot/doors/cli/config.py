@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
+from ingot.doors.cli.options import AsJson, ConfigFile, OutputFile, RecipeName, SettingsCommand, given_settings
 from ingot.doors.output import print_columns, print_json, write_file
 
 
@@ -59,11 +58,7 @@ def schema() -> None:
     print_json(json_schema())
 
 
-def docs(
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")
-    ] = None,
-) -> None:
+def docs(output: OutputFile = None) -> None:
     """Print docs/configuration.md, made from the schema."""
     from ingot.doors.cli.config_docs import markdown
 
