@@ -13,15 +13,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ingot.api import generate, load, train
+    from ingot.api import generate, load
     from ingot.config.schema import Config
+    from ingot.doors.python import train
     from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, RunError
     from ingot.runs.result import TrainingResult
     from ingot.trained.model import LoadedModel
 
 # Loaded when they are first asked for: `ingot --help` must not wait for torch.
 _HOMES = {
-    "ingot.api": ("generate", "load", "train"),
+    "ingot.api": ("generate", "load"),
+    "ingot.doors.python": ("train",),
     "ingot.config.schema": ("Config",),
     "ingot.errors": ("CheckpointError", "ConfigError", "DataError", "IngotError", "RunError"),
     "ingot.runs.result": ("TrainingResult",),
@@ -41,6 +43,11 @@ __all__ = [
     "load",
     "train",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names; the rooms are not for tab completion."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 def _public(name: str) -> property:

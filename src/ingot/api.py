@@ -1,39 +1,12 @@
-"""The Python side of every verb: train, load, generate."""
+"""What can be done with a trained model from Python: load, generate. `train` is a door, in doors/python.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from ingot.config.loading import load_config
-from ingot.config.schema import Config
-from ingot.plan.validate import check_before_training
-from ingot.runs.report import Reporter
-from ingot.runs.result import TrainingResult
-from ingot.runtime.ranks import ranks_from_environment
-from ingot.train.start import run
+from ingot.generate.sampling import Sampling
 from ingot.trained.model import LoadedModel, find_tokenizer, open_model
 from ingot.trained.weights import open_weights
-
-
-def train(
-    config: str | Path | Config | dict[str, Any] | None = None,
-    *,
-    recipe: str | None = None,
-    reporter: Reporter | None = None,
-    **overrides: Any,
-) -> TrainingResult:
-    """Train as a YAML file, a recipe, a Config or a dict of sections says; overrides are sections: training={"max_steps": 10}."""
-    if isinstance(config, Config):
-        config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}
-    if isinstance(config, dict):
-        merged = {name: {**config.get(name, {}), **overrides.get(name, {})} for name in config.keys() | overrides.keys()}
-        resolved = load_config(recipe=recipe, python=merged)
-    else:
-        resolved = load_config(recipe=recipe, file=config, python=overrides)
-    told = reporter if reporter is not None else Reporter()
-    dataset = check_before_training(resolved.config, ranks_from_environment().world_size, told.message)
-    return run(resolved, reporter, dataset=dataset)
 
 
 def load(
@@ -53,6 +26,30 @@ def load(
     return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)
 
 
-def generate(path: str | Path, prompt: str = "", *, which: str = "latest", device: str = "auto", **options: Any) -> str:
+def generate(
+    path: str | Path,
+    prompt: str = "",
+    *,
+    which: str = "latest",
+    device: str = "auto",
+    tokens: int = 200,
+    temperature: float = Sampling.temperature,
+    top_k: int = Sampling.top_k,
+    top_p: float = Sampling.top_p,
+    seed: int = Sampling.seed,
+    use_cache: bool = Sampling.use_cache,
+    repetition_penalty: float = Sampling.repetition_penalty,
+    stop_at_end: bool = False,
+) -> str:
     """Load a model and let it continue a prompt."""
-    return load(path, which=which, device=device).generate(prompt, **options)
+    return load(path, which=which, device=device).generate(
+        prompt,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        use_cache=use_cache,
+        repetition_penalty=repetition_penalty,
+        stop_at_end=stop_at_end,
+    )

@@ -19,7 +19,7 @@ PYTHON = """
 import dataclasses, json, sys
 import ingot
 assert "torch" not in sys.modules
-result = ingot.train(config="c.yaml")
+result = ingot.train(config="c.yaml", quiet=True)
 print(json.dumps({name: str(value) for name, value in dataclasses.asdict(result).items()}))
 """
 

@@ -37,8 +37,9 @@ class DataSection(Section):
     )
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer for a bundled sample or for .jsonl: byte, char, gpt2, a file (.model or tokenizer.json) or a hub "
-        "name; null: byte. A prepared folder brings its own; if both are given they must agree.",
+        description="Tokenizer for a bundled sample, .jsonl or .bin with .idx: byte, char, gpt2, a file (.model or "
+        "tokenizer.json) or a hub name; null: byte for a sample. A prepared folder brings its own; if both are given they must "
+        "agree.",
     )
     trust_tokens: bool = Field(
         False,
@@ -79,8 +80,10 @@ class DataSection(Section):
         description="pack, document: a file that lists documents which another program has read, as `gpt-simple train` writes it "
         "when it goes on with a run of the original. They are left out of the first epoch.",
     )
-    spans: Positive = Field(
-        1, description="stream: parts a step is read in; each begins one token after the last target of the one before."
+    spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
+        1,
+        description="stream: equal parts a step is read in, each of which begins one token after the last target of the one "
+        "before. A list: the rows of one part after the other, again and again until the step is full.",
     )
     document_mask: bool = Field(
         False, description="Tokens see only their own document, in training and in evaluation. false: the whole row before them."
@@ -246,6 +249,9 @@ class TrainingSection(Section):
         False,
         description="Compiled and on several ranks: send gradients while others are still computed by torch's reducer in Python, "
         "which goes together with gradient checkpointing and document masks. false: with these they are sent at the end.",
+    )
+    eager: bool = Field(
+        True, description="mlx: compute each micro-batch before the next. false: a step as a whole, which takes more memory."
     )
     priming_steps: Count | Literal["auto"] = Field(
         "auto",

@@ -159,6 +159,5 @@ def _format_float(value: float) -> str:
     if not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     mantissa, mark, exponent = repr(value).partition("e")
-    return (
-        mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
-    )  # YAML 1.1 reads 1e-08 as text, 1.0e-08 not
+    # YAML 1.1 reads 1e-08 as text, 1.0e-08 not.
+    return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent

@@ -106,6 +106,7 @@ class Hub:
         self.endpoint = endpoint or constants.ENDPOINT
         self.cache = Path(cache or constants.HF_HUB_CACHE)
         self.offline = constants.HF_HUB_OFFLINE
+        self._place: dict[str, Any] = {"repo_type": repo_type, "endpoint": self.endpoint, "cache_dir": self.cache}
         self.stop = Event()
         self._api = HfApi(endpoint=endpoint)
         self._attempts, self._first_wait = attempts, first_wait
@@ -144,19 +145,8 @@ class Hub:
 
     def snapshot(self, names: Sequence[str], commit: str | None = None) -> Path:
         """The folder in the client's cache that holds the files of these names or patterns, several fetched at once."""
-
-        def ask() -> Path:
-            found = snapshot_download(
-                self.repo,
-                repo_type=self.repo_type,
-                revision=commit,
-                endpoint=self.endpoint,
-                cache_dir=self.cache,
-                allow_patterns=list(names),
-            )
-            return Path(found)
-
-        return self._ask(f"the {self.repo_type}", ask)
+        ask = partial(snapshot_download, self.repo, revision=commit, allow_patterns=list(names), **self._place)
+        return Path(self._ask(f"the {self.repo_type}", ask))
 
     @property
     def folder(self) -> Path:
@@ -187,13 +177,11 @@ class Hub:
             found = hf_hub_download(
                 self.repo,
                 path,
-                repo_type=self.repo_type,
                 revision=commit,
-                endpoint=self.endpoint,
-                cache_dir=self.cache,
                 force_download=again,
                 local_files_only=self.offline,
                 tqdm_class=_meter(add),
+                **self._place,
             )
         except BaseException:
             count(-counted)

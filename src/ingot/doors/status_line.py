@@ -18,12 +18,23 @@ from typing import Any, Self, TextIO
 TICK_SECONDS = 0.25  # the line is drawn this often by itself, so that the time moves where nothing else does
 REDRAW_SECONDS = 0.1  # and at most this often for numbers that change fast
 BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the bar; the wide one where there are at least so many columns
+NOTEBOOK_COLUMNS = 100  # of a cell, whose width nobody tells
 START_OF_LINE, ERASE, UP = "\r", "\x1b[K", "\x1b[A"
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a line can be drawn over and over there."""
+    """Whether it is a terminal whose lines can be erased."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_notebook(stream: TextIO) -> bool:
+    """Whether text goes to the output of a notebook's cell: a carriage return begins the line anew and nothing erases it."""
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether a line can be drawn over and over there."""
+    return is_terminal(stream) or is_notebook(stream)
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,7 @@ class StatusLine:
     def __init__(self, render: Callable[[int], str]):
         self._render = render
         self._stream = sys.stderr
+        self._in_notebook = is_notebook(sys.stderr)
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="status line", daemon=True)
@@ -104,7 +116,7 @@ class StatusLine:
     def __enter__(self) -> Self:
         for name in ("stderr", "stdout"):
             stream = getattr(sys, name)
-            if is_terminal(stream):
+            if can_redraw(stream):
                 self._replaced.append((name, stream))
                 setattr(sys, name, _Above(stream, self))
         self.draw()
@@ -140,6 +152,9 @@ class StatusLine:
 
     def _erased(self) -> str:
         """What takes the line off the screen; finds out how wide the terminal is now."""
+        if self._in_notebook:
+            drawn, self._drawn, self._columns = self._drawn, 0, NOTEBOOK_COLUMNS
+            return f"{START_OF_LINE}{' ' * drawn}{START_OF_LINE}"
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):

@@ -48,10 +48,11 @@ class LayerCache:
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, H, T, D) keys and values and return all that are held so far."""
         if self.place is not None:
-            rows = torch.arange(k.size(0), device=k.device)
-            place = self.place.expand(k.size(0))
-            self.keys[rows, :, place] = k[:, :, 0].to(self.keys.dtype)
-            self.values[rows, :, place] = v[:, :, 0].to(self.values.dtype)
+            for kept, new in ((self.keys, k.to(self.keys.dtype)), (self.values, v.to(self.values.dtype))):
+                if self.place.size(0) == 1:
+                    kept.index_copy_(2, self.place, new)
+                else:
+                    kept[torch.arange(len(kept), device=kept.device), :, self.place] = new[:, :, 0]
             return self.keys, self.values
         end = self.length + k.size(2)
         self.reserve(end)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.model.gpt2 import initialise
 from ingot.model.layers import LayerCache, Mask, RotaryTables, Rotation, attention_mask, causal_attention, positions, rotate
 from ingot.model.llama_settings import LlamaSettings
 from ingot.model.loss import head_logits, head_loss
@@ -109,23 +109,12 @@ class Llama(nn.Module):
         self.h = nn.ModuleList(Block(make_norm, make_attention, make_mlp) for _ in range(s.layers))
         self.ln_f = make_norm()
         self.lm_head = None if s.tied else nn.Linear(s.width, vocab_size, bias=False)
-        self._initialise(s.layers)
+        initialise(self, s.layers)
 
     @property
     def blocks(self) -> nn.ModuleList:
         """The repeated part, which a backend may checkpoint, compile or shard block by block."""
         return self.h
-
-    @torch.no_grad()
-    def _initialise(self, layers: int) -> None:
-        for name, parameter in self.named_parameters():
-            if name.endswith(("c_proj.weight", "c_down.weight")):
-                # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
-                parameter.normal_(std=0.02 / math.sqrt(2 * layers))
-            elif parameter.dim() >= 2:
-                parameter.normal_(std=0.02)
-            elif name.endswith("bias"):
-                parameter.zero_()
 
     @property
     def head(self) -> Tensor:

@@ -77,11 +77,6 @@ def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Colle
         where = f"optimizer.groups.{number}.match={own.match}"
         if taken is not None:
             raise ConfigError(f"{where} matches only parameters that belong to {taken}, which stands before it; change the order")
-        raise ConfigError(f"{where} matches no parameter of the model; it has {', '.join(_some(kinds))}")
+        some = [*list(kinds)[:4], *(["..."] if len(kinds) > 4 else [])]
+        raise ConfigError(f"{where} matches no parameter of the model; it has {', '.join(some)}")
     return found
-
-
-def _some(names: Collection[str], most: int = 4) -> list[str]:
-    """The first names, as examples."""
-    shown = list(names)[:most]
-    return [*shown, "..."] if len(names) > most else shown

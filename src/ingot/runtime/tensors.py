@@ -20,6 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1}
+DTYPES: dict[str, type[np.generic]] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+FLOATS = ("F64", "F32", "F16", "BF16")
 MAX_RANK, MAX_ITEMS = 32, 1 << 59  # what numpy 1 and a signed 64-bit size can hold
 METADATA = "__metadata__"
 
@@ -109,13 +114,6 @@ def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
     if end > len(body) or dtype not in ITEM_BYTES or end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"its entry for {name!r:.100} does not fit its data")
     return TensorRecord(name, dtype, shape, body[begin:end])
-
-
-DTYPES: dict[str, type[np.generic]] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
-    "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def to_array(record: TensorRecord) -> NDArray[Any]:

@@ -20,13 +20,13 @@ ASIDE = ("training.output_dir", "training.resume", "training.max_runtime_seconds
 
 def completed(config: Config) -> TrainingResult | None:
     """What the run in training.output_dir came to, where it is complete with these very settings."""
-    if config.training.output_dir is None:
+    if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = Path(config.training.output_dir).expanduser()
     result, saved = result_of(folder), saved_config(folder)
     if result is None or result.status != "completed" or saved is None or _judged(saved) != _judged(config):
         return None
-    return result
+    return result if result.total_steps in saved_steps(folder / "checkpoints") else None  # else some are lost
 
 
 def saved_config(folder: Path) -> Config | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from ingot.backends.base import Inference
 from ingot.backends.open import open_backend
@@ -32,13 +31,21 @@ class Start:
     is_new: bool  # no text comes before what is written
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedModel:
     """A trained model ready to write or to be judged, with the tokenizer it was trained with."""
 
     weights: Weights  # what is known of it; the tensors are the backend's
     tokenizer: Tokenizer
     backend: Inference
+
+    def __repr__(self) -> str:
+        family, step = self.weights.config.model.family, self.weights.facts.get("step")
+        trained = f", step {step:,}" if isinstance(step, int) else ""
+        return (
+            f"LoadedModel({self.weights.path}: {family}, {self.backend.parameters:,} parameters{trained}, {self.tokenizer.kind} "
+            f"tokenizer, on {self.backend.device.name})"
+        )
 
     def stream(
         self,
@@ -62,9 +69,32 @@ class LoadedModel:
         start = Start(prompt_ids(self.tokenizer, prompt), is_new=not prompt)
         return (piece for _, piece in self._write([start], sampling, tokens, stop_at_end))
 
-    def generate(self, prompt: str = "", **options: Any) -> str:
-        """The prompt and its continuation; options as in `stream`."""
-        return prompt + "".join(self.stream(prompt, **options))
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        seed: int = Sampling.seed,
+        use_cache: bool = Sampling.use_cache,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        stop_at_end: bool = False,
+    ) -> str:
+        """The prompt and its continuation."""
+        pieces = self.stream(
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            use_cache=use_cache,
+            repetition_penalty=repetition_penalty,
+            stop_at_end=stop_at_end,
+        )
+        return prompt + "".join(pieces)
 
     def generate_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
         """The continuation of every prompt, many at once; text i draws with the seed plus i, as it would alone."""

@@ -29,6 +29,7 @@ STARTS = (
 ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|eos|>", "[EOS]", "[SEP]")
 PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 BYTE = re.compile("<0x([0-9A-F]{2})>")
+ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
 KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # ways to split that drop no text
 Piece = tuple[bytes | None, bool]  # its text, and whether it begins with the space in front of a word
@@ -193,9 +194,6 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Piece]:
             "choose another tokenizer"
         )
     return table
-
-
-ALPHABET = byte_alphabet()
 
 
 def _from_bytes(token: str) -> Piece:

@@ -28,13 +28,9 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a submission that 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     verb = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verb.callback()(golf)
+    verb.callback(help="Make a submission of golf runs; the runs themselves are made by train_gpt.py.")(lambda: None)
     verb.command("pack")(pack_command)
     app.add_typer(verb, name="golf", help="Make a submission of golf runs.")
-
-
-def golf() -> None:
-    """Make a submission of golf runs; the runs themselves are made by train_gpt.py."""
 
 
 def pack_command(

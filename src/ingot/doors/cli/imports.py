@@ -84,8 +84,7 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
         weights = open_weights(path)
         return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer)
     from ingot.artifact.hf_tokenizer import find_tokenizer
-    from ingot.artifact.hub import fetch_model
-    from ingot.artifact.huggingface import read_gpt2
+    from ingot.artifact.huggingface import fetch_model, read_gpt2
 
     folder = path if path.exists() else fetch_model(name)
     records, settings = read_gpt2(folder)

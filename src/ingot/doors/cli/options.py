@@ -16,6 +16,7 @@ from ingot.doors.overrides import split_overrides
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="YAML file with settings.")]
 RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Recipe to start from, see `ingot recipes`.")]
+OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

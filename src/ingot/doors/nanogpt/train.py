@@ -122,7 +122,6 @@ def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: Device) -> tu
     from ingot.doors.nanogpt.initial import check_folder, find_start, settle_folder
 
     group = open_group(device, ranks)
-    told: dict[str, Any] = {}
     if ranks.first:
         try:
             check_folder(Path(values["out_dir"]))
@@ -131,8 +130,7 @@ def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: Device) -> tu
         except IngotError as error:
             group.broadcast(json.dumps({"exit_code": error.exit_code}))
             raise
-        told = {"args": asdict(start.args), "gelu": start.gelu}
-        group.broadcast(json.dumps(told))
+        group.broadcast(json.dumps({"args": asdict(start.args), "gelu": start.gelu}))
         return start.args, resolved, elapsed
     told = json.loads(group.broadcast(""))
     if "exit_code" in told:

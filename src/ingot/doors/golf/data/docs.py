@@ -118,7 +118,8 @@ def checked(output: Path, repo: str | None = None, root: str | None = None, sha2
         )
     documents = _number(sidecar or {}, "num_docs", beside)
     if documents is None:
-        documents = sum(not _is_blank(line) for line in _raw_lines(path))
+        with reading(path), path.open("rb") as file:
+            documents = sum(not _is_blank(line) for line in file)
     if not documents:
         raise DataError(f"{path} holds no documents; it needs a JSON object with a field 'text' in every line")
     return Docs(path, documents, sha256, sidecar, repo, root)
@@ -231,11 +232,6 @@ def _lines(file: BinaryIO, skip: int, advance: Callable[[int], None]) -> Iterato
             yield b"\n"
         else:
             yield _without_halves(line) if HALF.search(line) else line
-
-
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    with reading(path), path.open("rb") as file:
-        yield from file
 
 
 def _is_blank(line: bytes) -> bool:

@@ -1,0 +1,40 @@
+"""`ingot.train(...)`: the door for Python and notebooks. Settings are sections, mistakes are raised, progress goes to stderr."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from ingot.config.loading import load_config
+from ingot.config.schema import Config
+from ingot.doors.display import make_reporter
+from ingot.plan.validate import check_before_training
+from ingot.runs.report import Reporter
+from ingot.runs.result import TrainingResult
+from ingot.runtime.ranks import ranks_from_environment
+from ingot.train.start import run
+
+
+def train(
+    config: str | Path | Config | dict[str, Any] | None = None,
+    *,
+    recipe: str | None = None,
+    quiet: bool = False,
+    reporter: Reporter | None = None,
+    **overrides: Any,
+) -> TrainingResult:
+    """Train as a YAML file, a recipe, a Config or a dict of sections says; overrides are sections: training={"max_steps": 10}.
+
+    Progress is shown on stderr, as on the command line; `quiet` shows nothing, and a `reporter` of one's own is told instead.
+    """
+    if isinstance(config, Config):
+        config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}
+    if isinstance(config, dict):
+        merged = {name: {**config.get(name, {}), **overrides.get(name, {})} for name in config.keys() | overrides.keys()}
+        resolved = load_config(recipe=recipe, python=merged)
+    else:
+        resolved = load_config(recipe=recipe, file=config, python=overrides)
+    with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
+        dataset = check_before_training(resolved.config, ranks_from_environment().world_size, shown.message)
+        return run(resolved, shown, dataset=dataset)
