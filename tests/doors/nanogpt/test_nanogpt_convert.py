@@ -12,7 +12,7 @@ from ingot.doors.nanogpt.checkpoint import read_ckpt
 from ingot.doors.nanogpt.keys import TRAIN
 from ingot.doors.python import train
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.finding import find_checkpoint
 
 torch.set_num_threads(1)
 
