@@ -12,11 +12,12 @@ import pytest
 import torch
 from original import TheirRun
 
-from ingot.api import load, train
+from ingot.api import load
 from ingot.artifact.gpt_simple import MODEL_KEYS, model_keys, model_settings, read_model, read_saved, saved_checkpoints
 from ingot.doors.cli.main import run
 from ingot.doors.gpt_simple.checkpoint import learning_rate, read_cursors, read_state, write_checkpoint
 from ingot.doors.gpt_simple.config import Config, ModelConfig
+from ingot.doors.python import train
 from ingot.errors import CheckpointError, DataError
 from ingot.generate.sampling import Sampling
 from ingot.runs.checkpoints import Checkpoint
