@@ -26,7 +26,9 @@ def completed(config: Config) -> TrainingResult | None:
     result, saved = result_of(folder), saved_config(folder)
     if result is None or result.status != "completed" or saved is None or _judged(saved) != _judged(config):
         return None
-    return result if result.total_steps in saved_steps(folder / "checkpoints") else None  # else some are lost
+    lost = result.total_steps not in saved_steps(folder / "checkpoints")
+    lost |= result.artifact_path is not None and not result.artifact_path.is_file()
+    return None if lost else result
 
 
 def saved_config(folder: Path) -> Config | None:

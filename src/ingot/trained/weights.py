@@ -16,7 +16,8 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, read_index
+from ingot.runs.finding import find_checkpoint, locate_checkpoint
 from ingot.runs.folder import MODEL_COPY
 from ingot.runs.steps import INDEX, saved_steps
 from ingot.runtime.tensors import TensorRecord
