@@ -13,7 +13,8 @@ from ingot.config.schema import Config
 from ingot.data.store.dataset import Dataset
 from ingot.errors import CannotContinue, Change, CheckpointError, ConfigError, Setting
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, find_checkpoint, newest_sound, save_checkpoint
+from ingot.runs.checkpoints import Checkpoint, newest_sound, save_checkpoint
+from ingot.runs.finding import find_checkpoint
 from ingot.runs.folder import RunFolder
 from ingot.runtime.files import writing
 from ingot.train.progress import Progress
