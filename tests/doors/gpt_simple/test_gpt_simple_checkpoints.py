@@ -14,6 +14,7 @@ from original import TheirRun
 
 from ingot.api import load
 from ingot.artifact.gpt_simple import MODEL_KEYS, model_keys, model_settings, read_model, read_saved, saved_checkpoints
+from ingot.data.tokenizers import open_tokenizer
 from ingot.doors.cli.main import run
 from ingot.doors.gpt_simple.checkpoint import learning_rate, read_cursors, read_state, write_checkpoint
 from ingot.doors.gpt_simple.config import Config, ModelConfig
@@ -69,6 +70,12 @@ def test_its_21_model_keys_are_settings_of_ours_and_back() -> None:
     for keys in (vars(default), vars(other)):
         assert list(keys) == list(MODEL_KEYS)
         assert model_keys(model_settings(keys, "here")) == keys
+
+
+def test_the_original_opens_the_tokenizers_that_are_written_for_it(their_run: TheirRun) -> None:
+    ours = [open_tokenizer(str(their_run.folder / name)) for name in ("sentencepiece", "gpt2-files")]
+    assert [tokenizer.encode("the quick fox over 12").tolist() for tokenizer in ours] == their_run.tokens
+    assert [tokenizer.kind for tokenizer in ours] == ["sentencepiece", "gpt2"]
 
 
 def as_ours(folder: Path) -> Checkpoint:
