@@ -36,7 +36,7 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
     try:
         model = model_class(**arguments)
     except Exception as error:
-        raise ValueError(f"model.file={_where(file, error)}: Model cannot be built: {type(error).__name__}: {error}") from error
+        raise ValueError(f"model.file={where_in(file, error)}: Model cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.file={file}: Model is not a torch.nn.Module")
     return model
@@ -55,7 +55,7 @@ def load_class(file: str) -> Callable[..., nn.Module]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ValueError(f"model.file={_where(file, error)} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(f"model.file={where_in(file, error)} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, "Model", None)):
         raise ValueError(f"model.file={file} has no class Model")
     return module.Model
@@ -79,7 +79,7 @@ def fitting_arguments(
     return given
 
 
-def _where(file: str, error: BaseException) -> str:
+def where_in(file: str, error: BaseException) -> str:
     """The file and, if the error was raised in it, the line."""
     path = str(Path(file).absolute())
     frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []

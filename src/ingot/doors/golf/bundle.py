@@ -25,6 +25,7 @@ LEFT_OUT = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
     "ingot.backends.mlx",
+    "ingot.backends.torch.own_model",
     "ingot.data.formats.buckets",
     "ingot.data.formats.nanogpt",
     "ingot.data.loading.mixture",
