@@ -12,15 +12,15 @@ from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
 
 
-def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False) -> Dataset:
+def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
     """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's.
 
-    `trust_tokens`: tokens of other programs are not held against it.
+    `trust_tokens`: tokens of other programs are not held against it. `fitting`: the tokenizer to advise where there is no data.
     """
     folder = resolve(path, tokenizer)
     if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None:
         return foreign
-    dataset = Dataset.open(folder)
+    dataset = Dataset.open(folder, fitting)
     if tokenizer is not None and not path.startswith(PREFIX):
         _check_same(tokenizer, dataset.tokenizer, path)
     return dataset
