@@ -5,8 +5,10 @@ The folder `out_dir` is a run folder of ours with nanoGPT's ckpt.pt in it, so ev
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +38,12 @@ def train(given: Given) -> None:
     from ingot.runs.wandb import WandbRun, check_installed
 
     ranks = ranks_from_environment()
+    model = Path(sys.argv[0]).with_name("model.py")
+    if ranks.first and is_edited(model):
+        warn(
+            f"train.py: warning: {model} has code of its own, which train.py does not run: it trains Ingot's GPT-2. A class "
+            f"Model there is trained by: ingot train --recipe shakespeare-char --model.file {model}; docs/nanogpt.md shows how"
+        )
     values = settle(given, ranks.world_size, warn if ranks.first else _nothing)
     check_data(values)
     settle_tokenizer(values, warn if ranks.first else _nothing)
@@ -57,6 +65,15 @@ def train(given: Given) -> None:
                 wandb = WandbRun(out, values["wandb_project"], values["wandb_run_name"], record(values), warn, continued)
                 track = stack.enter_context(wandb).log
         _run(values, resolved, args, ranks, device, elapsed, track)
+
+
+def is_edited(model: Path) -> bool:
+    """Whether a model.py beside train.py has a model of its own; ours only imports one."""
+    try:
+        tree = ast.parse(model.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in ast.walk(tree))
 
 
 def _run(
