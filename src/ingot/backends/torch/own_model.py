@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ingot.backends.torch.build import build_model, set_numbers
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
-from ingot.model.registry import where_in
+from ingot.model.own import where_in
 from ingot.runtime.batch import IGNORED
 
 LEAK = 1e-4  # of the largest logit; float32 rounds a thousand times finer, and a leak that small teaches nothing

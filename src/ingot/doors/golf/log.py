@@ -18,6 +18,7 @@ from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.doors.golf.translate import SPANS, accumulation
 from ingot.doors.golf.variables import LOG, as_lines
+from ingot.errors import ConfigError
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
 from ingot.runtime.files import open_to_append, writing
 from ingot.runtime.version import made_by
@@ -82,9 +83,19 @@ class RunLog:
         from ingot.optim import groups, muon, orthogonal, schedules
 
         sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
+        if values["MODEL_FILE"]:
+            sources.append(own_source(values["MODEL_FILE"]))
         head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
         head += [f"Running Python {sys.version}", f"Running PyTorch {framework_version()}", _gpu(), RULE]
         self.line("\n".join(head), console=False)
+
+
+def own_source(file: str) -> str:
+    """The text of a model of one's own."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"MODEL_FILE={file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _append(path: Path, text: str) -> None:
