@@ -11,8 +11,10 @@ import typer
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import ingot as package
 from ingot import api
 from ingot.artifact.container import read_artifact, write_artifact
+from ingot.doors.cli import eval as eval_verb
 from ingot.doors.cli import export, imports
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.runs.finding import find_checkpoint
@@ -204,6 +206,49 @@ def test_a_model_goes_to_hugging_face_and_back(call, run, tmp_path):
     assert all(bytes(there[name].data) == bytes(record.data) for name, record in here.items())
     how = {"tokens": 20, "temperature": 0.0, "device": "cpu"}
     assert api.generate(tmp_path / "model.safetensors", "a", **how) == api.generate(run, "a", **how)
+
+
+@pytest.fixture
+def overlapping(data, tmp_path):
+    """A run that is scored by rows that overlap."""
+    sections = {
+        "data": {"path": str(data), "seq_len": 32},
+        "evaluation": {"stride": 8, "every": 0, "sample_tokens": 0},
+        "budget": {"seconds": None},
+        "training": {"output_dir": str(tmp_path / "run"), "max_steps": 3, "tokens_per_step": 256, "device": "cpu"},
+        "artifact": {"write": False},
+        "model": {"layers": 1, "width": 32, "heads": 2},
+    }
+    return package.train(recipe="demo", quiet=True, **sections).run_dir
+
+
+@pytest.mark.parametrize(("layout", "name"), [("huggingface", "huggingface"), ("nanogpt", "ckpt.pt")])
+def test_a_model_that_went_to_another_program_and_back_has_the_score_of_its_run(call, overlapping, data, tmp_path, layout, name):
+    call("export", overlapping, "--format", layout)
+    assert call("import", overlapping / "artifact" / name, "--output", tmp_path).exit_code == 0
+    there, here = (api.load(path, device="cpu") for path in (tmp_path / "model.safetensors", overlapping))
+    assert (there.weights.config.stride, here.weights.config.stride) == (8, 8)
+    assert there.evaluate(str(data)).bits_per_byte == pytest.approx(here.evaluate().bits_per_byte, abs=1e-9)
+
+
+def test_eval_says_by_which_rows_and_bytes_it_scored_and_takes_others(overlapping):
+    app = typer.Typer()
+    eval_verb.register(app)
+
+    def told(*words: object) -> dict[str, object]:
+        result = CliRunner().invoke(app, [str(overlapping), "--device", "cpu", "--json", *map(str, words)])
+        return json.loads(result.stdout) if result.exit_code == 0 else {"error": str(result.exception)}
+
+    usual, far, short = told(), told("--stride", 32), told("--seq-len", 16)
+    assert (usual["seq_len"], usual["stride"], usual["bytes_by"]) == (32, 8, "text")
+    assert (far["seq_len"], far["stride"]) == (32, 32) and far["rows"] == -(-usual["rows"] // 4)
+    assert (short["seq_len"], short["stride"]) == (16, 16) and short["tokens"] == usual["tokens"]
+    assert len({usual["val_bpb"], far["val_bpb"], short["val_bpb"]}) == 3
+    assert told("--stride", 33)["error"] == "a stride of 33 is not from 1 to the 32 tokens of a row"
+    assert "rows of 33 tokens are not from 1 to the 32 that" in told("--seq-len", 33)["error"]
+    plain = CliRunner().invoke(app, [str(overlapping), "--device", "cpu"]).stdout
+    assert re.search(r"^rows +([\d,]+) of \1, 32 tokens long, 8 apart$", plain, re.M)
+    assert re.search(r"^bytes +[\d,]+, of the text$", plain, re.M)
 
 
 def test_a_folder_of_something_else_is_never_replaced(call, run, tmp_path):

@@ -20,6 +20,7 @@ from ingot.errors import CheckpointError, ConfigError, DataError, IngotError
 from ingot.runtime.files import readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
+SCORING = "ingot_scoring"  # a key of ours in their config.json, which transformers keeps and does not read
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PREFIX = "transformer."
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -85,8 +86,18 @@ def read_gpt2(folder: Path) -> tuple[list[TensorRecord], dict[str, Any]]:
     return records, settings
 
 
+def read_scoring(folder: Path) -> dict[str, Any]:
+    """How the model of a folder that we wrote was scored; nothing of another's."""
+    found = _json(folder / CONFIG).get(SCORING)
+    return found if isinstance(found, dict) else {}
+
+
 def write_gpt2(
-    folder: Path, records: Iterable[TensorRecord], settings: Mapping[str, Any], tokenizer: Mapping[str, Any] | None
+    folder: Path,
+    records: Iterable[TensorRecord],
+    settings: Mapping[str, Any],
+    tokenizer: Mapping[str, Any] | None,
+    scoring: Mapping[str, Any] | None = None,
 ) -> int:
     """Make a folder that transformers' GPT2LMHeadModel loads, with the tokenizer of a spec beside it; returns its bytes."""
     if settings["family"] != "gpt2":
@@ -118,6 +129,8 @@ def write_gpt2(
         "bos_token_id": bos,
         "eos_token_id": bos,
     }
+    if scoring is not None:
+        config[SCORING] = dict(scoring)
     files = {CONFIG: json.dumps(config, indent=2).encode(), **files}
     with replace_folder(folder) as partial:
         size, _ = write_tensors(partial / WEIGHTS, stored, {"format": "pt"})

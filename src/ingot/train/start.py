@@ -33,6 +33,7 @@ from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish
+from ingot.train.fitting import fitting_tokenizer, unfit
 from ingot.train.plan import shapes
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import check_sources, facts_of, find_state, resume
@@ -92,6 +93,8 @@ def run(
         trainer.facts = facts
         reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
+        for warning in unfit(config, dataset):
+            reporter.message(warning)
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime()
         status = trainer.run(shutdown)
@@ -121,7 +124,8 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
             Setting(f"training.stages.{least.stage}.tokens_per_step" if of_stage else "training.tokens_per_step"),
             advice="use fewer ranks or raise {0}",
         )
-    dataset = dataset or open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
+    if dataset is None:
+        dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, fitting_tokenizer(config))
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
     if config.evaluation.sample_tokens:

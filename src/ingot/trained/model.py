@@ -163,10 +163,20 @@ class LoadedModel:
         return self
 
     def evaluate(
-        self, data: str | None = None, rows: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+        self,
+        data: str | None = None,
+        rows: int | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        stride: int | None = None,
+        seq_len: int | None = None,
     ) -> Score:
-        """Loss and bits per byte on the validation split of `data`, or of what it was trained on."""
-        config, path = self.weights.config, self.weights.path
+        """Loss and bits per byte on the validation split of `data`, or of what it was trained on.
+
+        Rows are as long and as far from each other as in its training, unless `seq_len` and `stride` say otherwise; with a
+        `seq_len` alone they do not overlap.
+        """
+        config, path = self.scored_by(stride, seq_len), self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
         dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
@@ -187,6 +197,20 @@ class LoadedModel:
             if known.tokenizer is None:
                 raise
             return open_dataset(path, known.tokenizer, known.trust_tokens)
+
+    def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:
+        """The config by which `evaluate` scores; a ConfigError where the model cannot see such rows."""
+        config = self.weights.config
+        if seq_len is not None:
+            most = config.model.context or config.data.seq_len
+            if seq_len < 1 or (seq_len > most and config.model.family == "gpt2"):  # whose positions are learnt one by one
+                raise ConfigError(f"rows of {seq_len:,} tokens are not from 1 to the {most:,} that {self.weights.path} can see")
+            config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
+        if stride is not None:
+            if not 1 <= stride <= config.data.seq_len:
+                raise ConfigError(f"a stride of {stride:,} is not from 1 to the {config.data.seq_len:,} tokens of a row")
+            config = _with(config, "evaluation", stride=stride)
+        return config
 
 
 def _agree(one: Tokenizer, other: Tokenizer) -> bool:
@@ -209,7 +233,7 @@ def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dty
     return model if dtype is None else model.cast(dtype)
 
 
-def _with(config: Config, section: str, **changes: str) -> Config:
+def _with(config: Config, section: str, **changes: str | int | None) -> Config:
     return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ingot.artifact.container import read_artifact
@@ -82,23 +83,30 @@ def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config
     return facts, load_config(python=config, environment={}).config
 
 
+def scoring_of(config: Config) -> dict[str, Any]:
+    """How a model was scored, which other programs' files carry along: the same weights must not have two scores."""
+    return {"seq_len": config.data.seq_len, "stride": config.stride, "bytes": config.evaluation.bytes}
+
+
 def foreign_weights(
     path: Path,
     records: Iterable[TensorRecord],
     settings: Mapping[str, Any],
     tokenizer: Tokenizer | None,
     named: str | None = None,
+    scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> Weights:
     """A model that was not trained here, by the settings of its `model` section, with a whole config as every reader expects.
 
-    `named`: what opens its tokenizer again.
+    `named`: what opens its tokenizer again. `scoring` is what `scoring_of` said of it, where its file knows.
     """
-    length = settings["context"]
+    length = scoring.get("seq_len") or settings["context"]
     named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
     given = {
         "model": dict(settings),
         "data": {"seq_len": length, "tokenizer": named},
         "training": {"max_steps": 0, "tokens_per_step": length},
+        "evaluation": {name: scoring[name] for name in ("stride", "bytes") if name in scoring},
     }
     config = load_config(python=given, environment={}).config
     facts: dict[str, Any] = dict.fromkeys(FACTS)

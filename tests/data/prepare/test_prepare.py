@@ -207,11 +207,11 @@ def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_p
     source.mkdir()
     (source / "a.txt").write_text("0123456789")
     (source / "empty.txt").write_text("")
-    (source / "b.md").write_text("no")
+    (source / "b.rst").write_text("no")
     summary = prepare([source], tmp_path / "out", "byte")
     assert (summary.ignored_files, summary.empty_documents) == (1, 1)
     assert [record.getMessage() for record in caplog.records] == [
-        f"files passed over, being hidden or not {WHAT}: 1 ({source / 'b.md'} for one)"
+        f"files passed over, being hidden or not {WHAT}: 1 ({source / 'b.rst'} for one)"
     ]
 
 
@@ -273,8 +273,8 @@ def test_a_bad_line_in_the_middle_leaves_nothing_behind(tmp_path, tokenizer, lin
 
 
 def test_an_unknown_extension_is_refused_when_named(tmp_path):
-    (tmp_path / "a.md").write_text("text")
-    refused(tmp_path, DataError, r"cannot read .*a.md: inputs are .txt", tmp_path / "a.md")
+    (tmp_path / "a.rst").write_text("text")
+    refused(tmp_path, DataError, r"cannot read .*a.rst: inputs are .txt", tmp_path / "a.rst")
 
 
 def test_too_many_characters_for_the_char_tokenizer_are_refused(tmp_path):

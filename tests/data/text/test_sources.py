@@ -73,12 +73,12 @@ def test_what_looks_like_a_dataset_of_the_hub_is_told_how_to_be_written():
 
 
 def test_a_folder_is_searched_to_the_bottom_in_sorted_order(tmp_path):
-    for name in ("b.txt", "a/z.jsonl", "a/b/c.TXT", "notes.md", "a/x.bin", "c.json.gz", "d.bin.gz", "e.parquet.gz", "f.parquet"):
+    for name in ("b.txt", "a/z.jsonl", "a/b/c.TXT", "notes.rst", "a/x.bin", "c.json.gz", "d.bin.gz", "e.parquet.gz", "f.parquet"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     files, ignored = find_files([tmp_path])
     assert [f.relative_to(tmp_path).as_posix() for f in files] == ["a/b/c.TXT", "a/z.jsonl", "b.txt", "c.json.gz", "f.parquet"]
-    assert [f.relative_to(tmp_path).as_posix() for f in ignored] == ["a/x.bin", "d.bin.gz", "e.parquet.gz", "notes.md"]
+    assert [f.relative_to(tmp_path).as_posix() for f in ignored] == ["a/x.bin", "d.bin.gz", "e.parquet.gz", "notes.rst"]
 
 
 def test_hidden_files_and_folders_are_passed_over_and_counted(tmp_path):
@@ -100,7 +100,7 @@ def test_the_name_says_that_a_file_is_text(name):
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
-    for name in ("a.md", "a.parquet.gz", "a.gz"):
+    for name in ("a.rst", "a.parquet.gz", "a.gz"):
         with pytest.raises(DataError, match=rf"cannot read .*{name}: inputs are .txt, .jsonl, .*\.parquet files"):
             find_files([put(tmp_path / name, "x")])
     with pytest.raises(DataError, match=r"no input at .*gone.txt; give a file"):

@@ -132,7 +132,7 @@ def test_every_variable_has_a_meaning() -> None:
         "RUN_ID", "VAL_BATCH_SIZE", "VAL_LOSS_EVERY", "TRAIN_LOG_EVERY", "WARMDOWN_ITERS", "WARMUP_STEPS",
         "MAX_WALLCLOCK_SECONDS", "EMBED_LR", "MUON_MOMENTUM_WARMUP_START", "MUON_MOMENTUM_WARMUP_STEPS",
         "CONTROL_TENSOR_NAME_PATTERNS", "INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "ARTIFACT_LIMIT_BYTES", "EVAL_ONLY_PATH",
-        "EMBED_DTYPE", "INT8_RULE",
+        "EMBED_DTYPE", "INT8_RULE", "MODEL_FILE",
     }  # fmt: skip
     assert NAMES.keys() == SETTINGS.keys() | read and not SETTINGS.keys() & read
 

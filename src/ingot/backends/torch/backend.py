@@ -25,6 +25,7 @@ from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per
 from ingot.backends.torch.collectives import peers_present
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference, group_of
+from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
@@ -32,6 +33,7 @@ from ingot.backends.torch.state import load_model, load_optimizers, model_tensor
 from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
+from ingot.model.settings import FileSettings
 from ingot.optim.groups import make_optimizers
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.children import shield_compile_workers
@@ -54,6 +56,8 @@ class TorchBackend(TorchInference):
             choose_no_kernel_by_speed()
         self._group = group_of(group, ranks, device)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
+        if isinstance(config.model, FileSettings):
+            check_own_model(config, config.model.file, vocab_size, torch_device(device))
         model = build_model(config, vocab_size).to(torch_device(device))
         super().__init__(model, vocab_size, device, precision, self._group)
         self._deterministic = t.deterministic

@@ -31,7 +31,7 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     try:
         model = build(section)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error).replace("model.file", "{0}", 1), Setting("model.file")) from error
     for name, value in model.state_dict().items():
         if value.dtype not in NAMES:
             raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot hold; register it with persistent=False")

@@ -14,10 +14,10 @@ from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
 
 
-def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False) -> Dataset:
+def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
     """Opens what `data.path` names, preparing text if need be; a given tokenizer must be the dataset's.
 
-    `trust_tokens`: tokens of other programs are not held against it.
+    `trust_tokens`: tokens of other programs are not held against it. `fitting`: the tokenizer to advise where there is no data.
     """
     folder = resolve(path, tokenizer)
     if not (folder / MANIFEST).is_file():
@@ -26,7 +26,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
         if buckets or (folder.is_file() and folder.name.endswith(SUFFIXES)):
             return Dataset.open(prepared_lines(folder, buckets, tokenizer))
-    dataset = Dataset.open(folder)
+    dataset = Dataset.open(folder, fitting)
     if tokenizer is not None and not path.startswith(PREFIX):
         _check_same(tokenizer, dataset.tokenizer, path)
     return dataset

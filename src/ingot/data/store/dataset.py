@@ -211,10 +211,10 @@ class Dataset:
         self.folder, self.manifest, self.tokenizer, self._splits = folder, manifest, tokenizer, splits
 
     @classmethod
-    def open(cls, path: Path | str) -> Dataset:
-        """Opens a prepared folder and checks headers, sizes and counts of its files."""
+    def open(cls, path: Path | str, fitting: str = "byte") -> Dataset:
+        """Opens a prepared folder and checks headers, sizes and counts of its files; advises a tokenizer where there is none."""
         folder = Path(path)
-        _refuse_other(folder)
+        _refuse_other(folder, fitting)
         found = read_description(folder)
         if found.manifest is None or found.tokenizer is None or found.findings:
             raise found.findings[0].error()
@@ -244,9 +244,10 @@ class Dataset:
         return found
 
 
-def prepare_command(source: Path | str, output: Path | str) -> str:
+def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "byte") -> str:
     """The command that makes a folder out of a text file."""
-    return f"ingot data prepare --input {shlex.quote(str(source))} --tokenizer byte --output {shlex.quote(str(output))}"
+    source, tokenizer, output = (shlex.quote(str(word)) for word in (source, tokenizer, output))
+    return f"ingot data prepare --input {source} --tokenizer {tokenizer} --output {output}"
 
 
 @dataclass(frozen=True)
@@ -303,15 +304,16 @@ def shard_tokens(path: Path, told: ShardRecord | None = None) -> int | Finding:
     return header.tokens
 
 
-def _refuse_other(folder: Path) -> None:
+def _refuse_other(folder: Path, tokenizer: str) -> None:
     if folder.is_file():
         source = folder if is_text(folder) else "FILE"
-        command = prepare_command(source, folder.with_name(folder.stem + "-byte"))
+        command = prepare_command(source, folder.with_name(f"{folder.stem}-{Path(tokenizer).stem}"), tokenizer)
         raise DataError(f"{folder} is a file, not a prepared folder; prepare one with: {command}")
     if not folder.is_dir():
-        raise DataError(f"no data at {folder}: there is no such folder; prepare it with: {prepare_command('FILE', folder)}")
+        command = prepare_command("FILE", folder, tokenizer)
+        raise DataError(f"no data at {folder}: there is no such folder; prepare it with: {command}")
     if not (folder / MANIFEST).is_file():
-        command = prepare_command(folder, "DIR")
+        command = prepare_command(folder, "DIR", tokenizer)
         raise DataError(f"no data at {folder}: the folder has no {MANIFEST}; if it holds text, prepare it with: {command}")
 
 

@@ -27,7 +27,10 @@ READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[Text]]] = {
     ".json": read_json,
     ".csv": partial(read_table, delimiter=","),
     ".tsv": partial(read_table, delimiter="\t"),
+    ".md": read_text,
 }
+ABOUT = "readme.md"  # tells of a folder of texts and is none of them
+WHOLE = (".txt", ".md")  # one document each
 PARQUET = ".parquet"  # compressed inside, so never .parquet.gz
 SUFFIXES = (*READERS, PARQUET)
 WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}"
@@ -36,8 +39,8 @@ WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}
 def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """The text files of `inputs` and the files passed over; folders are searched to the bottom, in the order of their paths.
 
-    Hidden files and links that lead nowhere are passed over; a folder that links lead to twice is read once. An input
-    hf:ORG/NAME[/CONFIG][:SPLIT] is the parquet files of a dataset on the hub.
+    Hidden files, a README.md and links that lead nowhere are passed over; a folder that links lead to twice is read once. An
+    input hf:ORG/NAME[/CONFIG][:SPLIT] is the parquet files of a dataset on the hub.
     """
     files: list[Path] = []
     ignored: list[Path] = []
@@ -47,7 +50,7 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                 files += fetch(str(path))
             elif path.is_dir():
                 for file in _files_below(path):
-                    hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+                    hidden = any(part.startswith(".") for part in file.relative_to(path).parts) or file.name.lower() == ABOUT
                     (ignored if hidden or not is_text(file) or not file.is_file() else files).append(file)
             else:
                 files.append(_checked_file(path))
@@ -86,7 +89,7 @@ def adding_up(progress: Callable[[int, int], None] | None, total: int) -> Callab
 
 
 def read_documents(files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None) -> Iterator[str]:
-    """Every document: a .txt file is one, of other files each line, element or row. `advance` is told the bytes read."""
+    """Every document: a .txt or .md file is one, of other files each line, element or row. `advance` is told the bytes read."""
     for text in read_texts(files, text_field, advance):
         yield text if isinstance(text, str) else text.decode()
 
@@ -106,7 +109,7 @@ def count_documents(files: Iterable[Path], text_field: str, limit: int) -> int:
     """How many documents are not empty, counted no further than `limit`."""
     count = 0
     for path in files:
-        if path.suffix.lower() == ".txt":
+        if path.suffix.lower() in WHOLE:
             count += file_bytes(path) > 0
         else:
             documents = read_documents([path], text_field)

@@ -6,6 +6,7 @@ Verb files import nothing heavy at their top, so that `ingot --help` answers at 
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -36,7 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": 110},
+    context_settings={"max_content_width": 110, "help_option_names": ["--help", "-h"]},
     epilog="Start with `ingot train --recipe demo`. Each verb explains itself with --help.",
 )
 
@@ -60,6 +61,33 @@ for _verb in (verb for verbs in VERBS.values() for verb in verbs):
     import_module(f"ingot.doors.cli.{MODULES.get(_verb, _verb)}").register(app)
 
 
+# What verbs are called elsewhere.
+ELSEWHERE = {
+    "sample": "generate",
+    "predict": "generate",
+    "evaluate": "eval",
+    "score": "eval",
+    "test": "eval",
+    "fit": "train",
+    "resume": "train",
+    "pretrain": "train",
+    "finetune": "train",
+    "list": "status",
+    "ls": "status",
+    "prepare": "data prepare",
+    "download": "data download",
+    "verify": "data verify",
+    "convert": "data convert",
+}
+
+
+def _meant(word: str) -> str:
+    """What is said of a verb that there is not."""
+    verbs = [verb for names in VERBS.values() for verb in names]
+    close = ELSEWHERE.get(word) or next(iter(get_close_matches(word, verbs, n=1)), None)
+    return f"there is no verb {word!r}; {f'did you mean ingot {close}?' if close else 'ingot --help lists them'}"
+
+
 def call(args: list[str]) -> int:
     """Run a verb and return its exit code."""
     command = typer.main.get_command(app)
@@ -76,6 +104,6 @@ def call(args: list[str]) -> int:
         if said.startswith("Usage:"):  # a bare `ingot` gets the whole help
             print(said, file=sys.stderr)
             return int(error.exit_code)
-        mistake = ConfigError(said)
+        mistake = ConfigError(_meant(args[0]) if said.startswith("No such command") and args[0] not in MODULES else said)
         mistake.exit_code = error.exit_code
         raise mistake from None

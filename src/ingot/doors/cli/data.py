@@ -32,7 +32,7 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="PATH",
-        help="A file (.txt, .jsonl, .json, .csv, .tsv, also packed with .gz, .xz or .zst; .parquet), a folder of them, or "
+        help="A file (.txt, .md, .jsonl, .json, .csv, .tsv, also packed with .gz, .xz or .zst; .parquet), a folder of them, or "
         "hf:ORG/NAME; may be given again.",
     ),
 ]

@@ -29,6 +29,10 @@ def evaluate(
         typer.Option(metavar="DIR", help="Prepared folder; its validation split is scored. Default: the run's."),
     ] = None,
     rows: Annotated[int | None, typer.Option(metavar="N", help="Score N rows spread over the split.", min=1)] = None,
+    stride: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens from one row to the next. Default: as in its training.", min=1)
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a row. Default: as in its training.", min=1)] = None,
     which: Which = "latest",
     device: DeviceName = "auto",
     as_json: AsJson = False,
@@ -48,7 +52,8 @@ def evaluate(
     with progress_bar("loading"):
         model = load(chosen, which=which, device=device, data=data)
     with progress_bar("evaluating", unit="rows") as progress:
-        score = model.evaluate(data, rows, _tell if tell_rows else progress)
+        score = model.evaluate(data, rows, _tell if tell_rows else progress, stride=stride, seq_len=seq_len)
+    by = model.scored_by(stride, seq_len)
     size = {"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}
     buckets = {name: bucket_record(one) for name, one in score.buckets.items()}
     if as_json:
@@ -61,6 +66,9 @@ def evaluate(
                 "bytes": score.bytes,
                 "rows": score.rows,
                 "rows_of": score.rows_of,
+                "seq_len": by.data.seq_len,
+                "stride": by.stride,
+                "bytes_by": score.rule,
                 **({"buckets": buckets} if buckets else {}),
                 **size,
             }
@@ -73,8 +81,8 @@ def evaluate(
             ("val_bpb", f"{score.bits_per_byte:.4f}"),
             *((name, f"{value:.4f}") for name, value in score.other.items()),
             ("tokens", f"{score.tokens:,}"),
-            ("bytes", f"{score.bytes:,}"),
-            ("rows", f"{score.rows:,} of {score.rows_of:,}"),
+            ("bytes", f"{score.bytes:,}, of the {score.rule}"),
+            ("rows", f"{score.rows:,} of {score.rows_of:,}, {by.data.seq_len:,} tokens long, {by.stride:,} apart"),
             *((f"val_bpb {name}", f"{one['val_bpb']:.4f}") for name, one in buckets.items() if "val_bpb" in one),
             *(("artifact", f"{count:,} bytes") for count in size.values()),
         ]

@@ -182,13 +182,14 @@ def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output
     """Write Hugging Face's layout, and read it back to see that it says the same."""
     from ingot.artifact.huggingface import CONFIG, read_gpt2, write_gpt2
     from ingot.artifact.quantise import quantise
+    from ingot.trained.weights import scoring_of
 
     folder = _target(source, output, "huggingface", force)
     if folder.exists() and not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is not a folder with a model, so it is not replaced; give another --output")
     records, _ = quantise(source.tensors.values(), "none", dtype)
     try:
-        size = write_gpt2(folder, records, source.config.model.model_dump(), facts["tokenizer"])
+        size = write_gpt2(folder, records, source.config.model.model_dump(), facts["tokenizer"], scoring_of(source.config))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
     stored = {record.name: record.data for record in read_gpt2(folder)[0]}

@@ -44,8 +44,8 @@ def import_command(
 
     target = output / artifact_name("none") if output.is_dir() else output
     check_target(target, False, force)
-    records, settings, found = _read(name, tokenizer)
-    weights = foreign_weights(Path(name), records, settings, found)
+    records, settings, found, scoring = _read(name, tokenizer)
+    weights = foreign_weights(Path(name), records, settings, found, scoring=scoring)
     try:
         report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
     except OSError as error:
@@ -66,15 +66,15 @@ def import_command(
     )
 
 
-def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer]:
-    """Weights, the settings of their model, and their tokenizer."""
+def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
+    """Weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if path.is_file() and path.suffix in CKPT:
         from ingot.doors.nanogpt.checkpoint import read_ckpt
         from ingot.doors.nanogpt.loading import ckpt_tokenizer
 
         ckpt = read_ckpt(path)
-        return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer)
+        return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer), ckpt.scoring
     from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
 
     if is_checkpoint(path) or saved_checkpoints(path):
@@ -82,10 +82,10 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
         from ingot.trained.weights import open_weights
 
         weights = open_weights(path)
-        return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer)
+        return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer), {}
     from ingot.artifact.hf_tokenizer import find_tokenizer
-    from ingot.artifact.huggingface import fetch_model, read_gpt2
+    from ingot.artifact.huggingface import fetch_model, read_gpt2, read_scoring
 
     folder = path if path.exists() else fetch_model(name)
     records, settings = read_gpt2(folder)
-    return records, settings, find_tokenizer(folder, settings["vocab_size"], tokenizer)
+    return records, settings, find_tokenizer(folder, settings["vocab_size"], tokenizer), read_scoring(folder)

@@ -35,6 +35,8 @@ def run(args: Sequence[str] | None = None) -> None:
 
 
 def _call(args: list[str]) -> int:
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
     if args[:1] == ["status"]:
         from ingot.doors.cli.showing import show, understood
 

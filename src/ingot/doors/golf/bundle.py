@@ -44,6 +44,7 @@ LEFT_OUT = (
 # Rooms that the file has in a smaller form.
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
+    "ingot.backends.torch.own_model": "ingot.doors.golf.alone.own_model",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
@@ -63,6 +64,8 @@ import base64, bz2, importlib.abc, importlib.util, os, sys, traceback
 
 # What this run sets, unless the environment does.
 SETTINGS = {{}}
+# The model of its own that it trains, if it has one: it is put beside this file, where MODEL_FILE names it.
+MODEL = None
 
 PACKED = """
 {packed}
@@ -107,15 +110,23 @@ sys.excepthook = traceback.print_exception  # knows where lines are that no file
 if __name__ == "__main__":
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    path = os.environ.get("MODEL_FILE", "")
+    if MODEL is not None and path == SETTINGS["MODEL_FILE"] and not os.path.exists(path):
+        with open(f"{{path}}.{{os.getpid()}}", "w", encoding="utf-8") as file:
+            file.write(MODEL)
+        os.replace(file.name, path)
     from {entry} import main
 
     sys.exit(main(sys.argv[1:]))
 '''
 
 
-def bundle(settings: Mapping[str, str] = NONE) -> bytes:
-    """`train_gpt.py`, in which these variables are set unless the environment sets them; the same bytes for the same sources."""
-    return with_settings(_unset(), settings)
+def bundle(settings: Mapping[str, str] = NONE, model: str | None = None) -> bytes:
+    """`train_gpt.py`, in which these variables are set unless the environment sets them; the same bytes for the same sources.
+
+    `model` is the text of a model of one's own, which it carries.
+    """
+    return with_settings(_unset(), settings, model)
 
 
 @cache

@@ -10,8 +10,8 @@ from typing import Any
 
 from ingot.doors.golf.bundle import bundle
 from ingot.doors.golf.files import read_file, read_golf, write_packed, write_state
-from ingot.doors.golf.log import RunLog, timing
-from ingot.doors.golf.variables import CODE, PACKED, STATE, as_text, differing
+from ingot.doors.golf.log import RunLog, own_source, timing
+from ingot.doors.golf.variables import CARRIED, CODE, PACKED, STATE, as_text, differing
 from ingot.errors import RunError
 from ingot.eval.evaluator import Score
 from ingot.runtime.files import write_atomically, writing
@@ -31,7 +31,9 @@ class GolfExporter:
     def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
         self._v, self._run_log, self._data, self.over = values, run_log, data, 0
         # Now, not after the training: who changed the package hears of mistakes first.
-        self._code = bundle(differing(values)) if run_log.writes else b""
+        own = {"MODEL_FILE": CARRIED} if values["MODEL_FILE"] else {}
+        model = own_source(values["MODEL_FILE"]) if own else None
+        self._code = bundle(differing(values) | own, model) if run_log.writes else b""
 
     def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
         """Called on every rank: the first writes, all of them score what the file holds."""

@@ -18,6 +18,7 @@ from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.doors.golf.translate import SPANS, accumulation
 from ingot.doors.golf.variables import LOG, as_lines
+from ingot.errors import ConfigError
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
 from ingot.runtime.files import open_to_append, writing
 from ingot.runtime.version import made_by
@@ -83,13 +84,23 @@ class RunLog:
         self.line("\n".join(head), console=False)
 
 
-def torch_head() -> tuple[list[str], list[str]]:
+def torch_head(model_file: str | None) -> tuple[list[str], list[str]]:
     """What the head of a log says of torch: the sources that compute, and what they run on."""
     from ingot.model import golf, layers, loss
     from ingot.optim import groups, muon, orthogonal, schedules
 
     sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
+    if model_file:
+        sources.append(own_source(model_file))
     return sources, [f"Running PyTorch {framework_version()}", _gpu()]
+
+
+def own_source(file: str) -> str:
+    """The text of a model of one's own."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"MODEL_FILE={file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _append(path: Path, text: str) -> None:

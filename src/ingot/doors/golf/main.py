@@ -59,7 +59,7 @@ class Script(Protocol):
     def variable(self, path: str) -> str:
         """What its users know a setting as."""
 
-    def head(self) -> tuple[list[str], list[str]]:
+    def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """The sources that compute and what they run on, for the head of the log."""
 
     def tell_data(self, values: Mapping[str, Any], found: Found) -> list[str]:
@@ -91,8 +91,8 @@ class TorchScript:
     def variable(self, path: str) -> str:
         return variable(path)
 
-    def head(self) -> tuple[list[str], list[str]]:
-        return torch_head()
+    def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        return torch_head(values["MODEL_FILE"])
 
     def tell_data(self, values: Mapping[str, Any], found: Found) -> list[str]:
         return tell_data(values, found)
@@ -157,7 +157,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
     resolved = script.config(values, ranks, folder)
     run_log = RunLog(logs / f"{run_id}.txt" if ranks.first else None)
     if ranks.first:
-        run_log.head(resolved, values, *script.head())
+        run_log.head(resolved, values, *script.head(values))
     data = check_data(values, run_log, ranks.first, script.tell_data)
     with _logs_folder(logs, ranks.first, shared=not script.one_at_a_time or bool(values["EVAL_ONLY_PATH"])):
         run_log.show()

@@ -73,7 +73,8 @@ def check_size(runs: Sequence[FinishedRun]) -> None:
     if not 0 < limit < run.total_bytes:
         return
     each = len(run.artifact) / run.parameters
-    fits = [n for n in range(1, run.values["NUM_LAYERS"]) if each * _parameters(run, n) + len(run.code) <= limit]
+    layers = 0 if run.values["MODEL_FILE"] else run.values["NUM_LAYERS"]  # nobody knows what a layer of one's own has
+    fits = [n for n in range(1, layers) if each * _parameters(run, n) + len(run.code) <= limit]
     would = f"about {max(limit - len(run.code), 0) / each:,.0f} of its {run.parameters:,} parameters would fit"
     if fits:
         would = f"NUM_LAYERS={fits[-1]} would have about {each * _parameters(run, fits[-1]) + len(run.code):,.0f}"

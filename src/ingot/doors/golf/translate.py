@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.loading import ResolvedConfig, load_config
+from ingot.doors.golf.variables import read_variables
 from ingot.errors import ConfigError, Rename
 
 SPANS = 8  # parts in which a step is read, whatever the ranks: the original's ranks times its accumulation steps
+HEARD = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # by the optimizer and the quantiser too
 NEVER = 1 << 31  # steps between lines that are not wanted
 
 # Variables that are settings of ours under another name.
@@ -28,11 +30,19 @@ SETTINGS = {
     "BETA2": "optimizer.beta2", "ADAM_EPS": "optimizer.epsilon", "GRAD_CLIP_NORM": "optimizer.clip_norm",
 }  # fmt: skip
 
+# What only the baseline's model knows; TIE_EMBEDDINGS also chooses a rate.
+OF_THE_BASELINE = {
+    "QK_GAIN_INIT": "model.qk_gain", "NUM_KV_HEADS": "model.kv_heads", "MLP_MULT": "model.mlp_multiple",
+    "TIE_EMBEDDINGS": "model.tied", "ROPE_BASE": "model.rope_base", "LOGIT_SOFTCAP": "model.softcap",
+    "TIED_EMBED_INIT_STD": "model.embedding_std", "EMBED_DTYPE": "model.embedding_dtype",
+    "CONTROL_TENSOR_NAME_PATTERNS": "model.control",
+}  # fmt: skip
+
 # Settings that follow from a variable, and the advice that helps here in place of the engine's.
 VARIABLES = {path: name for name, path in SETTINGS.items()} | {
     "training.micro_batch": "TRAIN_BATCH_TOKENS", "training.output_dir": "RUN_ID",
     "optimizer.muon_momentum_start": "MUON_MOMENTUM_WARMUP_START", "model.embedding_dtype": "EMBED_DTYPE",
-    "model.control": "CONTROL_TENSOR_NAME_PATTERNS",
+    "model.control": "CONTROL_TENSOR_NAME_PATTERNS", "model.file": "MODEL_FILE",
 }  # fmt: skip
 ADVICE = {
     "make room for it or choose another {0}": "make room for it or run in another folder",
@@ -80,6 +90,9 @@ def config_of(
     """The config of a run with these variables and a script's own settings, which win."""
     known = {path: values[name] for name, path in SETTINGS.items()} | _computed(values, on_gpu) | dict(settings)
     known["model.control"] = ",".join(values["CONTROL_TENSOR_NAME_PATTERNS"])
+    if values.get("MODEL_FILE"):
+        known = {path: value for path, value in known.items() if path not in OF_THE_BASELINE.values()}
+        known |= {"model.family": "file", "model.file": values["MODEL_FILE"]}
     if folder is not None:
         known["training.output_dir"] = str(folder)
     try:
@@ -127,6 +140,14 @@ def check_model(v: Mapping[str, Any]) -> None:
     for name in ("TRAIN_SEQ_LEN", "TRAIN_BATCH_TOKENS", "NUM_HEADS", "NUM_KV_HEADS"):
         if v[name] < 1:
             raise ConfigError(f"{name}={v[name]} must be positive")
+    if v.get("MODEL_FILE"):
+        baseline = read_variables({})
+        idle = [name for name in OF_THE_BASELINE if v[name] != baseline[name] and name not in HEARD]
+        if idle:
+            raise ConfigError(
+                f"{idle[0]} means nothing to the model of MODEL_FILE={v['MODEL_FILE']}; leave it out and set it there"
+            )
+        heads, kv_heads, dim = 1, 1, 2  # what the file says is checked when it is built
     if dim % heads:
         raise ConfigError(f"MODEL_DIM={dim} is not divisible by NUM_HEADS={heads}")
     if heads % kv_heads:

@@ -94,12 +94,14 @@ TABLE = (
     Variable("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Parts of names of tensors kept in float32. Unset: as above."),
     Variable("ARTIFACT_LIMIT_BYTES", "int", 16_000_000, "Largest file plus code; more is an error at the end. 0: no limit."),
     Variable("EVAL_ONLY_PATH", "text", None, "Score this final_model.int8.ptz or final_model.pt, and do not train."),
+    Variable("MODEL_FILE", "text", None, "Python file with a class Model, trained instead of the baseline's model."),
     Variable("EMBED_DTYPE", "text", "auto", "Number format of the embedding. auto: bf16 on GPUs.", ("auto", "bf16", "fp32")),
     Variable("INT8_RULE", "text", "golf", "exact: no least scale, and codes by the scale that is stored.", ("golf", "exact")),
 )  # fmt: skip
 NAMES = {variable.name: variable for variable in TABLE}
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # what a run leaves
+CARRIED = "train_gpt_model.py"  # what a submission's script calls the model of its own that it carries
 LOG = "train_gpt.log"  # the lines of one run, in its folder
 OF_ONE_RUN = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")
 

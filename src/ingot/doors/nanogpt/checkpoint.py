@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ingot.backends.torch.saved import adamw_memory, adamw_state, load_saved, shared_tensor, state_records
 from ingot.backends.torch.state import check_fits
+from ingot.config.loading import load_config
 from ingot.doors.nanogpt.model import split_by_decay
 from ingot.doors.nanogpt.translate import args_of
 from ingot.errors import CheckpointError, ConfigError
@@ -25,6 +26,7 @@ from ingot.model.gpt2 import GPT2
 from ingot.runs.checkpoints import Checkpoint
 from ingot.runtime.files import replace_file
 from ingot.runtime.tensors import TensorRecord
+from ingot.trained.weights import scoring_of
 
 CKPT = "ckpt.pt"
 OURS = "ingot"  # the key that nanoGPT does not have
@@ -44,6 +46,7 @@ class Ckpt:
     best_val_loss: float | None
     config: dict[str, Any]  # nanoGPT's keys as they were when it was written
     tokenizer: dict[str, Any] | None  # its spec, in a file of ours
+    scoring: dict[str, Any]  # how it was scored, in a file of ours
     checkpoint: Path | None  # the same state as a checkpoint of ours, where that is still there
     missing: tuple[str, ...]
 
@@ -83,6 +86,7 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
             "checkpoint": os.path.relpath(checkpoint.path.resolve(), folder) if inside else None,
             "gelu": settings["gelu"],
             "tokenizer": known.get("tokenizer"),
+            "scoring": scoring_of(load_config(python=known["config"], environment={}).config),
         },
     }
     try:
@@ -121,6 +125,7 @@ def read_ckpt(path: Path) -> Ckpt:
         best_val_loss=best if best is not None and math.isfinite(best) and best < NO_LOSS_YET else None,
         config={str(key): value for key, value in config.items() if isinstance(value, int | float | str | None)},
         tokenizer=ours["tokenizer"] if isinstance(ours.get("tokenizer"), dict) else None,
+        scoring=ours["scoring"] if isinstance(ours.get("scoring"), dict) else {},
         checkpoint=_named(path, ours.get("checkpoint")),
         missing=tuple(missing),
     )

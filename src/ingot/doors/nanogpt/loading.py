@@ -46,7 +46,7 @@ def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -
     """A model from a ckpt.pt, with its own tokenizer or the one that is named."""
     ckpt = read_ckpt(path)
     found = ckpt_tokenizer(ckpt, say, tokenizer)
-    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, found), found, device)
+    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, found, scoring=ckpt.scoring), found, device)
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:

@@ -5,7 +5,9 @@ The folder `out_dir` is a run folder of ours with nanoGPT's ckpt.pt in it, so ev
 
 from __future__ import annotations
 
+import ast
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +37,13 @@ def train(given: Given) -> None:
     from ingot.runs.wandb import check_installed
 
     ranks = ranks_from_environment()
+    model = Path(sys.argv[0]).with_name("model.py")
     first_warns = warn if ranks.first else lambda line: None
+    if is_edited(model):
+        first_warns(
+            f"train.py: warning: {model} has code of its own, which train.py does not run: it trains Ingot's GPT-2. A class "
+            f"Model there is trained by: ingot train --recipe shakespeare-char --model.file {model}; docs/nanogpt.md shows how"
+        )
     values = settle(given, ranks.world_size, first_warns)
     check_data(values)
     settle_tokenizer(values, first_warns)
@@ -51,6 +59,15 @@ def train(given: Given) -> None:
     if ranks.first:
         _tell_model(args, values)
     _run(values, resolved, args, ranks, device, elapsed)
+
+
+def is_edited(model: Path) -> bool:
+    """Whether a model.py beside train.py has a model of its own; ours only imports one."""
+    try:
+        tree = ast.parse(model.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in ast.walk(tree))
 
 
 def _run(

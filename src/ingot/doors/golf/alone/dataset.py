@@ -10,7 +10,7 @@ from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import DataError
 
 
-def open_dataset(path: str, tokenizer: str, trust_tokens: bool = False) -> Dataset:
+def open_dataset(path: str, tokenizer: str, trust_tokens: bool = False, fitting: str = "") -> Dataset:
     """The tokens of a folder; where it says which tokenizer made them, it must be this one."""
     folder = Path(path)
     if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None:

@@ -1,4 +1,4 @@
-"""In place of ingot.model.registry: one model."""
+"""In place of ingot.model.registry: one family, and models of one's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 from torch import nn
 
 from ingot.model.golf import Golf
+from ingot.model.own import build_own
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
     """The model that a `model` section describes."""
+    if settings["family"] == "file":
+        return build_own(settings)
     return Golf(**{name: value for name, value in settings.items() if name != "family"})

@@ -48,7 +48,7 @@ class MLXScript:
     def variable(self, path: str) -> str:
         return mlx_variable(path)
 
-    def head(self) -> tuple[list[str], list[str]]:
+    def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         return mlx_head()
 
     def tell_data(self, values: Mapping[str, Any], found: Found) -> list[str]:

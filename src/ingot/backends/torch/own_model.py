@@ -1,0 +1,143 @@
+"""What is asked of a model of one's own, found out before the first step: a model that sees the future would get the best score.
+
+In float32, uncompiled, on one row of random tokens: first as the model is, then with noise on its weights, because a head that
+begins with zeros hides everything. The model that is looked at is made for that, and nothing of it is used afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ingot.backends.torch.build import build_model, set_numbers
+from ingot.config.schema import Config
+from ingot.errors import ConfigError, Setting
+from ingot.model.own import where_in
+from ingot.runtime.batch import IGNORED
+
+LEAK = 1e-4  # of the largest logit; float32 rounds a thousand times finer, and a leak that small teaches nothing
+UNEVEN = 1e-3  # of the summed loss
+T = TypeVar("T")
+
+
+def check_own_model(config: Config, file: str, vocab_size: int, device: torch.device) -> None:
+    """Refuse the model of a config if it is not one that can be trained and scored."""
+    model = build_model(config, vocab_size).to(device)
+    stages = [partial(set_numbers, model, stage.model, "training.stages") for stage in config.training.stages]
+    check(model, file, vocab_size, config.data.seq_len, config.data.document_mask, stages)
+
+
+def check(
+    model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool, stages: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Refuse a model that is not causal, counts targets of -1, has a loss that is not a scalar, or weights nothing trains.
+
+    `stages` give the model the numbers of each stage, the last of which it has already. The model is spoilt by it.
+    """
+    found = _Check(model, file, vocab_size, seq_len, documents)
+    found.values()
+    reached: set[str] = set()
+    for begin in stages or [lambda: None]:
+        begin()
+        reached |= found.reached()
+    if lost := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
+        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+        raise found.refused(
+            f"the loss gives {lost[0]}{more} no gradient; use it in forward or freeze it with requires_grad_(False)"
+        )
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.1 if p.ndim < 2 else p.shape[-1] ** -0.5)
+    found.values(insist=False)
+
+
+class _Check:
+    def __init__(self, model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool):
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.model, self.file, self.vocab_size, self.length = model, file, vocab_size, seq_len
+        self.tokens = torch.randint(vocab_size, (1, seq_len), device=device)
+        self.targets = torch.randint(vocab_size, (1, seq_len), device=device)
+        self.more: tuple[Tensor, ...] = (torch.zeros_like(self.tokens),) if documents else ()
+
+    def refused(self, what: str) -> ConfigError:
+        return ConfigError(f"{{0}}: {what}", Setting("model.file", self.file))
+
+    def values(self, insist: bool = True) -> None:
+        """Look at logits and losses; noise may make some of them infinite, and then nothing follows from them."""
+        self.model.eval()
+        with torch.no_grad():
+            logits = self._logits(self.tokens)
+            if not logits.isfinite().all() and not insist:
+                return
+            self._is_causal(logits)
+            self._ignores(insist)
+
+    def reached(self) -> set[str]:
+        """The parameters that a loss gives a gradient; zeros are one."""
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        self._called(
+            "a backward pass through forward(tokens, targets)", lambda: torch.autograd.backward(self._loss(self.targets))
+        )
+        found = {name for name, p in self.model.named_parameters() if p.grad is not None}
+        self.model.zero_grad(set_to_none=True)
+        return found
+
+    def _is_causal(self, logits: Tensor) -> None:
+        for first in sorted({max(1, self.length // 3), self.length - 1} - {0}):
+            changed = self.tokens.clone()
+            changed[:, first:] = (changed[:, first:] + 1) % self.vocab_size
+            differ = (self._logits(changed)[:, :first] - logits[:, :first]).abs().amax(-1)[0]
+            if (differ > LEAK * logits.abs().max()).any():
+                place = int((differ > LEAK * logits.abs().max()).nonzero()[0, 0])
+                raise self.refused(
+                    f"Model sees the future: other tokens from position {first} on change the logits of position {place}; "
+                    "let every position see only itself and those before it (is_causal=True)"
+                )
+
+    def _ignores(self, insist: bool) -> None:
+        part = max(1, self.length // 3)
+        early, late = self.targets.clone(), self.targets.clone()
+        early[:, part:], late[:, :part] = IGNORED, IGNORED
+        whole = float(self._loss(self.targets)) * self.length
+        if not insist and not abs(whole) < float("inf"):
+            return
+        if not abs(whole) < float("inf"):
+            raise self.refused(f"the loss of the first weights is {whole / self.length}; look at how they are drawn")
+        parts = float(self._loss(early)) * part + (float(self._loss(late)) * (self.length - part) if self.length > 1 else 0.0)
+        if not abs(parts - whole) <= UNEVEN * abs(whole):
+            raise self.refused(
+                "the loss is not the mean over the targets that are not -1; compute it with "
+                "F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)"
+            )
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        more = (None, *self.more) if self.more else ()
+        found = self._called("forward(tokens)", lambda: self.model(tokens, *more))
+        wanted = f"logits of shape (1, {self.length}, {self.vocab_size} or more), for one row"
+        if not isinstance(found, Tensor):
+            raise self.refused(f"forward(tokens) returns a {type(found).__name__}; it must return {wanted}")
+        if found.ndim != 3 or found.shape[:2] != tokens.shape or found.shape[2] < self.vocab_size:
+            raise self.refused(f"forward(tokens) returns shape {tuple(found.shape)}; it must return {wanted}")
+        return found.float()
+
+    def _loss(self, targets: Tensor) -> Tensor:
+        found = self._called("forward(tokens, targets)", lambda: self.model(self.tokens, targets, *self.more))
+        if not isinstance(found, Tensor) or found.ndim:
+            is_now = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise self.refused(f"forward(tokens, targets) returns {is_now}; it must return the mean loss, a scalar")
+        return found
+
+    def _called(self, what: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except (ConfigError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            hint = " (targets of -1 are to be ignored)" if isinstance(error, IndexError) and "-1" in str(error) else ""
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}{hint}"
+            raise ConfigError(f"{{0}}: {what} fails: {said}", Setting("model.file", where_in(self.file, error))) from error

@@ -1,0 +1,180 @@
+"""What a model of one's own is refused for before its first step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ingot
+from ingot.backends.torch import own_model
+from ingot.errors import ConfigError
+from ingot.model.gpt2 import GPT2
+from ingot.model.llama import Llama
+
+VOCAB, LENGTH, WIDTH = 17, 24, 8
+
+
+class Good(nn.Module):
+    """Attention over what came before, with dropout, a running count and a head of zeros."""
+
+    causal, zeros = True, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Embedding(VOCAB, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.qkv, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.drop = nn.Dropout(0.1)
+        self.register_buffer("calls", torch.zeros(()))
+        if self.zeros:
+            nn.init.zeros_(self.head.weight), nn.init.zeros_(self.head.bias)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        self.calls += 1
+        x = self.embed(tokens) + self.position.weight[: tokens.size(1)]
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.head(self.drop(x + F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)))
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        logits = self.logits(tokens)
+        return logits if targets is None else self.loss(logits, targets)
+
+
+class ZeroHead(Good):
+    zeros = True
+
+
+class SeesAll(Good):
+    causal = False
+
+
+class SeesAllBehindZeros(SeesAll):
+    zeros = True
+
+
+class SeesTheNext(Good):
+    def logits(self, tokens: Tensor) -> Tensor:
+        return super().logits(tokens) + 0.01 * self.head(self.embed(tokens.roll(-1, 1)))
+
+
+class SeesItsChunk(Good):
+    def logits(self, tokens: Tensor) -> Tensor:
+        chunks = self.embed(tokens).unflatten(1, (-1, 4))
+        return super().logits(tokens) + self.head(chunks.mean(2, keepdim=True).expand_as(chunks).flatten(1, 2))
+
+
+class CountsIgnored(Good):
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten().clamp(min=0))
+
+
+class CountsIgnoredBehindZeros(CountsIgnored):
+    zeros = True
+
+
+class DividesByAll(Good):
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum") / targets.numel()
+
+
+class FailsOnIgnored(Good):
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+class ManyLosses(Good):
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
+
+
+class Pair(Good):
+    def forward(self, tokens: Tensor, targets: Tensor | None = None):
+        return super().forward(tokens), None if targets is None else super().forward(tokens, targets)
+
+
+class LastOnly(Good):
+    def logits(self, tokens: Tensor) -> Tensor:
+        return super().logits(tokens)[:, -1:]
+
+
+class Idle(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+class Frozen(Idle):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare.requires_grad_(False)
+
+
+class Broken(Good):
+    def logits(self, tokens: Tensor) -> Tensor:
+        raise RuntimeError("no such\nthing")
+
+
+def check(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    own_model.check(make(), "mine.py", VOCAB, LENGTH, documents=False)
+
+
+BAD = {
+    SeesAll: r"Model sees the future: other tokens from position 8 on change the logits of position 0; .*is_causal=True",
+    SeesAllBehindZeros: "Model sees the future",
+    SeesTheNext: "Model sees the future: other tokens from position 8 on change the logits of position 7",
+    SeesItsChunk: "Model sees the future: other tokens from position 23 on change the logits of position 20",
+    CountsIgnored: r"the loss is not the mean over the targets that are not -1; compute it with .* ignore_index=-1",
+    CountsIgnoredBehindZeros: "the loss is not the mean over the targets that are not -1",
+    DividesByAll: "the loss is not the mean over the targets that are not -1",
+    FailsOnIgnored: r"forward\(tokens, targets\) fails: IndexError: .*\(targets of -1 are to be ignored\)",
+    ManyLosses: r"forward\(tokens, targets\) returns a tensor of shape \(24,\); it must return the mean loss, a scalar",
+    Pair: r"forward\(tokens\) returns a tuple; it must return logits of shape \(1, 24, 17 or more\)",
+    LastOnly: r"forward\(tokens\) returns shape \(1, 1, 17\); it must return logits of shape \(1, 24, 17 or more\)",
+    Idle: r"the loss gives spare\.weight and 1 more no gradient; use it in forward or freeze it with requires_grad_\(False\)",
+    Broken: r"forward\(tokens\) fails: RuntimeError: no such thing",
+}
+
+
+@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
+def test_a_model_that_would_be_scored_wrongly_is_refused_in_one_line(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ConfigError, match=rf"^model\.file=mine\.py: {BAD[make]}") as caught:
+        check(make)
+    assert "\n" not in str(caught.value)
+
+
+def gpt2() -> nn.Module:
+    return GPT2(vocab_size=VOCAB, context=LENGTH, layers=2, heads=2, width=8, dropout=0.1)
+
+
+def llama() -> nn.Module:
+    return Llama(vocab_size=VOCAB, context=LENGTH, layers=2, heads=2, width=16)
+
+
+@pytest.mark.parametrize("make", [Good, ZeroHead, Frozen, gpt2, llama], ids=lambda make: make.__name__)
+def test_a_good_model_is_taken(make: Callable[[], nn.Module]) -> None:
+    check(make)
+
+
+def test_training_refuses_it_before_there_is_a_run_folder(tmp_path: Path) -> None:
+    source = Path(__file__).read_text()
+    body = source[source.index("class Good") : source.index("class ZeroHead")].replace("VOCAB", "260").replace("LENGTH", "24")
+    head = "import torch, torch.nn.functional as F\nfrom torch import Tensor, nn\nWIDTH = 8\n"
+    (tmp_path / "mine.py").write_text(f"{head}{body}\nclass Model(Good):\n    causal = False\n")
+    sections = {
+        "model": {"file": str(tmp_path / "mine.py")},
+        "data": {"seq_len": 24},
+        "evaluation": {"stride": None},
+        "training": {"output_dir": str(tmp_path / "run"), "device": "cpu", "tokens_per_step": 48},
+    }
+    with pytest.raises(ConfigError, match=re.escape(f"model.file={tmp_path / 'mine.py'}: Model sees the future")):
+        ingot.train(recipe="demo", quiet=True, **sections)
+    assert not (tmp_path / "run").exists()

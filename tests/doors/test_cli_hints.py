@@ -1,0 +1,50 @@
+"""Words that people bring from other programs are answered with the ones that are meant here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingot.data.text.files import find_files, read_documents
+from ingot.doors.cli.main import run
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        run(words)
+    return (int(ended.value.code or 0), *capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["sample", "runs/x"], "there is no verb 'sample'; did you mean ingot generate?"),
+        (["prepare"], "there is no verb 'prepare'; did you mean ingot data prepare?"),
+        (["trian"], "there is no verb 'trian'; did you mean ingot train?"),
+        (["zzz"], "there is no verb 'zzz'; ingot --help lists them"),
+        (["train", "demo"], "unexpected 'demo' on the command line; did you mean --recipe demo?"),
+        (["train", "mine.yaml"], "unexpected 'mine.yaml' on the command line; did you mean --config mine.yaml?"),
+        (["train", "--lr", "3e-4"], "unknown option --lr; did you mean --optimizer.learning_rate?"),
+        (["train", "--max-steps=10"], "unknown option --max-steps; did you mean --training.max_steps?"),
+        (["train", "--data", "x"], "unknown option --data; did you mean --data.path?"),
+    ],
+)
+def test_a_word_of_another_program_is_answered_with_ours(capsys: pytest.CaptureFixture[str], words: list[str], answer: str):
+    code, out, err = said(capsys, *words)
+    assert (code, out, err) == (2, "", f"ingot: error: {answer}\n")
+
+
+@pytest.mark.parametrize("verb", [["train"], ["eval"], ["data", "prepare"], ["golf", "pack"], []])
+def test_help_is_asked_for_in_three_ways(capsys: pytest.CaptureFixture[str], verb: list[str]):
+    usual = said(capsys, *verb, "--help")
+    assert usual[0] == 0 and "Usage: ingot" in usual[1]
+    assert said(capsys, *verb, "-h") == usual == said(capsys, "help", *verb)
+
+
+def test_a_markdown_file_is_a_document(tmp_path: Path):
+    (tmp_path / "page.md").write_text("# Title\n\ntext\n")
+    (tmp_path / "README.md").write_text("about the pages")
+    files, passed_over = find_files([tmp_path])
+    assert [path.name for path in passed_over] == ["README.md"]
+    assert list(read_documents(files, "text")) == ["# Title\n\ntext\n"]
