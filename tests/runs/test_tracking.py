@@ -28,7 +28,7 @@ def step_report(step: int, loss: float = 2.5) -> StepReport:
 
 
 def evaluation_report(step: int) -> EvaluationReport:
-    return EvaluationReport(step, 2.0, 1.25, 100, 400, 0.1, 1.0, True)
+    return EvaluationReport(step, 2.0, 1.25, 100, 400, 0.1, 1.0, True, buckets={"web": {"val_loss": 3.0}})
 
 
 def opened(folder: Path, said: list[str], step: int = 0, wandb_id: str | None = None, **settings: Any) -> Tracking:
@@ -82,7 +82,10 @@ def test_tensorboard_gets_every_logged_step_and_evaluation(tmp_path: Path) -> No
     begin, first, judged = events(path)
     assert begin == (0, "brain.Event:2") and said == []
     assert first[0] == 1 and first[1]["train/loss"] == 2.5 and first[1]["throughput/total_tokens"] == 64  # type: ignore[index]
-    assert judged == (2, {"eval/loss": 2.0, "eval/perplexity": pytest.approx(7.389, abs=1e-3), "eval/bpb": 1.25})
+    assert judged == (
+        2,
+        {"eval/loss": 2.0, "eval/perplexity": pytest.approx(7.389, abs=1e-3), "eval/bpb": 1.25, "eval/web/loss": 3.0},
+    )
 
 
 def test_a_session_that_goes_on_tells_tensorboard_to_forget_what_came_after_its_step(tmp_path: Path) -> None:
@@ -130,6 +133,20 @@ def test_what_takes_no_more_values_is_told_once_and_left_out(tmp_path: Path) -> 
     assert said == ["a broken one takes no more values: the network is gone; training goes on"]
     [path] = (tmp_path / "tensorboard").iterdir()
     assert [step for step, _ in events(path)] == [0, 1, 2]
+
+
+def test_an_end_that_goes_wrong_there_is_told_and_does_not_end_the_run(tmp_path: Path) -> None:
+    class Stuck:
+        def log(self, step: int, values: Any) -> None:
+            pass
+
+        def close(self, failed: bool) -> None:
+            raise OSError(28, "No space left on device")
+
+    said: list[str] = []
+    with opened(tmp_path, said) as tracking:
+        tracking.add("a full one", Stuck())
+    assert said == ["a full one did not end well: [Errno 28] No space left on device"]
 
 
 def test_weights_and_biases_goes_on_with_the_run_of_a_checkpoint_or_of_the_folder(

@@ -145,8 +145,14 @@ def test_force_deletes_nothing_where_the_run_would_not_begin(train: Train, data:
         forced(data, folder, evaluation__sample_prompt="\u2603", model__vocab_size=3)
     with RunFolder(folder).claim(), pytest.raises(RunError, match="is in use by process"):
         forced(data, folder)
-    with pytest.raises(ConfigError, match=r"lies in the folder that --force empties"):
-        forced(data, folder, training__resume=str(folder / "checkpoints" / "step-00000004"))
+    train(tmp_path / "other", training__max_steps=2, model__width=32)
+    with pytest.raises(CheckpointError, match=r"model\.width was 32 and is 16"):
+        forced(data, folder, training__resume=str(tmp_path / "other"))
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint in"):
+        forced(data, folder, training__resume=str(tmp_path / "nowhere"))
+    for setting in ("training__resume", "training__weights"):
+        with pytest.raises(ConfigError, match=r"lies in the folder that --force empties"):
+            forced(data, folder, **{setting: str(folder / "checkpoints" / "step-00000004")})
     assert kinds_of(folder) == {4: "final"}
 
 

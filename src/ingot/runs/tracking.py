@@ -64,8 +64,11 @@ class Tracking(Reporter):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        for sink in self._sinks.values():
-            sink.close(failed=error is not None)
+        for name, sink in self._sinks.items():
+            try:
+                sink.close(failed=error is not None)
+            except Exception as problem:
+                self._warn(f"{name} did not end well: {' '.join(str(problem).split())[:200]}")
 
 
 def open_tracking(
@@ -101,8 +104,9 @@ def numbers_of(report: Report) -> dict[str, float]:
     """The numbers of a report under the names that dashboards get; those of gpt-simple, and more."""
     if isinstance(report, EvaluationReport):
         train = {"eval/train_loss": report.train_loss} if report.train_loss is not None else {}
+        buckets = {f"eval/{name}/loss": score["val_loss"] for name, score in report.buckets.items()}
         perplexity = math.exp(min(report.val_loss, 20.0))
-        return {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb, **train}
+        return {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb, **train, **buckets}
     return {
         "train/loss": report.loss,
         "train/learning_rate": report.learning_rate,

@@ -9,7 +9,6 @@ import importlib
 import json
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,7 @@ class WandbRun:
 
     def close(self, failed: bool) -> None:
         """End it there."""
-        with suppress(Exception):
-            self._run.finish(exit_code=int(failed))
+        self._run.finish(exit_code=int(failed))
 
 
 def read_id(folder: Path) -> str | None:

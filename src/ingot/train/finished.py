@@ -20,13 +20,15 @@ ASIDE = ("training.output_dir", "training.resume", "training.max_runtime_seconds
 
 def completed(config: Config) -> TrainingResult | None:
     """What the run in training.output_dir came to, where it is complete with these very settings."""
-    if config.training.output_dir is None:
+    if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = Path(config.training.output_dir).expanduser()
     result, saved = result_of(folder), saved_config(folder)
     if result is None or result.status != "completed" or saved is None or _judged(saved) != _judged(config):
         return None
-    return result
+    lost = result.total_steps not in saved_steps(folder / "checkpoints")
+    lost |= result.artifact_path is not None and not result.artifact_path.is_file()
+    return None if lost else result
 
 
 def saved_config(folder: Path) -> Config | None:

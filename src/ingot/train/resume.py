@@ -11,9 +11,10 @@ from typing import Any
 from ingot.backends.base import Backend
 from ingot.config.schema import Config
 from ingot.data.store.dataset import Dataset
-from ingot.errors import CannotContinue, Change, CheckpointError, Setting
+from ingot.errors import CannotContinue, Change, CheckpointError, ConfigError, Setting
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, find_checkpoint, newest_sound, save_checkpoint
+from ingot.runs.checkpoints import Checkpoint, newest_sound, save_checkpoint
+from ingot.runs.finding import find_checkpoint
 from ingot.runs.folder import RunFolder
 from ingot.runtime.files import writing
 from ingot.train.progress import Progress
@@ -77,6 +78,20 @@ def _brought(
         copy = save_checkpoint(folder.checkpoints, source.step, tensors, progress)
     say(f"begins with the state of {source.path}")
     return replace(source, path=copy, progress=progress, kind="regular")
+
+
+def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
+    """Refuse to empty a folder for a run that would begin with what lies in it, or with a state that does not fit."""
+    named = {"training.weights": config.training.weights, "training.resume": config.training.resume}
+    for setting, value in named.items():
+        if value in (None, "auto", "never"):
+            continue
+        path = Path(str(value)).expanduser()
+        if path.resolve().is_relative_to(folder.path.resolve()):
+            what = Setting(setting, value)
+            raise ConfigError("{0} lies in the folder that --force empties", what, advice="leave out one of them")
+        if setting == "training.resume":
+            check_fits(find_checkpoint(path), facts)
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class Saver:
             note_progress(path, progress, kind)
         if kind is not None and kind != known:
             self._kinds[step] = kind
-            self._done(path, kind)
+            with suppress(CheckpointError):  # as after a save: the log may not be writable
+                self._done(path, kind)
 
     def wait(self) -> None:
         """Return when nothing is being written."""

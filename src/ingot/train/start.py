@@ -35,7 +35,7 @@ from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish
 from ingot.train.plan import shapes
 from ingot.train.progress import Progress, RunOutputs
-from ingot.train.resume import facts_of, find_state, resume
+from ingot.train.resume import check_sources, facts_of, find_state, resume
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
@@ -71,7 +71,7 @@ def run(
         outputs, checkpoint = None, None
         if ranks.first:
             try:
-                folder = _claim(resolved, reporter, stack, files if force else None)
+                folder = _claim(resolved, reporter, stack, files if force else None, facts)
                 reporter = MultiReporter(reporter, LineReporter(folder.log))
                 checkpoint = find_state(config, folder, facts, reporter.message)
                 outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
@@ -86,10 +86,7 @@ def run(
             raise PeerLost(told["exit_code"])
         if told["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
-        progress = resume(backend, checkpoint)
-        if checkpoint is None and config.training.weights is not None:
-            weights = open_weights(Path(config.training.weights).expanduser())
-            backend.load_weights(weights.tensors, str(weights.path))
+        progress = _start_of(config, backend, checkpoint)
         reporter = _tracked(config, outputs, progress, door, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.facts = facts
@@ -104,6 +101,14 @@ def run(
         reporter.end(result)
         backend.close()  # not after a failure: the other ranks would be gone before this one has said why
     return result
+
+
+def _start_of(config: Config, backend: Backend, checkpoint: Checkpoint | None) -> Progress:
+    """Put the state that the session begins with into the backend: a checkpoint's, or the first with weights that are named."""
+    if checkpoint is None and config.training.weights is not None:
+        weights = open_weights(Path(config.training.weights).expanduser())
+        backend.load_weights(weights.tensors, str(weights.path))
+    return resume(backend, checkpoint)
 
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
@@ -126,17 +131,12 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
 
 
-def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, doomed: Sequence[str] | None) -> RunFolder:
+def _claim(
+    resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, doomed: Sequence[str] | None, facts: dict[str, Any]
+) -> RunFolder:
     """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run."""
     training = resolved.config.training
     folder = RunFolder(Path(training.output_dir).expanduser() if training.output_dir else new_run_dir(resolved.recipe))
-    named = training.resume not in ("auto", "never")
-    if doomed is not None and named and Path(training.resume).expanduser().resolve().is_relative_to(folder.path.resolve()):
-        raise ConfigError(
-            "{0} lies in the folder that --force empties",
-            Setting("training.resume", training.resume),
-            advice="leave out one of them",
-        )
     if saved_steps(folder.checkpoints) and training.resume == "never" and doomed is None:
         raise CheckpointError(
             f"{folder.path} holds a run and {{0}}",
@@ -150,6 +150,7 @@ def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, doome
     stack.enter_context(folder.claim(reporter.message, also))
     sweep(folder.checkpoints)
     if doomed is not None:
+        check_sources(resolved.config, folder, facts)
         own = [Path(resolved.config.model.file).expanduser()] if isinstance(resolved.config.model, FileSettings) else []
         clear(folder, reporter.message, doomed, spare=[*resolved.files, *own])
     return folder

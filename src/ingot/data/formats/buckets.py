@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.formats.foreign import TOKENIZER, both_ends, check_tokens
+from ingot.data.formats.foreign import NoTokenizer, both_ends, check_tokens
 from ingot.data.formats.gpt_simple import Pair
 from ingot.data.store.dataset import (
     BucketRecord,
@@ -25,7 +25,6 @@ from ingot.data.store.dataset import (
 )
 from ingot.data.text.buckets import find_buckets
 from ingot.data.tokenizers import digest, open_tokenizer
-from ingot.errors import DataError
 
 
 class IndexedSplit(Split):
@@ -52,7 +51,7 @@ def open_buckets(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dat
     if not found:
         return None
     if tokenizer is None:
-        raise DataError(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", TOKENIZER)
+        raise NoTokenizer(folder)
     pairs = {
         split: {
             name: [Pair(path) for path in sorted({file.with_suffix(".bin") for file in files})] for name, files in buckets.items()

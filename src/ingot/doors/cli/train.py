@@ -69,18 +69,32 @@ def train(
         resolved = resolve(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
     if not force and _tell_complete(resolved.config, as_json):
         return 0
-    if nproc_per_node is not None and "RANK" not in os.environ:
+    if nproc_per_node is not None and launching:
         from ingot.doors.launch import launch
-        from ingot.plan.validate import check_before_training
-        from ingot.train.start import open_data
 
-        dataset = check_before_training(resolved.config, world_size, warn, fresh=force)
-        open_data(resolved.config, world_size, dataset)  # a mistake is told once, not by every rank
+        _check_once(resolved.config, world_size, force)
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
+    result = _run(resolved, world_size, force)
+    if ranks.first:
+        print_json(result) if as_json else _print(result)
+        return stop_exit_code if result.status == "stopped" else 0
+    return 0
+
+
+def _check_once(config: Config, world_size: int, force: bool) -> None:
+    """Find mistakes before ranks are started: each is told once, not by every rank."""
+    from ingot.plan.validate import check_before_training
+    from ingot.train.start import open_data
+
+    open_data(config, world_size, check_before_training(config, world_size, warn, fresh=force))
+
+
+def _run(resolved: ResolvedConfig, world_size: int, force: bool) -> TrainingResult:
+    """Train as one of the ranks."""
     from ingot.doors.display import make_reporter
 
     with make_reporter() as reporter:
@@ -90,12 +104,8 @@ def train(
         reporter.waiting("checking the run")
         dataset = None
         if STARTED_AT not in os.environ:  # else whoever launched the ranks has checked it
-            dataset = check_before_training(resolved.config, ranks.world_size, reporter.message, fresh=force)
-        result = run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
-    if ranks.first:
-        print_json(result) if as_json else _print(result)
-        return stop_exit_code if result.status == "stopped" else 0
-    return 0
+            dataset = check_before_training(resolved.config, world_size, reporter.message, fresh=force)
+        return run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
 
 
 def _run_folder(ctx: typer.Context, named: Path | None) -> Path | None:
