@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -84,8 +84,8 @@ class Device:
     def maximum(self, values: Sequence[float]) -> list[float]:
         return self.meeting.maximum(self.ranks.rank, values) if self.meeting else list(values)
 
-    def state(self) -> dict[str, list[TensorRecord]]:
-        return {"model": [], "optimizer": []}
+    def snapshot(self) -> Callable[[], dict[str, list[TensorRecord]]]:
+        return lambda: {"model": [], "optimizer": []}
 
     def tuned(self) -> dict[str, Any]:
         return {}

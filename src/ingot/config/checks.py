@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ingot.config.bucket_checks import check_buckets
+
 if TYPE_CHECKING:
     from ingot.config.schema import Config, GroupSection, StageSection
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 def check(config: Config) -> None:
     """Raise ValueError for the first thing that does not fit."""
     _rows(config)
-    _buckets(config)
+    data = config.data
+    if data.mix or data.phases or data.overlap or data.epochs or data.already_read:
+        check_buckets(config)
     _end(config)
     _schedule(config)
     for number, group in enumerate(config.optimizer.groups):
@@ -39,31 +43,6 @@ def _rows(config: Config) -> None:
             f"data.spans={what} does not divide the {config.rows_per_step} rows of a step "
             f"(training.tokens_per_step={config.training.tokens_per_step:,} / data.seq_len={seq_len:,})"
         )
-
-
-def _buckets(config: Config) -> None:
-    data = config.data
-    if data.overlap and data.sampling not in ("pack", "document"):
-        raise ValueError(f"data.overlap={data.overlap} is for documents, and data.sampling={data.sampling} reads none; use pack")
-    if data.already_read is not None and data.sampling not in ("pack", "document"):
-        raise ValueError(f"data.already_read is for documents, and data.sampling={data.sampling} reads none; use pack")
-    if data.overlap > data.seq_len // 2:
-        raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
-    if data.epochs is not None and data.sampling == "random":
-        raise ValueError("data.epochs: data.sampling=random draws with replacement and has no epochs; use shuffle")
-    mixes = {"data.mix": data.mix} if data.mix else {}
-    mixes |= {f"data.phases.{number}.mix": phase.mix for number, phase in enumerate(data.phases)}
-    for name, mix in mixes.items():
-        if not any(mix.values()):
-            raise ValueError(f"{name} gives no bucket a weight above 0")
-        if data.sampling == "stream":
-            raise ValueError(
-                f"{name} does not go together with data.sampling=stream, which reads one stream; use shuffle or pack"
-            )
-    if data.mix and data.phases:
-        raise ValueError("data.mix and data.phases are both set, and every phase has a mix of its own; leave data.mix out")
-    if data.phases and any(stage.seq_len not in (None, data.seq_len) for stage in config.training.stages):
-        raise ValueError("data.phases does not go together with training.stages that have row lengths of their own")
 
 
 def _fills_rows(config: Config, name: str, tokens: int) -> None:

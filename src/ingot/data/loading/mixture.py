@@ -7,14 +7,19 @@ stood.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.config.data_section import DataSection
 from ingot.data.loading.order import DataExhausted, Places
+from ingot.data.store.dataset import Dataset, Documents
+from ingot.errors import DataError, Setting
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.seeds import mix, scramble
 
@@ -150,3 +155,31 @@ class MixedRows:
 
     def _place(self, name: str) -> int:
         return self.places.get(name, 0)
+
+
+def mixed_rows(settings: DataSection, dataset: Dataset, make: Callable[[str, Documents, int], FiniteRows]) -> MixedRows:
+    """The rows of a run with a mix or with phases; `make` makes those of a bucket by its name, with a seed of its own."""
+    mixes = [phase.mix for phase in settings.phases] or [settings.mix]
+    buckets = dataset.buckets("train")
+    setting = "data.phases" if settings.phases else "data.mix"
+    for name in sorted({name for weights in mixes for name in weights} - buckets.keys()):
+        raise _unknown(name, list(buckets), setting, dataset)
+    sources = {
+        name: make(name, bucket, mix(settings.seed, _number(name)))
+        for name, bucket in buckets.items()
+        if any(weights.get(name) for weights in mixes)
+    }
+    return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
+
+
+def _unknown(name: str, buckets: list[str], setting: str, dataset: Dataset) -> DataError:
+    if not buckets:
+        return DataError(f"{{0}} names the bucket {name} and {dataset.folder} has no buckets", Setting(setting))
+    close = get_close_matches(name, buckets, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(buckets)}"
+    return DataError(f"{{0}} names the bucket {name}, which {dataset.folder} does not have; {hint}", Setting(setting))
+
+
+def _number(name: str) -> int:
+    """A number that a bucket's order is drawn by: the same whatever other buckets there are."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")

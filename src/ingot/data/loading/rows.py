@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from difflib import get_close_matches
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,13 +11,12 @@ from numpy.typing import NDArray
 
 from ingot.config.data_section import DataSection
 from ingot.data.loading.already_read import Mask, read_already_read
-from ingot.data.loading.mixture import LimitedRows, MixedRows
+from ingot.data.loading.mixture import LimitedRows, mixed_rows
 from ingot.data.loading.order import Order, Places, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.store.dataset import Dataset, Documents
 from ingot.errors import DataError, Setting
 from ingot.runtime.batch import Batch
-from ingot.runtime.seeds import mix
 
 
 class Rows(Protocol):
@@ -133,41 +131,17 @@ def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.in
 
 def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Rows:
     """The rows a run trains on."""
-    mixes = [phase.mix for phase in settings.phases] or ([settings.mix] if settings.mix else [])
     already_read = read_already_read(settings.already_read, dataset) if settings.already_read is not None else {}
-    if not mixes:
-        whole = np.concatenate(list(already_read.values())) if already_read else None
-        rows = _rows(settings, rows_per_step, dataset.split("train"), dataset.tokenizer.bos, settings.seed, whole)
-        return rows if settings.epochs is None else LimitedRows(rows, settings.epochs)
-    buckets = dataset.buckets("train")
-    setting = "data.phases" if settings.phases else "data.mix"
-    for name in sorted({name for weights in mixes for name in weights} - buckets.keys()):
-        raise _unknown(name, list(buckets), setting, dataset)
-    sources = {
-        name: _rows(
-            settings, rows_per_step, bucket, dataset.tokenizer.bos, mix(settings.seed, _number(name)), already_read.get(name)
-        )
-        for name, bucket in buckets.items()
-        if any(weights.get(name) for weights in mixes)
-    }
-    return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
-
-
-def _unknown(name: str, buckets: list[str], setting: str, dataset: Dataset) -> DataError:
-    if not buckets:
-        return DataError(f"{{0}} names the bucket {name} and {dataset.folder} has no buckets", Setting(setting))
-    close = get_close_matches(name, buckets, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(buckets)}"
-    return DataError(f"{{0}} names the bucket {name}, which {dataset.folder} does not have; {hint}", Setting(setting))
-
-
-def _number(name: str) -> int:
-    """A number that a bucket's order is drawn by: the same whatever other buckets there are."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    make = partial(_rows, settings, rows_per_step, dataset.tokenizer.bos)
+    if settings.mix or settings.phases:
+        return mixed_rows(settings, dataset, lambda name, bucket, seed: make(bucket, seed, already_read.get(name)))
+    whole = np.concatenate(list(already_read.values())) if already_read else None
+    rows = make(dataset.split("train"), settings.seed, whole)
+    return rows if settings.epochs is None else LimitedRows(rows, settings.epochs)
 
 
 def _rows(
-    settings: DataSection, rows_per_step: int, split: Documents, bos: int | None, seed: int, already_read: Mask | None = None
+    settings: DataSection, rows_per_step: int, bos: int | None, split: Documents, seed: int, already_read: Mask | None
 ) -> FiniteRows:
     """The rows of a split or of one bucket."""
     seq_len = settings.seq_len

@@ -10,9 +10,8 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,9 @@ from ingot.data.text.files import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
 from ingot.data.tokenizers.base import PACKED, IdType, NoSpacePiece
 from ingot.errors import DataError
+
+if TYPE_CHECKING:
+    from ingot.data.store.buckets import Bucket
 
 MANIFEST = "dataset.json"
 VERSION = 2  # the newest that is read
@@ -174,36 +176,6 @@ class Split(TokenStream):
         return None
 
 
-class Bucket:
-    """A stretch of whole documents of a split."""
-
-    def __init__(self, split: Split, record: BucketRecord, first_token: int, first_document: int) -> None:
-        self.tokens, self.documents, self.eos = record.tokens, record.documents, split.eos
-        self.bytes, self.piece_bytes = record.bytes, record.piece_bytes
-        self._split, self._first_token = split, first_token
-        self._here = slice(first_document, first_document + record.documents)
-
-    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Tokens start..stop of the bucket."""
-        if not 0 <= start <= stop <= self.tokens:
-            raise IndexError(f"tokens {start} to {stop} of a bucket of {self.tokens}")
-        return self._split.read(self._first_token + start, self._first_token + stop, out)
-
-    def document_starts(self) -> NDArray[np.uint64]:
-        """Where each document begins in the bucket, and after them the end of the last."""
-        return self._starts
-
-    @cached_property
-    def _starts(self) -> NDArray[np.uint64]:  # every row with a document mask asks for them
-        starts = self._split.document_starts()[self._here.start : self._here.stop + 1]
-        return np.asarray(starts) - np.uint64(self._first_token)
-
-    def document_repeats(self) -> NDArray[np.uint16] | None:
-        """How many tokens each document repeats of the one before; None: none does."""
-        repeats = self._split.document_repeats()
-        return None if repeats is None else repeats[self._here]
-
-
 class Dataset:
     """A prepared folder that passed the cheap checks; `Dataset.open` makes it."""
 
@@ -237,11 +209,11 @@ class Dataset:
 
     def buckets(self, name: str) -> dict[str, Bucket]:
         """The buckets of a split by their names; {} where it has none."""
-        split, found, tokens, documents = self.split(name), {}, 0, 0
-        for record in self.manifest.splits[name].buckets:
-            found[record.name] = Bucket(split, record, tokens, documents)
-            tokens, documents = tokens + record.tokens, documents + record.documents
-        return found
+        if not (records := self.manifest.splits[name].buckets):
+            return {}
+        from ingot.data.store.buckets import split_buckets
+
+        return split_buckets(self.split(name), records)
 
 
 def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "byte") -> str:
