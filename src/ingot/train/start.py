@@ -36,8 +36,9 @@ from ingot.train.export import Exporter, export_artifact, finish
 from ingot.train.fitting import fitting_tokenizer, unfit
 from ingot.train.plan import shapes
 from ingot.train.progress import Progress, RunOutputs
-from ingot.train.resume import check_sources, facts_of, find_state, resume
+from ingot.train.resume import facts_of, find_state, resume
 from ingot.train.saver import Saver
+from ingot.train.sources import check_sources
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
 from ingot.train.walltime import find_walltime

@@ -40,6 +40,7 @@ LEFT_OUT = (
     "ingot.runs.clearing",
     "ingot.runs.finding",
     "ingot.runs.tracking",
+    "ingot.train.sources",
     "ingot.trained",
 )
 
