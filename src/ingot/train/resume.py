@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ingot.backends.base import Backend
 from ingot.config.schema import Config
 from ingot.data.store.dataset import Dataset
-from ingot.errors import CannotContinue, Change, CheckpointError, ConfigError, Setting
+from ingot.errors import CannotContinue, Change
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, find_checkpoint, newest_sound, save_checkpoint
-from ingot.runs.folder import RunFolder
-from ingot.runtime.files import writing
+from ingot.runs.checkpoints import Checkpoint
 from ingot.train.progress import Progress
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
@@ -25,7 +23,6 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 UNSAID: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # what they were in runs of versions that did not have them
 
 
@@ -36,61 +33,6 @@ def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
     backend.load(checkpoint.tensors)
     known = {one.name for one in fields(Progress)}
     return Progress(**{key: value for key, value in checkpoint.progress.items() if key in known})
-
-
-def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
-    """The checkpoint in the run's folder that a session goes on from; one that training.resume names is copied there first."""
-    found = newest_sound(folder.checkpoints, say)
-    if config.training.resume not in ("auto", "never"):
-        found = _brought(config.training.resume, folder, found, facts, say)
-    if found is not None:
-        check_fits(found, facts)
-    return found
-
-
-def _brought(
-    named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
-) -> Checkpoint:
-    path = Path(named).expanduser()
-    path = path if path.exists() or not (folder.path / path).exists() else folder.path / path
-    origin = str(path.resolve())
-    if newest is not None and newest.progress.get("resumed_from") == origin:
-        return newest  # the same command again: the state was copied by an earlier session
-    if not path.exists():
-        raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", named), advice=NAME_A_CHECKPOINT)
-    source = find_checkpoint(path)
-    if newest is not None:
-        if source.path.resolve() == newest.path.resolve():
-            return newest
-        why = "has newer checkpoints" if path.resolve().is_relative_to(folder.path.resolve()) else "holds another run"
-        raise CheckpointError(
-            f"{{0}}: {folder.path} {why}, the newest at step {newest.step}",
-            Setting("training.resume", named),
-            Setting("training.output_dir"),
-            Setting("training.resume", "auto"),
-            advice="choose another {1} to go on from there, or go on with this run by {2}",
-        )
-    check_fits(source, facts)
-    progress = {**source.progress, "resumed_from": origin}
-    with writing(folder.checkpoints):
-        tensors = {group: list(records.values()) for group, records in source.tensors.items()}
-        copy = save_checkpoint(folder.checkpoints, source.step, tensors, progress)
-    say(f"begins with the state of {source.path}")
-    return replace(source, path=copy, progress=progress, kind="regular")
-
-
-def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Refuse to empty a folder for a run that would begin with what lies in it, or with a state that does not fit."""
-    named = {"training.weights": config.training.weights, "training.resume": config.training.resume}
-    for setting, value in named.items():
-        if value in (None, "auto", "never"):
-            continue
-        path = Path(str(value)).expanduser()
-        if path.resolve().is_relative_to(folder.path.resolve()):
-            what = Setting(setting, value)
-            raise ConfigError("{0} lies in the folder that --force empties", what, advice="leave out one of them")
-        if setting == "training.resume":
-            check_fits(find_checkpoint(path), facts)
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, Setting
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, sweep
 from ingot.runs.clearing import clear
 from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
@@ -32,10 +32,11 @@ from ingot.runs.steps import Kind, saved_steps
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
+from ingot.train.bringing import bring, check_sources
 from ingot.train.export import Exporter, export_artifact, finish
 from ingot.train.plan import shapes
 from ingot.train.progress import Progress, RunOutputs
-from ingot.train.resume import check_sources, facts_of, find_state, resume
+from ingot.train.resume import check_fits, facts_of, resume
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
@@ -73,7 +74,7 @@ def run(
             try:
                 folder = _claim(resolved, reporter, stack, files if force else None, facts)
                 reporter = MultiReporter(reporter, LineReporter(folder.log))
-                checkpoint = find_state(config, folder, facts, reporter.message)
+                checkpoint = _find_state(config, folder, facts, reporter)
                 outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
                 shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
                 if walltime is not None:
@@ -101,6 +102,16 @@ def run(
         reporter.end(result)
         backend.close()  # not after a failure: the other ranks would be gone before this one has said why
     return result
+
+
+def _find_state(config: Config, folder: RunFolder, facts: dict[str, Any], reporter: Reporter) -> Checkpoint | None:
+    """The checkpoint in the run's folder that the session goes on from; one that training.resume names is copied there first."""
+    found = newest_sound(folder.checkpoints, reporter.message)
+    if config.training.resume not in ("auto", "never"):
+        found = bring(config.training.resume, folder, found, facts, reporter.message)
+    if found is not None:
+        check_fits(found, facts)
+    return found
 
 
 def _start_of(config: Config, backend: Backend, checkpoint: Checkpoint | None) -> Progress:

@@ -37,6 +37,7 @@ LEFT_OUT = (
     "ingot.generate",
     "ingot.runs.clearing",
     "ingot.runs.tracking",
+    "ingot.train.bringing",
     "ingot.trained",
 )
 
