@@ -54,6 +54,7 @@ INSTEAD = {
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
+    "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
 }
 
 LOADER = '''\
