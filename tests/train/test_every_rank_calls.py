@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-GATHERING = ("tune", "score", "generate", "state", "weights", "step")
+GATHERING = ("tune", "score", "generate", "snapshot", "weights", "step")
 
 PROGRAM = """
 import json, sys
@@ -21,8 +21,8 @@ for name in {names}:
     def watched(self, *given, name=name, method=getattr(TorchBackend, name)):
         calls.append(name)
         found = method(self, *given)
-        if name in ("state", "weights") and not self.ranks.first:
-            assert not found, "only the first rank holds what is written"
+        if name in ("snapshot", "weights") and not self.ranks.first:
+            assert not (found() if name == "snapshot" else found), "only the first rank holds what is written"
         return found
     setattr(TorchBackend, name, watched)
 data, folder, out = map(Path, sys.argv[1:])
@@ -56,4 +56,4 @@ def test_every_rank_makes_the_same_calls(data, tmp_path):
     assert done.returncode == 0, done.stderr
     calls = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(count)]
     assert all(one == calls[0] for one in calls)
-    assert {"score", "generate", "state", "weights"} <= set(calls[0])
+    assert {"score", "generate", "snapshot", "weights"} <= set(calls[0])
