@@ -1,6 +1,8 @@
 """`ingot validate` and `ingot tokenize`: what they print and how they end; `ingot train` refuses by the same findings."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -104,3 +106,20 @@ def test_tokenizing_a_folder_with_a_bad_file_is_1_after_the_rest(call, tmp_path)
     code, out, err = call("tokenize", *words)
     assert code == 1 and "a.jsonl" in out and "1 of 2 files could not be tokenized" in err
     assert (tmp_path / "out" / "a.idx").is_file()
+
+
+@pytest.mark.long
+def test_a_probe_that_fails_on_one_rank_fails_on_all(data, tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import os\nfrom ingot.model.gpt2 import GPT2\n\nclass Model(GPT2):\n"
+        "    def forward(self, tokens, targets=None):\n"
+        "        if os.environ['RANK'] == '1':\n            raise MemoryError('no room')\n"
+        "        return super().forward(tokens, targets)\n"
+    )
+    own = ("--model.family", "file", "--model.file", tmp_path / "model.py", "--data.path", data)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ingot"]
+    words = ["validate", *RUN, *own, "--world-size", "2", "--probe", "--json"]
+    ended = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    [finding] = json.loads(ended.stdout)["findings"]
+    assert finding["code"] == "runtime.probe.failed" and finding["message"] == "another rank could not take a step"

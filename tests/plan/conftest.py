@@ -1,32 +1,24 @@
 """A small run on a folder of buckets, and what each test breaks of it."""
 
-import numpy as np
 import pytest
+from bucket_files import EOS, write_pair
 
 from ingot.config.loading import load_config
-from ingot.data.formats.gpt_simple import index_bytes
 from ingot.data.tokenizers import ByteTokenizer
-
-TEXT = "some words that a model could learn by heart "
-
-
-def write_pair(path, documents=20, text=TEXT):
-    """A .bin and its .idx of so many equal documents; returns their tokens."""
-    tokenizer = ByteTokenizer()
-    one = [*tokenizer.encode(text).tolist(), tokenizer.eos]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.array(one * documents, "<u2").tofile(path)
-    offsets = [len(one) * number for number in range(documents + 1)]
-    path.with_suffix(".idx").write_bytes(index_bytes(offsets, [0] * documents, 2))
-    return offsets[-1]
 
 
 @pytest.fixture
-def folder(tmp_path):
+def document():
+    """46 tokens, their end mark included."""
+    return [*ByteTokenizer().encode("some words that a model could learn by heart ").tolist(), EOS]
+
+
+@pytest.fixture
+def folder(tmp_path, document):
     """Two buckets of 920 tokens to train on, one file each, and the same for validation."""
     for split in ("train", "val"):
         for bucket in ("web", "books"):
-            assert write_pair(tmp_path / "data" / split / bucket / "0.bin") == 920
+            write_pair(tmp_path / "data" / split / bucket / "0.bin", [document] * 20)
     return tmp_path / "data"
 
 

@@ -6,7 +6,7 @@ import shutil
 import struct
 
 import pytest
-from conftest import write_pair
+from bucket_files import write_pair
 
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.plan.findings import Finding, exit_code, refuse
@@ -138,8 +138,8 @@ def test_data_shorter_than_the_plan_without_phases(config):
     assert codes(config(training__max_steps=500)) == {"data.repeated": "info"}
 
 
-def test_the_bucket_that_ends_first_decides_how_long_a_mix_lasts(config, folder):
-    write_pair(folder / "train" / "web" / "0.bin", documents=5)
+def test_the_bucket_that_ends_first_decides_how_long_a_mix_lasts(config, folder, document):
+    write_pair(folder / "train" / "web" / "0.bin", [document] * 5)
     asked = {"data__epochs": 1, "data__mix": {"web": 1, "books": 1}}
     assert codes(config(**asked)) == {"data.shorter_than_plan": "warning"}
     assert codes(config(**asked, data__exhausted="renormalise", training__max_steps=17)) == {}
@@ -215,8 +215,8 @@ def test_a_resume_with_other_settings(config, saved):
     assert codes(config(training__seed=7)) == {"resume.run_changed": "error"}
 
 
-def test_a_resume_on_other_data(config, folder, saved):
-    write_pair(folder / "train" / "web" / "1.bin")
+def test_a_resume_on_other_data(config, folder, document, saved):
+    write_pair(folder / "train" / "web" / "1.bin", [document])
     assert codes(config()) == {"resume.run_changed": "error"}
 
 

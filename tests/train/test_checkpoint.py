@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import (
     _checksum,
-    find_checkpoint,
     load_checkpoint,
     newest_sound,
     note_progress,
@@ -27,6 +26,7 @@ from ingot.runs.checkpoints import (
     saved_steps,
     sweep,
 )
+from ingot.runs.finding import find_checkpoint
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.saver import Saver, retain
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_runs import Train
 
-from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.finding import find_checkpoint
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 
 

@@ -48,11 +48,11 @@ class LayerCache:
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, H, T, D) keys and values and return all that are held so far."""
         if self.place is not None:
-            for kept, new in ((self.keys, k.to(self.keys.dtype)), (self.values, v.to(self.values.dtype))):
-                if self.place.size(0) == 1:
-                    kept.index_copy_(2, self.place, new)
+            for kept, new in ((self.keys, k), (self.values, v)):
+                if len(self.place) == 1:
+                    kept.index_copy_(2, self.place, new.to(kept.dtype))
                 else:
-                    kept[torch.arange(len(kept), device=kept.device), :, self.place] = new[:, :, 0]
+                    kept.scatter_(2, self.place[:, None, None, None].expand_as(new), new.to(kept.dtype))
             return self.keys, self.values
         end = self.length + k.size(2)
         self.reserve(end)

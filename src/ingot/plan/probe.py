@@ -15,7 +15,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.reader import read_rank_batch
 from ingot.errors import ConfigError, IngotError, Setting
 from ingot.plan.findings import Finding
-from ingot.plan.training import check_time, gibibytes
+from ingot.plan.training import byte_count, check_time
 from ingot.plan.validate import Report
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks, ranks_from_environment
@@ -100,7 +100,7 @@ def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, s
         seconds = time.perf_counter() - began
     used, _ = backend.peak_memory()
     backend.release()
-    return seconds, result.loss, gibibytes(used)
+    return seconds, result.loss, byte_count(used)
 
 
 def _code(error: BaseException) -> str:

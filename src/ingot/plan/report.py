@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.errors import Rename
 from ingot.plan.findings import Finding, exit_code
-from ingot.plan.training import count, gibibytes
+from ingot.plan.training import byte_count, count
 from ingot.plan.validate import Report
 
 MARKS = {"info": "i", "warning": "!", "error": "x", "budget": "$"}
@@ -94,7 +94,7 @@ def _model(report: Report) -> list[str]:
     if size is not None:
         lines.append(f"{size.total:,} parameters, {size.embedding:,} of them the embedding of {report.vocab_size:,} ids")
     if report.memory is not None:
-        lines.append(f"a rank needs at least about {gibibytes(report.memory)} to train it")
+        lines.append(f"a rank needs at least about {byte_count(report.memory)} to train it")
     return lines
 
 

@@ -166,7 +166,7 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: list[Fi
 def check_memory(name: str, needed: int, there: int | None, findings: list[Finding]) -> None:
     """Whether a rank fits."""
     if there is not None and needed > there:
-        message = f"a rank needs about {gibibytes(needed)} and {name} has {gibibytes(there)}"
+        message = f"a rank needs about {byte_count(needed)} and {name} has {byte_count(there)}"
         settings = (Setting("training.micro_batch"), Setting("training.gradient_checkpointing"))
         advice = "take a smaller model, lower {0} or set {1}"
         findings.append(Finding("model.memory", "warning", message, advice, settings))
@@ -198,6 +198,6 @@ def count(tokens: float) -> str:
     return f"{tokens:.0f}"
 
 
-def gibibytes(number: int) -> str:
+def byte_count(number: int) -> str:
     """Bytes for readers."""
-    return f"{number / (1 << 30):.1f} GiB"
+    return f"{number / (1 << 30):.1f} GiB" if number >= 1 << 30 else f"{number / (1 << 20):.1f} MiB"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ingot.config.schema import Config
 from ingot.data.store.dataset import Dataset
-from ingot.errors import ConfigError, IngotError
+from ingot.errors import ConfigError, IngotError, Rename
 from ingot.plan.data import DataFacts, look_at_data
 from ingot.plan.findings import Finding, refuse
 from ingot.plan.resuming import ResumeFacts, check_output, check_resume
@@ -102,13 +102,17 @@ def check_before_training(
     workers: int | None = None,
     allow_mismatch: bool = True,
     fresh: bool = False,
+    name: Rename = str,
 ) -> Dataset | None:
-    """Refuse a run that cannot go well, by its first finding, and say the warnings; gives the data, if it had to be opened."""
+    """Refuse a run that cannot go well, by its first finding, and say the warnings; gives the data, if it had to be opened.
+
+    Warnings have a door's names for settings; an error gets them where it is told.
+    """
     report = validate(config, world_size, workers=workers, allow_mismatch=allow_mismatch, thorough=False, fresh=fresh)
     refuse(report.findings)
     for finding in report.findings:
         if finding.severity == "warning":
-            say(f"{finding.code}: {finding.render()}")
+            say(f"{finding.code}: {finding.render(name)}")
     return report.data.dataset
 
 

@@ -70,7 +70,12 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
     """The tensors and metadata of a safetensors file; ValueError names what is wrong with a damaged or hostile one."""
-    data = memoryview(path.read_bytes())
+    with path.open("rb", buffering=0) as file:
+        # Not bytes: a framework shares only what may be written to. Nor a bytearray, which is first filled with zeros.
+        data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
+        while done < len(data) and (count := file.readinto(data[done:])):
+            done += count
+    data = data[:done]
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise ValueError("its checksum does not match")
     return unpack_tensors(data)

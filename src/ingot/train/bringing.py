@@ -9,7 +9,8 @@ from typing import Any
 
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError, ConfigError, Setting
-from ingot.runs.checkpoints import Checkpoint, find_checkpoint, save_checkpoint
+from ingot.runs.checkpoints import Checkpoint, save_checkpoint
+from ingot.runs.finding import find_checkpoint
 from ingot.runs.folder import RunFolder
 from ingot.runtime.files import writing
 from ingot.train.resume import check_fits

@@ -9,7 +9,9 @@ from itertools import islice
 from ingot.backends.base import Inference
 from ingot.backends.open import open_backend
 from ingot.config.schema import Config
+from ingot.data.formats.foreign import NoTokenizer
 from ingot.data.loading.open import open_dataset
+from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Score, evaluator_of
@@ -167,11 +169,30 @@ class LoadedModel:
         config, path = self.weights.config, self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
-        dataset = open_dataset(data or config.data.path, None if data else config.data.tokenizer, config.data.trust_tokens)
-        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
+        dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
+        own = self.weights.facts.get("tokenizer_fingerprint") is not None
+        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (
+            own or not _agree(dataset.tokenizer, self.tokenizer)
+        ):
             raise DataError(f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with")
         evaluator = evaluator_of(config, dataset, "val")
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
+
+    def _open(self, path: str, tokenizer: str | None) -> Dataset:
+        """The data at a path; tokens that do not say their tokenizer are taken to be this model's."""
+        known = self.weights.config.data
+        try:
+            return open_dataset(path, tokenizer, known.trust_tokens)
+        except NoTokenizer:
+            if known.tokenizer is None:
+                raise
+            return open_dataset(path, known.tokenizer, known.trust_tokens)
+
+
+def _agree(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether every id that two tokenizers have stands for the same bytes: another program may have added a mark for padding."""
+    ids = range(min(one.vocab_size, other.vocab_size))
+    return all(one.decode_bytes([i]) == other.decode_bytes([i]) for i in ids)
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:

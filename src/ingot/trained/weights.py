@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.container import read_artifact
-from ingot.artifact.gpt_simple import MODEL, WEIGHTS, checkpoint_tokenizer, is_checkpoint, read_model, saved_checkpoints
+from ingot.artifact.gpt_simple import MODEL, WEIGHTS, is_checkpoint, read_model, saved_checkpoints, tokenizer_folder
+from ingot.artifact.hf_tokenizer import find_tokenizer
 from ingot.backends.open import read_torch_weights
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, read_index
+from ingot.runs.finding import find_checkpoint, locate_checkpoint
 from ingot.runs.folder import MODEL_COPY
 from ingot.runs.steps import INDEX, saved_steps
 from ingot.runtime.tensors import TensorRecord
@@ -81,11 +83,18 @@ def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config
 
 
 def foreign_weights(
-    path: Path, records: Iterable[TensorRecord], settings: Mapping[str, Any], tokenizer: Tokenizer | None
+    path: Path,
+    records: Iterable[TensorRecord],
+    settings: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    named: str | None = None,
 ) -> Weights:
-    """A model that was not trained here, by the settings of its `model` section, with a whole config as every reader expects."""
+    """A model that was not trained here, by the settings of its `model` section, with a whole config as every reader expects.
+
+    `named`: what opens its tokenizer again.
+    """
     length = settings["context"]
-    named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else None
+    named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
     given = {
         "model": dict(settings),
         "data": {"seq_len": length, "tokenizer": named},
@@ -106,9 +115,10 @@ def _gpt_simple(path: Path, which: str) -> Weights | None:
         return None
     settings = read_model(saved)
     records = read_torch_weights(saved / MODEL / WEIGHTS)
-    tokenizer = checkpoint_tokenizer(saved, settings["vocab_size"])
+    folder = tokenizer_folder(saved)
+    tokenizer = find_tokenizer(folder, settings["vocab_size"]) if folder is not None else None
     try:
-        known = foreign_weights(saved, records.values(), settings, tokenizer)
+        known = foreign_weights(saved, records.values(), settings, tokenizer, str(folder) if folder is not None else None)
     except ConfigError as error:
         raise CheckpointError(f"{saved / MODEL} does not say how to build its model: {error}") from None
     # Any tokenizer may be named for it: the one beside it has a mark for padding more than the one its data were made with.

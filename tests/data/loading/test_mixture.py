@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bucket_files import documents_of, write_buckets
 
-from ingot.config.schema import DataSection
+from ingot.config.data_section import DataSection
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.reader import RowReader, read_rank_batch
@@ -168,6 +168,16 @@ def test_the_others_share_the_weight_of_a_drained_bucket(dataset):
     rows, reason = whole(rows_of(dataset, mix={"web": 1, "books": 30}, epochs=1, exhausted="renormalise"))
     assert reason == "data"
     assert documents(rows) == Counter({name: 1 for name in NAMES if name[0] != "c"})
+
+
+def test_a_bucket_that_is_left_out_for_a_while_goes_on_where_it_stood(dataset):
+    plan, batches = Reading(), []
+    for mix in ({"web": 1, "books": 1}, {"web": 1}, {"web": 1, "books": 1}):
+        for _ in range(2):
+            batch, read = step(rows_of(dataset, mix=mix, epochs=1), plan)
+            batches.append(batch)
+            plan = plan.following(read)
+    assert max(documents(np.concatenate(batches)).values()) == 1
 
 
 def test_a_bucket_without_weight_is_not_read(dataset):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.config.schema import DataSection
+from ingot.config.data_section import DataSection
 from ingot.data.loading.order import Random, Sequential, Shuffle
 from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import Windows, document_numbers, make_rows

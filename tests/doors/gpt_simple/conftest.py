@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from door import Door
-from original import LOOK, PHASES, SITE, TheirRun, make_data, run_original, write_config
+from original import LOOK, PHASES, SITE, TheirRun, make_data, run_original, write_config, write_tokenizers
 from programs import once
 
 from ingot.doors.gpt_simple.main import main
@@ -51,6 +51,7 @@ def their_run(original: Original, gpts_data: Path, shared: Path) -> TheirRun:
         for name in ("tok", "data"):
             (folder / name).symlink_to(gpts_data / name)
         write_config(folder / "config.yaml", data={"curriculum": PHASES, "allow_budget_mismatch": True})
+        write_tokenizers(folder)
         train = ["train", "--config", "config.yaml", "--skip-runtime-probe"]
         (folder / "said.json").write_text(json.dumps(original([train, LOOK], folder)))
 

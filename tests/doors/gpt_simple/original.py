@@ -5,6 +5,7 @@ It takes some five seconds to start, so one process runs as many commands as a t
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -17,9 +18,13 @@ from typing import Any
 
 import numpy as np
 import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from sentencepiece import SentencePieceTrainer
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ingot.data.formats.gpt_simple import index_bytes
+from ingot.data.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
+from ingot.doors.gpt_simple.checkpoint import write_tokenizer
 
 SITE = Path(sys.prefix) / "gpt-simple"  # where `make test` installs it
 BUCKETS = ("books", "web")
@@ -81,6 +86,8 @@ said.append(logits)
 files = sorted(Path("data/train/web").glob("*.bin"))
 rows = PreTokenizedDataset(files, 32, 42, pad_token_id=300, eod_token_id=0)
 said.append([item["input_ids"].tolist() for item in rows])
+from gpt_simple.tokenizer import SimpleLLMTokenizer
+said.append([SimpleLLMTokenizer(name).encode("the quick fox over 12") for name in ("sentencepiece", "gpt2-files")])
 """
 # Two phases: after some six of twelve steps the second begins, and the original its files anew.
 PHASES = [
@@ -98,6 +105,7 @@ class TheirRun:
     texts: list[str]
     shapes: list[Any]  # the logits of the models in shape-0, shape-1
     rows: list[list[int]]  # of the bucket web, from its first file to its last
+    tokens: list[list[int]]  # of a text, by the tokenizers that ours wrote for it: SentencePiece's, GPT-2's
 
 
 def run_original(commands: Sequence[Sequence[str] | str], folder: Path) -> list[Any]:
@@ -123,6 +131,17 @@ def run_original(commands: Sequence[Sequence[str] | str], folder: Path) -> list[
     return json.loads(ran.stdout.rpartition("SAID")[2])
 
 
+def write_tokenizers(folder: Path) -> list[Tokenizer]:
+    """Tokenizers of ours as files for the original, below a folder."""
+    model = io.BytesIO()
+    texts = iter([f"the quick brown fox {number} jumps over the lazy dog" for number in range(300)])
+    SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, vocab_size=120, model_type="bpe", minloglevel=2)
+    tokenizers = [SentencePieceTokenizer(model.getvalue()), GPT2Tokenizer()]
+    for name, tokenizer in zip(("sentencepiece", "gpt2-files"), tokenizers, strict=True):
+        write_tokenizer(folder / name, tokenizer.spec(), LENGTH)
+    return tokenizers
+
+
 def write_config(path: Path, **sections: Mapping[str, Any]) -> Path:
     """A YAML of gpt-simple's for a model of 20,000 parameters that learns eight rows per step."""
     config: dict[str, dict[str, Any]] = {
@@ -145,7 +164,7 @@ def make_data(folder: Path, files: int = 2, documents: int = 300) -> None:
     folder.mkdir(parents=True)
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghiklmnoprstuvwy", k=draw.randint(2, 8))) for _ in range(60)]
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Library(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -13,11 +13,13 @@ import torch
 from original import TheirRun
 
 from ingot.api import load
-from ingot.artifact.gpt_simple import MODEL_KEYS, model_keys, model_settings, read_saved, saved_checkpoints
+from ingot.artifact.gpt_simple import MODEL_KEYS, model_keys, model_settings, read_model, read_saved, saved_checkpoints
+from ingot.data.tokenizers import open_tokenizer
 from ingot.doors.cli.main import run
 from ingot.doors.gpt_simple.checkpoint import learning_rate, read_cursors, read_state, write_checkpoint
 from ingot.doors.gpt_simple.config import Config, ModelConfig
-from ingot.errors import CheckpointError
+from ingot.doors.python import train
+from ingot.errors import CheckpointError, DataError
 from ingot.generate.sampling import Sampling
 from ingot.runs.checkpoints import Checkpoint
 from ingot.trained.model import LoadedModel, open_model
@@ -68,6 +70,12 @@ def test_its_21_model_keys_are_settings_of_ours_and_back() -> None:
     for keys in (vars(default), vars(other)):
         assert list(keys) == list(MODEL_KEYS)
         assert model_keys(model_settings(keys, "here")) == keys
+
+
+def test_the_original_opens_the_tokenizers_that_are_written_for_it(their_run: TheirRun) -> None:
+    ours = [open_tokenizer(str(their_run.folder / name)) for name in ("sentencepiece", "gpt2-files")]
+    assert [tokenizer.encode("the quick fox over 12").tolist() for tokenizer in ours] == their_run.tokens
+    assert [tokenizer.kind for tokenizer in ours] == ["sentencepiece", "gpt2"]
 
 
 def as_ours(folder: Path) -> Checkpoint:
@@ -198,3 +206,28 @@ def test_all_59_keys_have_a_value_in_an_export() -> None:
     keys = keys_of(config)
     assert {name: list(section) for name, section in keys.items()} == {n: list(s) for n, s in Config().to_dict().items()}
     assert sum(map(len, keys.values())) == 59
+
+
+def test_a_model_of_the_original_is_scored_on_its_data_and_on_what_was_made_with_its_tokenizer(their_copy: Path) -> None:
+    """The tokenizer beside it has a mark for padding more than the one that made the data."""
+    assert main(["data", "convert", "data", "--to", "ingot", "--tokenizer", "tok", "--output", "prepared"]) == 0
+    model = load("out", device="cpu")
+    losses = [model.evaluate(data).loss for data in ("data", "prepared")]
+    assert losses[0] == pytest.approx(losses[1], abs=0.1) and 3 < losses[0] < 5
+    with pytest.raises(DataError, match="was prepared with another tokenizer"):
+        model.evaluate("sample:shakespeare")
+
+
+def test_a_new_run_takes_its_weights(their_copy: Path) -> None:
+    settings = read_model(Path("out/checkpoints/final"))
+    train(
+        {
+            "model": settings,
+            "data": {"path": "data", "tokenizer": "tok", "seq_len": 32, "sampling": "pack"},
+            "optimizer": {"learning_rate": 0.0, "weight_decay": 0.0},
+            "training": {"max_steps": 1, "tokens_per_step": 64, "weights": "out", "output_dir": "new", "device": "cpu"},
+            "evaluation": {"at_end": False, "sample_tokens": 0},
+            "artifact": {"write": False},
+        }
+    )
+    assert torch.equal(logits(load("new", device="cpu")), logits(load("out", device="cpu")))

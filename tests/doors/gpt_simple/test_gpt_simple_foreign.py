@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from original import LENGTH, PHASES, TheirRun
+from programs import Ingot
 
 from ingot.artifact.gpt_simple import saved_checkpoints
 from ingot.config.schema import Config as IngotConfig
@@ -26,6 +28,7 @@ from ingot.doors.gpt_simple.reading import read_config
 from ingot.doors.gpt_simple.translate import kept_tokens, translate
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
+from ingot.runtime.tensors import to_array
 
 PAD, END = 300, 0  # ids
 
@@ -185,3 +188,17 @@ def test_a_model_of_another_shape_is_refused_in_the_words_of_the_keys(
 def test_scratch_takes_nothing_over(their_copy: Path) -> None:
     config = read_config("config.yaml", {"training.resume": "scratch"})
     assert adopt(config, print, print) is None
+
+
+@pytest.mark.long
+def test_two_ranks_go_on_with_a_run_of_one_and_its_batch(their_copy: Path, ingot: Ingot) -> None:
+    command = [sys.executable, "-m", "ingot.doors.gpt_simple"]
+    words = ["train", "--config", "config.yaml", "--training.max_steps", "14"]
+    shutil.copytree("out", "alone")
+    ingot(*words, "--training.output_dir", "alone", command=command, folder=their_copy)
+    said = ingot(*words, "--nproc_per_node", "2", command=command, folder=their_copy).stderr
+    assert said.count("going on from out/checkpoints/final") == 1 and "keeps them on 2 ranks" in said
+    one, two = (load_checkpoint(Path(run) / "checkpoints/step-00000014") for run in ("alone", "out"))
+    assert one.progress["tokens"] == two.progress["tokens"]
+    for name, record in one.weights.items():
+        assert np.allclose(to_array(record), to_array(two.weights[name]), atol=1e-5)

@@ -72,16 +72,19 @@ def test_a_curriculum_that_does_not_fit_is_refused_with_3_unless_it_is_allowed(d
     door("validate", "--config", "phases.yaml", *allowed, code=2)
 
 
-def test_tokenized_lines_are_trained_on(door: Door, gpts: Path) -> None:
+def test_lines_are_trained_on_as_they_are_and_tokenized(door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(gpts / "cache"))
     for split, lines in (("train", 40), ("val", 4)):
-        (gpts / "raw" / split).mkdir(parents=True)
-        (gpts / "raw" / split / "a.jsonl").write_text(
+        (gpts / "raw" / split / "web").mkdir(parents=True)
+        (gpts / "raw" / split / "web/a.jsonl").write_text(
             "".join(json.dumps({"text": f"{number} is a number and so is {number**3}"}) + "\n" for number in range(lines))
         )
-        words = ("--input_dir", f"raw/{split}", "--output_dir", f"made/{split}/web", "--tokenizer_path", "tok")
+        words = ("--input_dir", f"raw/{split}/web", "--output_dir", f"made/{split}/web", "--tokenizer_path", "tok")
         said = door("tokenize", *words, "--max_length", 32, "--overlap_size", 4, "--min_text_length", 5)
         assert f"a.jsonl: {lines} documents" in said.err
-    door("-q", "train", "--config", "config.yaml", "--data.path", "made", "--training.max_steps", 3)
+    few = ("--config", "config.yaml", "--training.max_steps", 3)
+    door("-q", "train", *few, "--data.path", "made")
+    door("-q", "train", *few, "--data.path", "raw", "--data.format", "jsonl", "--training.output_dir", "raw-out")
 
 
 def test_texts_are_lines_of_json_on_stdout_and_nothing_else_is(door: Door, gpts: Path) -> None:

@@ -49,6 +49,10 @@ class TokenSource(ABC):
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
         """The documents of a split in order."""
 
+    def buckets(self, split: str, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
+        """The documents of a split by bucket, in order; one without a name where there are no buckets."""
+        yield None, self.documents(split, marks)
+
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:  # noqa: B027 (most formats say nothing)
         """Refuse a tokenizer that the data itself says is not its own."""
 
@@ -160,6 +164,9 @@ class TokenWriter(ABC):
     def bytes(self) -> int | None:
         """The bytes of text they stand for, where a tokenizer tells."""
         return sum(file.bytes for file in self.files) if self.counter else None
+
+    def begin_bucket(self, name: str) -> None:  # noqa: B027 (most formats have none)
+        """The documents that follow are of this bucket."""
 
     @abstractmethod
     def add(self, document: Document) -> None:

@@ -100,6 +100,8 @@ def convert(
         make = partial(_writer, stage.folder, to, known, opened, layout, files, source)
         writers = {split: make(split) for split in SPLITS if split in source.tokens or to == "ingot"}
         _copy(source, writers, reading, progress)
+        if to in ("nanogpt", "shards") and len(names := bucket_names(source)) > 1:
+            log.warning("%s has no buckets, so %s are one now", to, ", ".join(names))
         if not writers.get("train") or not writers["train"].documents:
             raise DataError(f"{source.path} has nothing to train on: no training documents")
         if opened and to == "nanogpt":
@@ -117,6 +119,12 @@ def convert(
         )
     kind = opened.kind if opened else None
     return Summary(source.path, source.format, output, to, kind, counts, time.monotonic() - started)
+
+
+def bucket_names(source: TokenSource) -> list[str]:
+    """The buckets of some data, by name."""
+    named = {name for split in source.tokens for name, _ in source.buckets(split, Marks())}
+    return sorted(name for name in named if name is not None)
 
 
 def marks_of(tokenizer: Tokenizer) -> Marks:
@@ -142,6 +150,9 @@ class FolderWriter(TokenWriter):
     @property
     def bytes(self) -> int:
         return self._writer.bytes
+
+    def begin_bucket(self, name: str) -> None:
+        self._writer.begin_bucket(name)
 
     def add(self, document: Document) -> None:
         self._writer.add_document(map(self._check, with_marks(document, self.marks)))
@@ -227,13 +238,17 @@ def _writer(
 
 def _copy(source: TokenSource, writers: dict[str, TokenWriter], marks: Marks, progress: Progress | None) -> None:
     done, told, total = 0, 0, sum(source.tokens.values())
+    apart = bucket_names(source) != [NAMES["gpt-simple"]]  # which is what data without buckets is called there
     for split, writer in writers.items():
-        for document in source.documents(split, marks) if split in source.tokens else ():
-            writer.add(document)
-            done += sum(map(len, document))
-            if progress and done - told >= PROGRESS_TOKENS:
-                told = done
-                progress(2 * done, 2 * total)
+        for bucket, documents in source.buckets(split, marks) if split in source.tokens else ():
+            if bucket is not None and apart:
+                writer.begin_bucket(bucket)
+            for document in documents:
+                writer.add(document)
+                done += sum(map(len, document))
+                if progress and done - told >= PROGRESS_TOKENS:
+                    told = done
+                    progress(2 * done, 2 * total)
         writer.close()
     if progress:
         progress(2 * total, 2 * total)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,13 @@ class GPTSimpleSource(TokenSource):
         self.about = f"gpt-simple's .bin and .idx, {len(files)} pairs, buckets: {buckets}"
 
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
-        for file in self._files[split]:
-            yield from Pair(file).documents(marks.eos)
+        for _, documents in self.buckets(split, marks):
+            yield from documents
+
+    def buckets(self, split: str, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
+        for folder, files in groupby(self._files[split], lambda file: file.parent):
+            name = folder.name if folder.parent == self.path / split else None
+            yield name, (document for file in files for document in Pair(file).documents(marks.eos))
 
 
 def find_pairs(path: Path) -> dict[str, list[Path]]:
@@ -153,10 +159,14 @@ class IndexedWriter(TokenWriter):
         super().__init__(marks, counter)
         check_windows(max_length, overlap)
         self._folder, self._files, self._limit, self._width = folder, files, limit, width
-        self._max_length, self._overlap = max_length, overlap
+        self._max_length, self._overlap, self._number = max_length, overlap, 0
         self._file: PlainWriter | None = None
         self._offsets: list[int] = []
         self._repeats: list[int] = []
+
+    def begin_bucket(self, name: str) -> None:
+        self.close()
+        self._folder, self._number = self._folder.with_name(name), 0
 
     def add(self, document: Document) -> None:
         parts = [*document, *([] if self.marks.eos is None else [one_token(self.marks.eos)])]
@@ -185,7 +195,8 @@ class IndexedWriter(TokenWriter):
 
     def _begin(self) -> PlainWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = PlainWriter(self._folder / f"{len(self.files):05d}.bin", self._files, DTYPES[self._width])
+        self._file = PlainWriter(self._folder / f"{self._number:05d}.bin", self._files, DTYPES[self._width])
+        self._number += 1
         self.files.append(FileCounts(self._file.path))
         self._offsets, self._repeats = [0], []
         return self._file

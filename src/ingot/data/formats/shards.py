@@ -91,13 +91,24 @@ class PreparedSource(TokenSource):
         self.about = f"a prepared folder, {self.tokenizer.kind} tokenizer, {documents:,} documents"
 
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
+        return self._between(split, 0, self._dataset.manifest.splits[split].documents)
+
+    def buckets(self, split: str, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
+        first, known = 0, self._dataset.manifest.splits[split].buckets
+        for record in known:
+            yield record.name, self._between(split, first, first + record.documents)
+            first += record.documents
+        if not known:
+            yield None, self.documents(split, marks)
+
+    def _between(self, split: str, first: int, stop: int) -> Iterator[Document]:
         folder, bos = self._dataset.folder, self._dataset.tokenizer.bos
         stream = Split(folder, self._dataset.manifest.splits[split], keep=OPEN_FILES, dtype=self._dataset.tokenizer.dtype)
         starts = stream.document_starts()
-        for number in range(stream.documents):
-            start, stop = int(starts[number]), int(starts[number + 1])
-            if bos is not None and (start >= stop or stream.token(start) != bos):
+        for number in range(first, stop):
+            start, end = int(starts[number]), int(starts[number + 1])
+            if bos is not None and (start >= end or stream.token(start) != bos):
                 raise DataError(
                     f"{folder} is damaged: document {number} of {split} starts without its mark; prepare the data again"
                 )
-            yield stream.slice(start + (bos is not None), stop)
+            yield stream.slice(start + (bos is not None), end)

@@ -93,7 +93,7 @@ class MixedRows:
     def after(self, samples: range) -> tuple[int, Places]:
         drawn = self._draw(samples)
         places = {name: self._place(name) + int(np.count_nonzero(drawn == i)) for i, name in enumerate(self.sources)}
-        return samples.start + len(drawn), places
+        return samples.start + len(drawn), {**self.places, **places}  # a bucket that is left out keeps its place
 
     def epoch(self, sample: int) -> int:
         """How often all buckets of the mix had been read completely."""

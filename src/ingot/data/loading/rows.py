@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.config.schema import DataSection
+from ingot.config.data_section import DataSection
 from ingot.data.loading.already_read import Mask, read_already_read
 from ingot.data.loading.mixture import LimitedRows, MixedRows
 from ingot.data.loading.order import Order, Places, Random, Sequential, Shuffle

@@ -10,6 +10,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -190,6 +191,10 @@ class Bucket:
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Where each document begins in the bucket, and after them the end of the last."""
+        return self._starts
+
+    @cached_property
+    def _starts(self) -> NDArray[np.uint64]:  # every row with a document mask asks for them
         starts = self._split.document_starts()[self._here.start : self._here.stop + 1]
         return np.asarray(starts) - np.uint64(self._first_token)
 

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ingot.data.store.dataset import MANIFEST, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
+from ingot.data.store.dataset import MANIFEST, BucketRecord, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
 from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter
 from ingot.data.store.staging import JOURNAL, StagedFolder
 from ingot.data.tokenizers import Tokenizer
@@ -43,6 +44,7 @@ class SavedSplit(BaseModel):
     shard_documents: Count = 0
     shard_bytes: Count = 0
     token_bytes: Count = TOKEN_BYTES
+    buckets: list[BucketRecord] = []  # with the sums at their beginnings
 
     def files(self, name: str) -> dict[str, int]:
         """The least size of each file of the split called `name`."""
@@ -105,11 +107,21 @@ class SplitWriter:
         saved = saved or SavedSplit()
         self.documents, self.tokens, self.bytes = saved.documents, saved.tokens, saved.bytes
         self.piece_bytes = saved.piece_bytes
-        self._shards = list(saved.shards)
+        self._shards, self._buckets = list(saved.shards), list(saved.buckets)
         self._shard_documents, self._shard_bytes = saved.shard_documents, saved.shard_bytes
         self._shard = self._open_shard(saved.shard_tokens) if saved.shard_tokens else None
         self._index.truncate(INDEX_BYTES * self.documents)
         self._index.seek(0, os.SEEK_END)
+
+    def begin_bucket(self, name: str) -> None:
+        """The documents that follow are of this bucket."""
+        if not self._buckets or self._buckets[-1].name != name:
+            self._buckets.append(self._sums(name))
+
+    def _sums(self, name: str) -> BucketRecord:
+        return BucketRecord(
+            name=name, documents=self.documents, tokens=self.tokens, bytes=self.bytes, piece_bytes=self.piece_bytes
+        )
 
     def add(self, documents: Encoded) -> None:
         """Adds documents; those that the tokenizer leaves nothing of are left out."""
@@ -158,6 +170,7 @@ class SplitWriter:
             shard_documents=self._shard_documents,
             shard_bytes=self._shard_bytes,
             token_bytes=self._tokenizer.dtype.itemsize,
+            buckets=self._buckets,
         )
 
     def close(self) -> SplitRecord:
@@ -175,6 +188,7 @@ class SplitWriter:
             shards=self._shards,
             document_index=index_name(self.name),
             document_index_sha256=file_sha256(self._folder / index_name(self.name)),
+            buckets=[_between(*both) for both in pairwise([*self._buckets, self._sums("")])],
         )
 
     def _write_document(self, parts: Iterable[IdArray], left: int | None = None) -> tuple[int, int]:
@@ -214,6 +228,12 @@ class SplitWriter:
         counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
         self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
         self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
+
+
+def _between(begin: BucketRecord, end: BucketRecord) -> BucketRecord:
+    """What a bucket holds, by the sums where it and the next begin."""
+    counts = ("documents", "tokens", "bytes", "piece_bytes")
+    return BucketRecord(name=begin.name, **{count: getattr(end, count) - getattr(begin, count) for count in counts})
 
 
 def shard_name(split: str, number: int) -> str:

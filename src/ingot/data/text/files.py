@@ -54,6 +54,13 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return files, ignored
 
 
+def file_identity(path: Path) -> list[str | int]:
+    """What tells a file from another, or from itself before it was changed, without reading it."""
+    with reading(path):
+        status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+
+
 def is_text(path: Path) -> bool:
     """Whether the name says that documents can be read from this file."""
     return bool(_kind(path))

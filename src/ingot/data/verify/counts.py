@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,24 @@ def bytes_per_token(tokens: int, size: int | None, piece_bytes: int | None) -> f
     return known / tokens if tokens and known is not None else None
 
 
+class AuditBucket:
+    """One bucket of a split, which begins where the buckets before it end."""
+
+    def __init__(self, split: AuditSplit, starts: Starts, number: int) -> None:
+        before, record = split.buckets[:number], split.buckets[number]
+        self.name, self.folder, self.tokens = f"{split.name}/{record.name}", split.folder, record.tokens
+        self.bytes = record.bytes if split.record else None
+        self._split, self._first = split, sum(bucket.tokens for bucket in before)
+        first = sum(bucket.documents for bucket in before)
+        self.starts: Starts = starts[first : first + record.documents + 1] - self._first
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Tokens start..stop of the bucket."""
+        return self._split.read(self._first + start, self._first + stop)
+
+
 def count_tokens(
-    split: AuditSplit,
+    split: AuditSplit | AuditBucket,
     tokenizer: Tokenizer,
     starts: Starts | None = None,
     tell: Callable[[int], None] = lambda tokens: None,
@@ -79,22 +96,23 @@ def count_tokens(
 
 
 def count_documents(
-    split: AuditSplit, tokenizer: Tokenizer, index: Starts | None, tell: Callable[[int], None]
+    split: AuditSplit | AuditBucket, tokenizer: Tokenizer, index: Starts | None, tell: Callable[[int], None]
 ) -> tuple[Counts, Starts]:
     """Reads a split; documents begin where its index says, or else at their marks."""
     counts = count_tokens(split, tokenizer, index, tell)
     return counts, starts_by_marks(split, counts.marks) if index is None else index
 
 
-def starts_by_marks(split: AuditSplit, marks: NDArray[np.int64]) -> Starts:
+def starts_by_marks(split: AuditSplit | AuditBucket, marks: NDArray[np.int64]) -> Starts:
     """Where documents begin if each has a mark in front; what comes before the first mark is a document too."""
     before = [0] if split.tokens and (not len(marks) or marks[0]) else []
     return np.concatenate([np.array(before, np.int64), marks, np.array([split.tokens], np.int64)])
 
 
-def read_index(split: AuditSplit) -> Starts | str:
-    """Where documents begin by the document index, or what is wrong with it."""
-    assert split.record is not None
+def read_index(split: AuditSplit) -> Starts | str | None:
+    """Where documents begin by the document index, or what is wrong with it; None where nothing says it."""
+    if split.record is None:
+        return split.starts
     path, documents = split.folder / split.record.document_index, split.record.documents
     try:
         size = path.stat().st_size

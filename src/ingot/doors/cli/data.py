@@ -16,10 +16,11 @@ from ingot.doors.cli.data_verify import print_splits, verify_command
 from ingot.doors.cli.options import AsJson
 from ingot.doors.display import progress_bar
 from ingot.doors.output import print_json
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from ingot.data.prepare.pipeline import Summary
+    from ingot.data.text.buckets import Buckets
 
 
 TOKENIZER = (
@@ -68,6 +69,9 @@ def prepare_command(
             help="This part is (0.1 unless said): of up to 20 documents the end of each, of more whole ones, evenly spread.",
         ),
     ] = None,
+    buckets: Annotated[
+        bool, typer.Option("--buckets", help="The input is a folder with train/NAME/ and val/NAME/, which stay apart as buckets.")
+    ] = False,
     bos: Annotated[
         str | None,
         typer.Option(metavar="TOKEN", help="What starts a document, where a tokenizer.json does not say so; empty: nothing."),
@@ -100,6 +104,7 @@ def prepare_command(
             val_fraction=val_fraction,
             val_inputs=val_inputs or None,
             val_documents=val_documents,
+            buckets=_buckets(inputs) if buckets else None,
             text_field=text_field,
             shard_tokens=shard_tokens,
             overwrite=force,
@@ -112,6 +117,17 @@ def prepare_command(
         print_json(summary)
     else:
         _print_summary(summary)
+
+
+def _buckets(inputs: list[Path]) -> Buckets:
+    from ingot.data.text.buckets import find_buckets
+    from ingot.data.text.files import is_text
+
+    if len(inputs) != 1:
+        raise ConfigError("--buckets takes one --input, a folder with train/NAME/ and val/NAME/")
+    if not (found := find_buckets(inputs[0], is_text)):
+        raise DataError(f"{inputs[0]} holds no text files in train/NAME/ and val/NAME/, which --buckets asks for")
+    return found
 
 
 def _print_summary(summary: Summary) -> None:

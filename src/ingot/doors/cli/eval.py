@@ -37,6 +37,7 @@ def evaluate(
     """Score a trained model on a validation split: loss and bits per byte."""
     from ingot.api import load
     from ingot.doors.display import progress_bar
+    from ingot.eval.evaluator import bucket_record
 
     if (path is None) == (artifact is None):
         raise ConfigError("give a run folder or checkpoint, or --artifact FILE; one of them")
@@ -49,6 +50,7 @@ def evaluate(
     with progress_bar("evaluating", unit="rows") as progress:
         score = model.evaluate(data, rows, _tell if tell_rows else progress)
     size = {"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}
+    buckets = {name: bucket_record(one) for name, one in score.buckets.items()}
     if as_json:
         found = {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
         print_json(
@@ -59,6 +61,7 @@ def evaluate(
                 "bytes": score.bytes,
                 "rows": score.rows,
                 "rows_of": score.rows_of,
+                **({"buckets": buckets} if buckets else {}),
                 **size,
             }
         )
@@ -72,6 +75,7 @@ def evaluate(
             ("tokens", f"{score.tokens:,}"),
             ("bytes", f"{score.bytes:,}"),
             ("rows", f"{score.rows:,} of {score.rows_of:,}"),
+            *((f"val_bpb {name}", f"{one['val_bpb']:.4f}") for name, one in buckets.items() if "val_bpb" in one),
             *(("artifact", f"{count:,} bytes") for count in size.values()),
         ]
     )

@@ -33,6 +33,7 @@ def validate(
     from ingot.plan.findings import BLOCKED, exit_code
     from ingot.plan.report import report_lines, report_record
     from ingot.plan.validate import validate as check
+    from ingot.runtime.ranks import ranks_from_environment
 
     try:
         resolved = resolve(recipe, config, given_settings(ctx), max(1, world_size), warn)
@@ -44,8 +45,6 @@ def validate(
         from ingot.plan.probe import add_probe
 
         add_probe(report)
-    if as_json:
-        print_json(report_record(report, strict))
-    else:
-        print("\n".join(report_lines(report)))
+    if ranks_from_environment().first:
+        print_json(report_record(report, strict)) if as_json else print("\n".join(report_lines(report)))
     return exit_code(report.findings, strict)

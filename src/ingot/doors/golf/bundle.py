@@ -36,6 +36,7 @@ LEFT_OUT = (
     "ingot.eval.buckets",
     "ingot.generate",
     "ingot.runs.clearing",
+    "ingot.runs.finding",
     "ingot.runs.tracking",
     "ingot.train.bringing",
     "ingot.trained",

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from ingot.data.formats.gpt_simple import read_index
 from ingot.data.loading.already_read import Mask
+from ingot.doors.gpt_simple.checkpoint import ALL
 from ingot.errors import CheckpointError
 
 SEED = 42  # of its data order, whatever training.seed is
 BUFFER = 256
-ALL = -1
 
 
 def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_length: int, packing: bool) -> dict[str, Mask]:

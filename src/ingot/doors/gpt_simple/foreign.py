@@ -19,7 +19,7 @@ from ingot.artifact.gpt_simple import ARCH_KEYS, FINAL, SHUTDOWN, Saved, is_chec
 from ingot.config.schema import Config as IngotConfig
 from ingot.data.loading.already_read import read_already_read, write_already_read
 from ingot.data.loading.open import open_dataset
-from ingot.doors.gpt_simple.checkpoint import read_cursors, read_state
+from ingot.doors.gpt_simple.checkpoint import count_rows, read_cursors, read_state
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.cursors import documents_read
 from ingot.doors.gpt_simple.translate import already_read_path, resume_path, tokens_per_step, translate
@@ -145,10 +145,7 @@ def _list_documents(config: Config, resolved: IngotConfig, saved: Saved) -> str 
     cursors: dict[str, dict[int, int]] = {}
     newest = -1
     for one in earlier:
-        for bucket, files in (found := read_cursors(one.path) or {}).items():
-            for number, rows in files.items():
-                before = cursors.setdefault(bucket, {}).get(number, 0)
-                cursors[bucket][number] = -1 if -1 in (before, rows) else max(before, rows)
+        count_rows(cursors, found := read_cursors(one.path) or {})
         newest = one.step if found else newest
     if not cursors:
         return "it was stopped before it had read a batch"

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
+from ingot.doors.gpt_simple.names import key_name
 from ingot.doors.gpt_simple.reading import read_config
-from ingot.doors.gpt_simple.translate import ALREADY_READ, kept_tokens, named_tokenizer, tokens_per_step, translate, warnings
+from ingot.doors.gpt_simple.translate import ALREADY_READ, kept_tokens, named_tokenizer, tell_batch, translate, warnings
 from ingot.runtime.ranks import ranks_from_environment
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, Tr
     resolved = translate(config, ranks.world_size, kept, tokenizer)
     told: list[str] = []
     warnings(config, told.append)
-    _tell_batch(config, ranks.world_size, kept, told.append)
+    tell_batch(config, ranks.world_size, kept, told.append)
     # Whoever launched the ranks has checked the run.
     dataset = None if STARTED_AT in os.environ else check(config, resolved.config, ranks.world_size, told.append, force)
     spec = tokenizer.spec() if tokenizer is not None else None
@@ -97,21 +98,7 @@ def check(config: Config, resolved: IngotConfig, world_size: int, told: Callable
     from ingot.plan.validate import check_before_training
 
     workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
-    return check_before_training(resolved, world_size, told, workers=workers, allow_mismatch=mismatch, fresh=force)
-
-
-def _tell_batch(config: Config, world_size: int, kept: int | None, told: Callable[[str], None]) -> None:
-    """Say that a run keeps the batch it began with, where its keys would make another one of it."""
-    t, now = config.training, tokens_per_step(config, world_size)
-    if kept is None or kept == now:
-        return
-    rows, length = kept // config.data.max_length, config.data.max_length
-    times = -(-rows // (t.per_device_batch_size * world_size))
-    told(
-        f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} "
-        f"rank{'s' if world_size > 1 else ''}, with {times} forward pass{'es' if times > 1 else ''} each, where "
-        f"gradient_accumulation_steps={t.gradient_accumulation_steps} would give {now:,}; another batch needs another output_dir"
-    )
+    return check_before_training(resolved, world_size, told, workers=workers, allow_mismatch=mismatch, fresh=force, name=key_name)
 
 
 def _launch(config: Config, options: Namespace, words: Sequence[str], log: Log) -> int:

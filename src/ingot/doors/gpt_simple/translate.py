@@ -77,6 +77,20 @@ def kept_tokens(config: Config) -> int | None:
     return None
 
 
+def tell_batch(config: Config, world_size: int, kept: int | None, told: Callable[[str], None]) -> None:
+    """Say that a run keeps the batch it began with, where its keys would make another one of it."""
+    t, now = config.training, tokens_per_step(config, world_size)
+    if kept is None or kept == now:
+        return
+    rows, length = kept // config.data.max_length, config.data.max_length
+    times = -(-rows // (t.per_device_batch_size * world_size))
+    told(
+        f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} "
+        f"rank{'s' if world_size > 1 else ''}, with {times} forward pass{'es' if times > 1 else ''} each, where "
+        f"gradient_accumulation_steps={t.gradient_accumulation_steps} would give {now:,}; another batch needs another output_dir"
+    )
+
+
 def resume_path(config: Config) -> Path | None:
     """The checkpoint that training.resume names, from the working folder or from output_dir on; None where it names none."""
     name = config.training.resume
