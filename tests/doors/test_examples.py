@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def test_a_chain_of_slurm_jobs_ends_where_repeating_cannot_help(cluster: Cluster
     assert cluster.run_next(**named) == 2 and cluster.run_next(**named) is None
 
 
-@pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="the others start ingot often enough; set INGOT_LONG_TESTS=1")
+@pytest.mark.long
 def test_a_chain_of_slurm_jobs_ends_when_somebody_asks_the_run_to_stop(cluster: Cluster, settings, tmp_path):
     folder = tmp_path / "long"
     named = {"RUN": str(folder), "CONFIG": str(settings())}
@@ -118,7 +117,7 @@ def test_the_loop_goes_on_after_a_kill_and_ends_with_the_run(cluster: Cluster, s
     assert len(json.loads((folder / "environment.json").read_text())["earlier"]) == 1
 
 
-@pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="the others start ingot often enough; set INGOT_LONG_TESTS=1")
+@pytest.mark.long
 def test_the_loop_ends_when_somebody_stops_the_run(cluster: Cluster, settings, tmp_path):
     folder, config = tmp_path / "long", settings()
 

@@ -44,7 +44,7 @@ def test_compiled_ranks_that_recompute_some_blocks_take_the_steps_of_plain_ones(
     assert together == pytest.approx(plain, abs=1e-5)
 
 
-@pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="compiles 24 times; set INGOT_LONG_TESTS=1")
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_compiling_ranks_checkpointing_and_masks_go_together_in_any_combination(world_size):
     for mask in (False, True):

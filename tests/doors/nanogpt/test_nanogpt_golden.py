@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ingot.doors.nanogpt.prepare import shakespeare_char
 KNOWN = json.loads((ROOT / "tests/golden/golden.json").read_text())["nanogpt_readme_cpu_run"]
 
 
-@pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="takes four minutes; set INGOT_LONG_TESTS=1")
+@pytest.mark.long
 def test_the_readme_command_follows_nanogpt_s_own_curve(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert shakespeare_char(Path("data/shakespeare_char"), ["--input", str(shared("tinyshakespeare/input.txt"))]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ def test_dtypes_agree_and_the_gpu_names_its_own_peak(train):
         assert "TFLOP/s" in ran[dtype].out + ran[dtype].err
 
 
-@pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="takes three minutes; set INGOT_LONG_TESTS=1")
+@pytest.mark.long
 def test_the_preset_of_characters_reaches_its_loss(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert shakespeare_char(Path("data/shakespeare_char"), ["--input", str(shared("tinyshakespeare/input.txt"))]) == 0

@@ -36,6 +36,10 @@ Inputs = Annotated[
         "hf:ORG/NAME; may be given again.",
     ),
 ]
+Engine = Annotated[Literal["local", "ray"], typer.Option(help="local: processes of this machine. ray: a Ray cluster.")]
+RayAddress = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="The cluster; auto: the one that runs here; not given: a new one, here.")
+]
 MoreInputs = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="--input PATH")]
 TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
 LARGE_VOCABULARY = 8192  # ids from which a step of the demo takes seconds on a CPU: with 50,257, 3 s on two cores
@@ -81,12 +85,8 @@ def prepare_command(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Processes that encode, by default one for each processor; no output differs.")
     ] = None,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="local: processes of this machine. ray: a Ray cluster.")
-    ] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="The cluster; auto: the one that runs here; not given: a new one, here.")
-    ] = None,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
     more: MoreInputs = None,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,37 +55,39 @@ def evaluate(
     with progress_bar("evaluating", unit="rows") as progress:
         score = model.evaluate(data, rows, _tell if tell_rows else progress, stride=stride, seq_len=seq_len)
     by = model.scored_by(stride, seq_len)
-    size = {"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}
     buckets = {name: bucket_record(one) for name, one in score.buckets.items()}
-    if as_json:
-        found = {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
-        print_json(
-            {
-                "model": str(model.weights.path),
-                **found,
-                "tokens": score.tokens,
-                "bytes": score.bytes,
-                "rows": score.rows,
-                "rows_of": score.rows_of,
-                "seq_len": by.data.seq_len,
-                "stride": by.stride,
-                "bytes_by": score.rule,
-                **({"buckets": buckets} if buckets else {}),
-                **size,
-            }
-        )
-        return
+    found = {
+        "model": str(model.weights.path),
+        "val_loss": score.loss,
+        "val_bpb": score.bits_per_byte,
+        **score.other,
+        "tokens": score.tokens,
+        "bytes": score.bytes,
+        "rows": score.rows,
+        "rows_of": score.rows_of,
+        "seq_len": by.data.seq_len,
+        "stride": by.stride,
+        "bytes_by": score.rule,
+        **({"buckets": buckets} if buckets else {}),
+        **({"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}),
+    }
+    print_json(found) if as_json else _print(found, list(score.other))
+
+
+def _print(found: Mapping[str, Any], other: Sequence[str]) -> None:
+    rows = f"{found['rows']:,} of {found['rows_of']:,}, {found['seq_len']:,} tokens long, {found['stride']:,} apart"
+    buckets = found.get("buckets", {}).items()
     print_columns(
         [
-            ("model", str(model.weights.path)),
-            ("val loss", f"{score.loss:.4f}"),
-            ("val_bpb", f"{score.bits_per_byte:.4f}"),
-            *((name, f"{value:.4f}") for name, value in score.other.items()),
-            ("tokens", f"{score.tokens:,}"),
-            ("bytes", f"{score.bytes:,}, of the {score.rule}"),
-            ("rows", f"{score.rows:,} of {score.rows_of:,}, {by.data.seq_len:,} tokens long, {by.stride:,} apart"),
-            *((f"val_bpb {name}", f"{one['val_bpb']:.4f}") for name, one in buckets.items() if "val_bpb" in one),
-            *(("artifact", f"{count:,} bytes") for count in size.values()),
+            ("model", found["model"]),
+            ("val loss", f"{found['val_loss']:.4f}"),
+            ("val_bpb", f"{found['val_bpb']:.4f}"),
+            *((name, f"{found[name]:.4f}") for name in other),
+            ("tokens", f"{found['tokens']:,}"),
+            ("bytes", f"{found['bytes']:,}, of the {found['bytes_by']}"),
+            ("rows", rows),
+            *((f"val_bpb {name}", f"{one['val_bpb']:.4f}") for name, one in buckets if "val_bpb" in one),
+            *(("artifact", f"{found[name]:,} bytes") for name in ("artifact_bytes",) if name in found),
         ]
     )
 

@@ -39,6 +39,21 @@ Penalty = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.", min=0, max=2**62)]
 FullText = Annotated[bool, typer.Option("--return-full-text", help="Lines of JSON: put the prompt before the text.")]
+CheckpointName = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="latest|best|DIR", help="Of the run folder PATH; or, instead of PATH, a checkpoint."),
+]
+Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="What to continue. Empty: a new document.")]
+PromptsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Objects with a prompt, one per line of JSON.")]
+Tokens = Annotated[
+    int | None, typer.Option("--tokens", "--max-new-tokens", metavar="N", help="Tokens to write: 500, or 100.", min=0)
+]
+StopAtEnd = Annotated[
+    bool | None,
+    typer.Option("--stop-at-end/--no-stop-at-end", help="Stop where the model ends the document; lines of JSON do so."),
+]
+Stream = Annotated[bool, typer.Option("--stream", help="Print each piece as it is written; of lines of JSON, a line for each.")]
+WithCache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values instead of computing them anew.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -48,23 +63,12 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     path: OptionalModelPath = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint", metavar="latest|best|DIR", help="Of the run folder PATH; or, instead of PATH, a checkpoint."
-        ),
-    ] = None,
+    checkpoint: CheckpointName = None,
     output_dir: OutputDir = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="What to continue. Empty: a new document.")
-    ] = None,
-    prompts_file: Annotated[
-        Path | None, typer.Option("--prompts-file", metavar="FILE", help="Objects with a prompt, one per line of JSON.")
-    ] = None,
+    prompt: Prompt = None,
+    prompts_file: PromptsFile = None,
     output: Output = None,
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", "--max-new-tokens", metavar="N", help="Tokens to write: 500, or 100.", min=0)
-    ] = None,
+    tokens: Tokens = None,
     temperature: Temperature = Sampling.temperature,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -72,17 +76,10 @@ def generate(
     repetition_penalty: Penalty = 1.0,
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="How many texts, each with the next seed.", min=1)] = 1,
     seed: Seed = None,
-    stop_at_end: Annotated[
-        bool | None,
-        typer.Option("--stop-at-end/--no-stop-at-end", help="Stop where the model ends the document; lines of JSON do so."),
-    ] = None,
+    stop_at_end: StopAtEnd = None,
     return_full_text: FullText = False,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Print each piece as it is written; of lines of JSON, a line for each.")
-    ] = False,
-    cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Keep keys and values instead of computing them anew.")
-    ] = True,
+    stream: Stream = False,
+    cache: WithCache = True,
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,
     device: DeviceName = "auto",
