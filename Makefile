@@ -4,19 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ORIGINAL := $(VENV)/gpt-simple
+MLX := $(VENV)/.mlx
 
-.PHONY: train test lint bench docs clean
+.PHONY: train test test-long lint bench docs clean
 
 train: $(READY)
 	@$(BIN)/ingot train --recipe demo
 	@echo "(the ingot command is in $(BIN); put it on your path with: source $(BIN)/activate)"
 
-test: $(READY) $(ORIGINAL)/.ready
+test: $(READY) $(ORIGINAL)/.ready $(MLX)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -n 2
+
+# The cases that `make test` leaves out.
+test-long: $(READY) $(ORIGINAL)/.ready $(MLX)
+	$(BIN)/python -m pytest -n 2 -m long
 
 lint: $(READY)
 	$(BIN)/ruff check --fix .
@@ -47,3 +52,8 @@ $(ORIGINAL)/.ready: $(READY) tests/doors/gpt_simple/requirements.txt
 	rm -rf $(ORIGINAL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ORIGINAL) -r tests/doors/gpt_simple/requirements.txt
 	@touch $@
+
+# Tried once: where there is no wheel (glibc older than 2.35, a Mac without Apple silicon), the tests of MLX are skipped.
+$(MLX): $(READY) requirements-mlx.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: -r requirements-mlx.lock 2>/dev/null || echo "mlx does not install here: the tests of the MLX backend are skipped"
+	@touch $(MLX)

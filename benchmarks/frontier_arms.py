@@ -72,7 +72,8 @@ def readable(name: str, result: dict[str, Any]) -> str:
         f"{result['peak_gib']} GiB | compile {result['compile_seconds']} s | all {result['all_seconds']} s",
     ]
     rounded = [
-        f"int{r['bits']} k{r['k']:g}: {r['bytes'] / 1e6:.2f} MB at {r['per_weight']:.2f} bits {r['val_bpb']:.4f}"
+        f"int{r['bits']} k{r['k']:g}, embedding int{r['embedding_bits']} k{r['embedding_k']:g}{', GPTQ' if r['gptq'] else ''}: "
+        f"{r['bytes'] / 1e6:.2f} MB at {r['per_weight']:.2f} bits {r['val_bpb']:.4f}"
         for r in result["rounded"]
     ]
     return " | ".join(parts) + ("".join(f"\n    {line}" for line in rounded))

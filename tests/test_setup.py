@@ -45,3 +45,19 @@ def test_make_refuses_an_older_python_with_what_to_do(tmp_path: Path) -> None:
 
 def test_no_python_is_refused_for_being_new() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"] == ">=3.11"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, ""), (1, "mlx does not install here: the tests of the MLX backend are skipped\n")]
+)
+def test_make_goes_on_where_mlx_does_not_install_and_says_so(tmp_path: Path, code: int, said: str) -> None:
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-mlx.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    python = tmp_path / ".venv/bin/python"
+    python.write_text(f'#!/bin/sh\necho "$@" > asked\necho trouble >&2\nexit {code}\n')
+    python.chmod(0o755)
+    (tmp_path / ".venv/.ready").touch()
+    ran = subprocess.run(["make", ".venv/.mlx"], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, said, "")
+    assert "--only-binary :all: -r requirements-mlx.lock" in (tmp_path / "asked").read_text()

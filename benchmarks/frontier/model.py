@@ -27,6 +27,8 @@ UNIFORM = 0.68  # of sqrt(3 / width): range of the matrices at the beginning
 Weights = dict[str, nn.Parameter]
 Mask = Tensor | BlockMask
 Turn = tuple[Tensor, Tensor]  # cosines and sines, (T, 1, R / 2)
+Note = Callable[[Tensor, Tensor], None]
+NOTES: list[Note] = []  # who wants to see the input and the matrix of every product, while nothing is compiled
 
 
 class Kind(NamedTuple):
@@ -46,6 +48,8 @@ def norm(x: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """A float32 matrix used in the number format of what it multiplies."""
+    for note in NOTES:
+        note(x, weight)
     return F.linear(x, weight.to(x.dtype))
 
 

@@ -22,11 +22,12 @@ from frontier.arms import Arm
 from frontier.data import Order, Tokens, split_rows, windows
 from frontier.model import Frontier
 from frontier.optimizer import Averages, Optimizer
-from frontier.rounding import PLANS, round_weights
+from frontier.rounding import PLANS, input_moments, round_weights
 
 IN_FLIGHT = 2  # steps that the host is ahead of the GPU: enough to keep it busy, few enough that the clock stays true
 FIXED_BATCHES = 2  # of training text whose loss is reported
 REPORTS = 5  # progress lines per arm
+CALIBRATION_ROWS = 32  # of training text, by which GPTQ rounds
 
 Batches = Sequence[tuple[Tensor, Tensor, Tensor]]
 
@@ -45,7 +46,7 @@ def run_arm(arm: Arm, train: Tokens, validation: Tokens, device: torch.device, s
         compile_seconds = prime(model, optimizer, arm, train.vocabulary)
         steps, seconds = learn(model, optimizer, order, averages, arm, say)
         scores = score_all(model, averages, arm, train, validation)
-        rounded = score_rounded(model, averages, scores, arm, validation) if arm.score_rounded else []
+        rounded = score_rounded(model, averages, scores, arm, train, validation) if arm.score_rounded else []
     return {
         "weights": sum(p.numel() for p in params),
         "steps": steps,
@@ -184,7 +185,7 @@ def score_all(model: Frontier, averages: Averages, arm: Arm, train: Tokens, vali
 
 
 def score_rounded(
-    model: Frontier, averages: Averages, scores: dict[str, dict[str, float]], arm: Arm, validation: Tokens
+    model: Frontier, averages: Averages, scores: dict[str, dict[str, float]], arm: Arm, train: Tokens, validation: Tokens
 ) -> list[dict[str, float]]:
     """The best of the weights, rounded by each plan: bytes, bits per weight of the matrices, bits per byte."""
     live = [p.detach().clone() for _, p in model.named_parameters()]
@@ -192,11 +193,18 @@ def score_rounded(
     weights = live if best == "live" else averages.weights[float(best)]
     length = arm.rows[-1]
     whole = windows(validation, length, arm.tokens // length, model.device)
+    put(model, weights)
+    calibration = Tokens(train.ids[: CALIBRATION_ROWS * length + 1], train.starts[:1], 0, train.vocabulary)
+    moments = input_moments(model, (tokens for tokens, *_ in windows(calibration, length, 1, model.device)))
     found = []
     for plan in PLANS:
         put(model, weights)
-        size, bits = round_weights(model.named_parameters(), plan)
+        began = time.perf_counter()
+        size, bits = round_weights(model.named_parameters(), plan, moments)
+        synchronise(model.device)
+        seconds = time.perf_counter() - began
         bpb = nats(model, whole) / math.log(2) / validation.text_bytes
-        found.append({"bits": plan.bits, "k": plan.k, "bytes": size, "per_weight": round(bits, 3), "val_bpb": round(bpb, 5)})
+        told = {"bytes": size, "per_weight": round(bits, 3), "val_bpb": round(bpb, 5), "seconds": round(seconds, 2)}
+        found.append({**plan._asdict(), **told})
     put(model, live)
     return found

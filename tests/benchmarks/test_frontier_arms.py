@@ -13,7 +13,7 @@ from frontier.arms import TOY, TOY_A, parse_arm
 from frontier.data import Order, Tokens, split_rows, toy_corpus, windows
 from frontier.model import BOS, Frontier, Kind, attention, embed, exclusive, offset_keys, window_mask
 from frontier.optimizer import Averages, Optimizer, decay_scale, even_out, rate_scale, update_matrices
-from frontier.rounding import Plan, entropy_bits, integers
+from frontier.rounding import entropy_bits, gptq_integers, input_moments, integers
 from frontier.train import prime, run_arm, score_all
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -256,10 +256,31 @@ def test_throw_away_steps_leave_no_trace():
 def test_rounding_counts_entropy_and_keeps_weights_within_half_a_step():
     assert entropy_bits(torch.tensor([0, 1, 2, 3] * 8)) == pytest.approx(64)
     weight = torch.randn(4, 500)
-    values, scale = integers(weight, Plan(6, 10.0))
+    values, scale = integers(weight, 6, 10.0)
     assert values.abs().max() <= 31
     assert ((values * scale - weight).abs() <= scale / 2 + 1e-6).all()
     torch.testing.assert_close(scale[:, 0], 10 * weight.std(1, unbiased=False) / 31, rtol=1e-3, atol=0)
+
+
+def test_gptq_is_rounding_where_inputs_have_nothing_in_common_and_better_where_they_do():
+    weight = torch.randn(8, 300, generator=torch.Generator().manual_seed(1))
+    apart, scale = gptq_integers(weight, 5, 6.0, torch.eye(300))
+    nearest, same = integers(weight, 5, 6.0)
+    assert torch.equal(apart, nearest) and torch.equal(scale, same)
+    inputs = torch.randn(600, 20) @ torch.randn(20, 300) + 0.1 * torch.randn(600, 300)
+    found, _ = gptq_integers(weight, 5, 6.0, inputs.T @ inputs)
+    lost, by_rounding = (((values * scale - weight) @ inputs.T).square().mean() for values in (found, nearest))
+    assert found.abs().max() <= 15 and lost < by_rounding / 4
+
+
+def test_the_moments_of_a_matrix_are_those_of_what_it_multiplies():
+    model = model_of(SMALL)
+    tokens = torch.randint(2, VOCABULARY, (2, 32))
+    found = input_moments(model, [tokens, tokens])
+    large = {id(p) for _, p in model.named_parameters() if p.dim() == 2 and p.numel() >= 16_384}
+    assert found.keys() == large and id(model.top["embedding"]) in large
+    # The head sees normalised vectors: the mean square of each is 1.
+    assert found[id(model.top["embedding"])].trace() == pytest.approx(2 * 64 * SMALL.width, rel=1e-3)
 
 
 OPTIONS = [

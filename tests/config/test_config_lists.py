@@ -140,3 +140,26 @@ def test_the_rest_is_a_group_where_muon_takes_the_matrices() -> None:
     config_of(optimizer__name="muon", training__stages=[{"share": 1.0, "rates": {"rest": 0.5}}])
     with pytest.raises(ConfigError, match=r"rates\.rest: there is no such group"):
         config_of(optimizer__name="adamw", training__stages=[{"share": 1.0, "rates": {"rest": 0.5}}])
+
+
+def test_a_number_or_a_list_of_numbers_may_come_from_the_command_line_and_loads_back_equal(tmp_path: Path) -> None:
+    stream = {**ROWS, "data.sampling": "stream"}
+    config = load_config(python=stream, overrides={"data.spans": "[3, 1]"}, environment={}).config
+    assert config.data.spans == [3, 1]
+    (tmp_path / "c.yaml").write_text(dump_yaml(config))
+    assert load_config(file=tmp_path / "c.yaml", environment={}).config == config
+    assert load_config(python=stream, overrides={"data.spans": "2"}, environment={}).config.data.spans == 2
+
+
+@pytest.mark.parametrize(
+    ("spans", "said"),
+    [
+        ("[]", "data.spans=[] (command line): must be an integer >= 1 or list of numbers"),
+        ("[2, 0]", "must be an integer >= 1 or list of numbers"),
+        ("[2, 1]", "data.spans=[2, 1], together 3 rows, does not divide the 4 rows of a step"),
+    ],
+)
+def test_spans_that_do_not_fill_a_step_are_refused(spans: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(python={**ROWS, "data.sampling": "stream"}, overrides={"data.spans": spans}, environment={})
+    assert said in str(refused.value)

@@ -17,7 +17,7 @@ from ingot.artifact.container import read_artifact, write_artifact
 from ingot.doors.cli import eval as eval_verb
 from ingot.doors.cli import export, imports
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
-from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.finding import find_checkpoint
 
 
 @pytest.fixture

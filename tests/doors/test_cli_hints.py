@@ -23,8 +23,6 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         (["prepare"], "there is no verb 'prepare'; did you mean ingot data prepare?"),
         (["trian"], "there is no verb 'trian'; did you mean ingot train?"),
         (["zzz"], "there is no verb 'zzz'; ingot --help lists them"),
-        (["train", "demo"], "unexpected 'demo' on the command line; did you mean --recipe demo?"),
-        (["train", "mine.yaml"], "unexpected 'mine.yaml' on the command line; did you mean --config mine.yaml?"),
         (["train", "--lr", "3e-4"], "unknown option --lr; did you mean --optimizer.learning_rate?"),
         (["train", "--max-steps=10"], "unknown option --max-steps; did you mean --training.max_steps?"),
         (["train", "--data", "x"], "unknown option --data; did you mean --data.path?"),

@@ -79,9 +79,9 @@ def test_text_that_is_none_is_exit_code_3_and_prepares_nothing(ingot: Ingot, tmp
     assert str(tmp_path / "in.txt") in refused(ingot, tmp_path / "out", words, 3)
 
 
-def test_an_output_folder_that_cannot_be_made_is_exit_code_4(ingot: Ingot, data, tmp_path):
+def test_an_output_folder_that_cannot_be_made_is_exit_code_2(ingot: Ingot, data, tmp_path):
     (tmp_path / "file").write_text("")
-    line = refused(ingot, tmp_path / "file", train_words(data, tmp_path / "file" / "run", training__max_steps=1), 4)
+    line = refused(ingot, tmp_path / "file", train_words(data, tmp_path / "file" / "run", training__max_steps=1), 2)
     assert str(tmp_path / "file" / "run") in line
 
 

@@ -195,3 +195,9 @@ def test_a_last_save_that_fails_ends_all_ranks_with_one_line(ingot: Ingot, data,
     program = ingot(*train_words(data, run), "--nproc-per-node=2", code=4, before=no_room_for_checkpoints)
     assert "cannot save step 40" in told_once(program)
     assert max(checkpoints(run)) == 36 and state(run)["status"] == "failed"
+
+
+def test_a_mistake_that_is_found_while_the_model_is_built_is_told_once(ingot: Ingot, data, tmp_path):
+    (tmp_path / "mine.py").write_text("class Model:\n    def __init__(self):\n        raise RuntimeError('no such thing')\n")
+    words = train_words(data, tmp_path / "run", model__file=tmp_path / "mine.py")
+    assert "Model cannot be built: RuntimeError: no such thing" in told_once(ingot(*words, "--nproc-per-node=2", code=2))

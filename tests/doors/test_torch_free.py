@@ -37,6 +37,7 @@ def without_torch(*words: object) -> str:
         (("config", "show", "--recipe", "demo"), "heartbeat_seconds"),
         (("config", "docs"), "# Configuration"),
         (("init",), "tokens_per_step"),
+        (("validate", "--recipe", "demo"), "0 errors, 0 over budget, 0 warnings, 0 notes"),
     ],
 )
 def test_settings_are_shown_without_torch(words: tuple[str, ...], said: str) -> None:
@@ -54,3 +55,13 @@ def test_data_is_prepared_looked_at_and_verified_without_torch(tmp_path: Path) -
 def test_a_trained_model_is_exported_without_torch(reference: Path, tmp_path: Path) -> None:
     without_torch("export", checkpoints(reference)[40], "--output", tmp_path / "model.ingot", "--no-score")
     assert (tmp_path / "model.ingot").stat().st_size > 0
+
+
+def test_texts_are_planned_and_lines_tokenized_without_torch(reference: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('{"prompt": "a"}\n')
+    plan = without_torch("batch-generate", "--input", tmp_path / "r.jsonl", "--output-dir", reference, "--dry-run", "--json")
+    assert '"texts": 1' in plan
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "some text"}\n')
+    words = ("--tokenizer_path", "byte", "--min_text_length", 1)
+    assert "a.jsonl" in without_torch("tokenize", "--input_dir", tmp_path / "in", "--output_dir", tmp_path / "out", *words)

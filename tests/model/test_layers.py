@@ -2,7 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model.layers import LayerCache, RMSNorm, Rotation, causal_attention, document_mask, positions, rotate
+from ingot.model import layers
+from ingot.model.layers import LayerCache, Rotation, causal_attention, document_mask, is_fused, positions, rotate
+from ingot.model.registry import build
 
 torch.set_num_threads(1)
 
@@ -76,20 +78,6 @@ def test_rotation_keeps_the_number_format():
     assert rotate(heads(1, 3).bfloat16(), Rotation(3, 8, 1e4)(torch.arange(3))).dtype is torch.bfloat16
 
 
-def test_rms_norm_brings_rows_to_their_gain():
-    norm = RMSNorm(16, eps=1e-5)
-    x = 100 * torch.randn(5, 16)
-    torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5), atol=1e-4, rtol=0)
-    with torch.no_grad():
-        norm.weight.copy_(torch.arange(16.0))
-    expected = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * torch.arange(16.0)
-    torch.testing.assert_close(norm(x), expected, atol=1e-5, rtol=1e-6)
-
-
-def test_rms_norm_adds_its_epsilon_under_the_root():
-    assert RMSNorm(4, eps=1e-2)(torch.full((1, 4), 0.1)).flatten().tolist() == pytest.approx([0.1 / 0.02**0.5] * 4)
-
-
 def test_places_follow_what_the_cache_holds():
     cache = [LayerCache(1, 1, 8, 2, torch.device("cpu"), torch.float32)]
     cache[0].extend(heads(1, 3, 2, rows=1), heads(1, 3, 2, rows=1))
@@ -105,3 +93,42 @@ def test_attention_with_dropout_is_still_causal():
     weights = causal_attention(q, k, v, dropout=0.5)[..., :5]
     assert (weights.triu(1) == 0).all()
     assert (weights == 0).sum() > 2 * 2 * 10
+
+
+@pytest.mark.parametrize(
+    ("device", "head_size", "dropout", "fused"),
+    [("cuda", 16, 0.0, True), ("cuda", 8, 0.0, False), ("cuda", 64, 0.1, False), ("cpu", 64, 0.0, False)],
+)
+def test_flex_attention_gets_the_masks_that_it_can_take(device, head_size, dropout, fused):
+    assert is_fused(torch.device(device), head_size, dropout) is fused
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_asks_for_a_mask_for_its_own_heads_and_for_dropout_only_while_it_trains(family, monkeypatch):
+    asked = []
+    monkeypatch.setattr(layers, "is_fused", lambda device, head_size, dropout: asked.append((head_size, dropout)))
+    model = build({"family": family, "vocab_size": 40, "context": 8, "layers": 1, "heads": 4, "width": 32, "dropout": 0.25})
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    model(tokens, tokens, tokens)
+    model.eval()(tokens, tokens, tokens)
+    assert asked == [(8, 0.25), (8, 0.0)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
+@pytest.mark.parametrize(("heads", "dropout"), [(8, 0.0), (2, 0.25), (8, 0.25), (2, 0.0)])
+def test_document_masks_on_a_gpu_are_those_of_a_cpu_for_any_heads_and_with_dropout(heads, dropout):
+    torch.manual_seed(0)
+    model = build(
+        {"family": "llama", "vocab_size": 40, "context": 64, "layers": 2, "heads": heads, "width": 64, "dropout": dropout}
+    )
+    tokens = torch.randint(40, (3, 64))
+    documents = (torch.arange(64) // 10).expand(3, 64).contiguous()
+    expected = model.eval()(tokens, tokens, documents)
+    model.cuda()
+    tokens, documents = tokens.cuda(), documents.cuda()
+    torch.testing.assert_close(model(tokens, tokens, documents).cpu(), expected, atol=2e-3, rtol=0)
+    model.train()(tokens, tokens, documents).backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters())
+    other = tokens.clone()
+    other[:, 10:20] += 1  # another document
+    assert torch.equal(model.eval()(tokens, None, documents)[:, 20:], model(other % 40, None, documents)[:, 20:])

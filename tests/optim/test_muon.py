@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from ingot.config.schema import OptimizerSection
-from ingot.optim.groups import muon
 from ingot.optim.muon import Muon, equal_rows
 
 torch.set_num_threads(1)
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU 
 def make(params, **options) -> Muon:
     """Muon as a run makes it, with these settings changed."""
     named = {"lr": "learning_rate"}
-    return muon(params, OptimizerSection(**{f"muon_{named.get(name, name)}": value for name, value in options.items()}))
+    return Muon(params, OptimizerSection(**{f"muon_{named.get(name, name)}": value for name, value in options.items()}))
 
 
 def matrices(*shapes, seed=0):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import (
     _checksum,
-    find_checkpoint,
     load_checkpoint,
     newest_sound,
     note_progress,
@@ -26,6 +26,7 @@ from ingot.runs.checkpoints import (
     saved_steps,
     sweep,
 )
+from ingot.runs.finding import find_checkpoint
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.saver import Saver, retain
 
@@ -261,11 +262,11 @@ def test_asking_for_a_best_checkpoint_before_there_is_one_says_what_to_do(tmp_pa
 def test_a_save_that_fails_is_reported_and_the_next_one_that_succeeds_clears_it(tmp_path):
     folder, said, done = tmp_path / "not-there", [], []
     saver = Saver(folder, 2, 0, lambda path, kind: done.append((path, kind)), said.append)
-    saver.save(4, tensors(4), {}, None)
+    saver.save(4, partial(tensors, 4), {}, None)
     saver.wait()
     assert isinstance(saver.error, CheckpointError) and str(folder) in said[0] and "step 4" in said[0]
     folder.mkdir()
-    saver.save(8, tensors(8), {}, None)
+    saver.save(8, partial(tensors, 8), {}, None)
     saver.wait()
     assert saver.error is None and done == [(folder / "step-00000008", "regular")]
 
@@ -275,6 +276,6 @@ def test_a_save_is_not_lost_because_nobody_could_be_told_of_it(tmp_path):
         raise CheckpointError("cannot write log.txt: No space left on device")
 
     saver = Saver(tmp_path, 2, 0, cannot, cannot)
-    saver.save(4, tensors(4), {}, None)
+    saver.save(4, partial(tensors, 4), {}, None)
     saver.wait()
     assert newest_sound(tmp_path, refuse).step == 4

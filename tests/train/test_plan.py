@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.backends.base import GroupRates
+from ingot.backends.base import GroupRates, StepPlan
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.reader import RankBatch
@@ -24,7 +24,11 @@ STAGES = [
 ]
 SHARES = [{"share": share} for share in (0.25, 0.25, 0.5)]
 
-READ = RankBatch(np.empty((0, 2, 64), np.int32), targets=256, epoch=0)
+TARGETS = 256
+
+
+def read(plan: StepPlan) -> RankBatch:
+    return RankBatch(np.empty((0, 2, 64), np.int32), TARGETS, epoch=0, next_sample=plan.sample + plan.samples)
 
 
 def config_of(**given: Any) -> Config:
@@ -40,7 +44,7 @@ def walk(config: Config, steps: int, seconds: float = 0.0) -> list[Any]:
         plan = plan_step(config, at)
         plans.append(plan)
         sample, starts = plan.sample + plan.samples, starts_with(at, plan)
-        at = Position(at.step + 1, sample, at.tokens + READ.targets, at.seconds + seconds, starts)
+        at = Position(at.step + 1, sample, at.tokens + TARGETS, at.seconds + seconds, starts)
     return plans
 
 
@@ -133,13 +137,13 @@ def test_the_average_forgets_faster_at_first():
 @pytest.mark.parametrize("stages", [[], STAGES, SHARES], ids=["one", "by steps", "by share of the steps"])
 def test_without_a_clock_the_next_plan_is_known(stages):
     plans = walk(config_of(training__stages=stages), 20)
-    assert [following(config_of(training__stages=stages), plan, READ) for plan in plans[:-1]] == plans[1:]
+    assert [following(config_of(training__stages=stages), plan, read(plan)) for plan in plans[:-1]] == plans[1:]
 
 
 def test_with_a_clock_the_next_step_is_taken_to_be_in_the_same_stage():
     config = config_of(training__stages=SHARES, training__max_steps=None, budget__seconds=40.0, optimizer__schedule="budget")
     for plan in walk(config, 10, seconds=4.0):
-        expected = following(config, plan, READ)
+        expected = following(config, plan, read(plan))
         assert (expected.stage, expected.sample, expected.samples) == (plan.stage, plan.sample + plan.samples, plan.samples)
 
 

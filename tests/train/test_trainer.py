@@ -319,6 +319,26 @@ def test_a_signal_to_any_rank_stops_all_at_the_same_step(data):
     assert [trainer.progress.step for trainer in trainers] == [0, 0]
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_end_together_when_the_epochs_are_over(data, world_size):
+    meeting = Meeting(world_size)
+    devices = [Stages(Time(), ranks=Ranks(rank, world_size), meeting=meeting) for rank in range(world_size)]
+    trainers = [make(data, device, training__max_steps=500, data__epochs=1) for device in devices]
+    found: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda rank=rank: found.__setitem__(rank, trainers[rank].run(Shutdown())))
+        for rank in range(world_size)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    windows = (trainers[0].dataset.split("train").tokens - 1) // 16
+    assert set(found.values()) == {"completed"} and {trainer.end_reason for trainer in trainers} == {"data"}
+    assert {(trainer.progress.step, trainer.progress.sample) for trainer in trainers} == {(-(-windows // 4), windows)}
+    assert {trainer.progress.tokens for trainer in trainers} == {16 * windows}
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(data, bad):
     device = Device(Time(), losses=[3.0, 3.0, bad, 3.0])

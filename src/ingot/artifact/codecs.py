@@ -94,14 +94,7 @@ def _compressor(codec: str, total: int) -> tuple[Callable[[Any], bytes], Callabl
     return brotli.process, brotli.finish
 
 
-def _inflate(data: memoryview, size: int) -> bytes | None:
-    stream = zlib.decompressobj()
-    found = stream.decompress(data, size + 1)
-    return found if stream.eof and not stream.unused_data else None
-
-
-def _unxz(data: memoryview, size: int) -> bytes | None:
-    stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LZMA_MEMORY)
+def _unfold(stream: Any, data: memoryview, size: int) -> bytes | None:
     found = stream.decompress(data, size + 1)
     return found if stream.eof and not stream.unused_data else None
 
@@ -126,8 +119,8 @@ def _unbrotli(data: memoryview, size: int) -> bytes | None:
 
 
 _DECOMPRESS: dict[str, Callable[[memoryview, int], bytes | None]] = {
-    "zlib": _inflate,
-    "lzma": _unxz,
+    "zlib": lambda data, size: _unfold(zlib.decompressobj(), data, size),
+    "lzma": lambda data, size: _unfold(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LZMA_MEMORY), data, size),
     "zstd": _unzstd,
     "brotli": _unbrotli,
 }

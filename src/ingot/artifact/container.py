@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -19,8 +19,7 @@ from typing import Any
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
 from ingot.artifact.quantise import dequantise, quantise
 from ingot.errors import CheckpointError, ConfigError
-from ingot.model.golf_settings import CONTROL
-from ingot.runtime.files import replace_file, to_json
+from ingot.runtime.files import readable, replace_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
 MAGIC = b"\x89INGOT\r\n"  # no text, and not whole after a transfer that changes line ends
@@ -63,13 +62,12 @@ def write_artifact(
     quantiser: str,
     codec: str,
     dtype: str = "fp32",
-    keep: Sequence[str] = CONTROL,
     progress: Progress = lambda done, total: None,
 ) -> ArtifactReport:
     """Write an artifact whole or not at all; quantiser, codec and dtype as the settings `artifact.*` name them."""
     check_codec(codec)
     records = list(records)
-    stored, payload = _pack(records, facts, quantiser, dtype, keep)
+    stored, payload = _pack(records, facts, quantiser, dtype)
     parts = _envelope(payload, codec, progress)
     with replace_file(path) as file:
         file.writelines(parts)
@@ -87,31 +85,25 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
 ) -> Iterator[tuple[str, int]]:
     """How many bytes the file would have with each codec; nothing is written."""
-    _, payload = _pack(records, facts, quantiser, dtype, CONTROL)
+    _, payload = _pack(records, facts, quantiser, dtype)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
 
 
 def read_artifact(path: Path) -> Artifact:
     """The model in a file; whatever is wrong with the file is a CheckpointError, and no code in it is ever run."""
-    try:
+    with readable(path, CheckpointError):
+        if not path.exists():
+            raise CheckpointError(f"there is no file {path}")
         data = memoryview(path.read_bytes())
         return _opened(_unwrapped(data) if data[: len(MAGIC)] == MAGIC else data)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except MemoryError:
-        raise CheckpointError(f"{path} cannot be read: it needs more memory than there is") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
 def _pack(
-    records: Iterable[TensorRecord], facts: Mapping[str, Any], quantiser: str, dtype: str, keep: Sequence[str]
+    records: Iterable[TensorRecord], facts: Mapping[str, Any], quantiser: str, dtype: str
 ) -> tuple[list[TensorRecord], list[bytes | memoryview]]:
     """The stored tensors, and the parts of the payload they make, with the checksum of them all where it belongs."""
-    stored, formats = quantise(records, quantiser, dtype, keep)
+    stored, formats = quantise(records, quantiser, dtype)
     told = to_json({**facts, "version": VERSION, "quantiser": quantiser, "dtypes": dict(sorted(formats.items()))})
     head, *rest = pack_tensors(stored, {"sha256": "0" * 64, "format": "pt", "ingot": told})
     digest = hashlib.sha256()

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.hf_tokenizer import find_tokenizer
-from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import CheckpointError
 
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
@@ -124,14 +122,10 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
     return {**keys, "attention_mode": "sdpa_mask" if document_mask else "causal"}
 
 
-def checkpoint_tokenizer(path: Path, rows: int, name: str | None = None) -> Tokenizer | None:
-    """The tokenizer of a checkpoint: the one that is named, the one in it, that of its run; None where there is none of these."""
-    if name is not None:
-        return open_tokenizer(name)
-    for folder in (path / TOKENIZER, path.parent.parent / TOKENIZER):
-        if folder.is_dir() and any(folder.iterdir()):
-            return find_tokenizer(folder, rows)
-    return None
+def tokenizer_folder(path: Path) -> Path | None:
+    """Where the tokenizer of a checkpoint lies: in it, or in its run; None where there is none."""
+    folders = (path / TOKENIZER, path.parent.parent / TOKENIZER)
+    return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
 
 
 def config_hash(keys: Mapping[str, Any]) -> str:

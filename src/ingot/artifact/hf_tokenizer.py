@@ -16,6 +16,7 @@ from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.pieces import byte_alphabet
 from ingot.errors import DataError
 
+GPT2_IDS = 50257
 OURS, THEIRS, VOCABULARY, MERGES = "ingot-tokenizer.json", "tokenizer.json", "vocab.json", "merges.txt"
 
 
@@ -51,9 +52,6 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
     if tokenizer.vocab_size > rows:
         raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids and the model {rows:,}; give another")
     return tokenizer
-
-
-GPT2_IDS = 50257
 
 
 def _ours(path: Path) -> Tokenizer:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ingot.artifact.hf_tokenizer import tokenizer_files
-from ingot.errors import CheckpointError, ConfigError
-from ingot.runtime.files import replace_folder, write_atomically
+from ingot.artifact.hf_tokenizer import MERGES, OURS, THEIRS, VOCABULARY, tokenizer_files
+from ingot.errors import CheckpointError, ConfigError, DataError, IngotError
+from ingot.runtime.files import readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 SCORING = "ingot_scoring"  # a key of ours in their config.json, which transformers keeps and does not read
@@ -26,11 +27,35 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # old files hold the causal mask too
 GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # that are fetched from the hub
 # Settings of their config.json that would make it another model, and the values that do not.
 FIXED: dict[str, tuple[object, ...]] = {
     "model_type": ("gpt2",), "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,), "add_cross_attention": (False,),
     "scale_attn_by_inverse_layer_idx": (False,),
 }  # fmt: skip
+
+
+def fetch_model(name: str) -> Path:
+    """The folder of a model on the hub, in the hub's own cache; fetched if it is new there."""
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        raise CheckpointError(f"there is no folder {name}")
+    from ingot.data.hub import Hub
+
+    try:
+        return Hub(name, "model", attempts=1).snapshot(MODEL_FILES)
+    except IngotError as error:
+        raise DataError(f"there is no folder {name}, and it cannot be fetched from the hub: {error}") from None
+
+
+def cached_model(name: str) -> Path | None:
+    """The folder of a model that was fetched before, whoever did it; None where it is not there or not whole."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(MODEL_FILES), local_files_only=True))
+    except Exception:  # not there, in one of the many ways the client has to say so
+        return None
+    return folder if all((folder / file).is_file() for file in MODEL_FILES[:2]) else None
 
 
 def read_gpt2(folder: Path) -> tuple[list[TensorRecord], dict[str, Any]]:
@@ -84,10 +109,7 @@ def write_gpt2(
     shapes = _shapes({**settings, "vocab_size": embedding.shape[0], "context": positions.shape[0]})
     if unknown := sorted(found.keys() - shapes.keys()):
         raise CheckpointError(f"the tensor {unknown[0]} has no place in GPT-2's layout")
-    stored = []
-    for name, shape in shapes.items():
-        ours = found.get(name) or _zeros(name, shape, embedding.dtype)
-        stored.append(_turned(ours, PREFIX + name))
+    stored = [_turned(found.get(name) or _zeros(name, shape, embedding.dtype), PREFIX + name) for name, shape in shapes.items()]
     files, bos = tokenizer_files(tokenizer, positions.shape[0]) if tokenizer is not None else ({}, None)
     config = {
         "architectures": ["GPT2LMHeadModel"],
@@ -109,11 +131,7 @@ def write_gpt2(
     }
     if scoring is not None:
         config[SCORING] = dict(scoring)
-    return _write_folder(folder, stored, {CONFIG: json.dumps(config, indent=2).encode(), **files})
-
-
-def _write_folder(folder: Path, stored: list[TensorRecord], files: Mapping[str, bytes]) -> int:
-    """Write a folder that is whole or not there; returns its bytes."""
+    files = {CONFIG: json.dumps(config, indent=2).encode(), **files}
     with replace_folder(folder) as partial:
         size, _ = write_tensors(partial / WEIGHTS, stored, {"format": "pt"})
         for name, content in files.items():
@@ -146,17 +164,14 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
+    found = None
+    with readable(path, CheckpointError), suppress(ValueError, RecursionError):
+        if not path.exists():
+            raise CheckpointError(f"there is no {path}")
         found = json.loads(path.read_bytes())
-        if isinstance(found, dict):
-            return found
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no {path}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        pass
-    raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return found
 
 
 def _weights(folder: Path) -> dict[str, TensorRecord]:
@@ -170,15 +185,10 @@ def _weights(folder: Path) -> dict[str, TensorRecord]:
         files = sorted(names)
     tensors: dict[str, TensorRecord] = {}
     for file in files:
-        try:
-            found, _ = read_tensors(folder / file)
-        except FileNotFoundError:
-            raise CheckpointError(f"there is no {folder / file}; only safetensors files are read, not pickles") from None
-        except OSError as error:
-            raise CheckpointError(f"{folder / file} cannot be read: {error.strerror or error}") from None
-        except ValueError as error:
-            raise CheckpointError(f"{folder / file} cannot be read: {error}") from None
-        tensors |= found
+        with readable(folder / file, CheckpointError):
+            if not (folder / file).exists():
+                raise CheckpointError(f"there is no {folder / file}; only safetensors files are read, not pickles")
+            tensors |= read_tensors(folder / file)[0]
     return tensors
 
 

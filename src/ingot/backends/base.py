@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -127,14 +127,17 @@ class Backend(Inference, Protocol):
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
         """Compute this rank's rows of a step that has `targets` in all, and update with everybody's gradients."""
 
-    def state(self) -> State:
-        """A copy of everything that decides the future and is not in the cursor, on the first rank; {} on others."""
+    def snapshot(self) -> Callable[[], State]:
+        """Everything that decides the future and is not in the cursor, as it is now, on the first rank; nothing on others.
+
+        Every rank calls it; what it returns gives copies on the host, from any thread, while steps go on.
+        """
 
     def without_trace(self) -> AbstractContextManager[None]:
         """A block of steps that are undone when it ends."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Put back what `state` returned."""
+        """Put a state back."""
 
     def flops_per_token(self, seq_len: int) -> float: ...
 

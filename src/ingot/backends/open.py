@@ -106,8 +106,12 @@ def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
     return state_records(load_saved(path), path)
 
 
-def framework_version() -> str:
-    """The framework's version, as it says itself."""
+def framework_version(device: str = "auto") -> str:
+    """The version of the framework that computes on a device, as it says itself."""
+    if device == MLX:
+        from ingot.backends.mlx.device import VERSION
+
+        return VERSION
     from ingot.backends.torch.device import torch_version
 
     return torch_version()

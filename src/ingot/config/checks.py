@@ -32,9 +32,11 @@ def _rows(config: Config) -> None:
         )
     if config.stride > seq_len:
         raise ValueError(f"evaluation.stride={config.stride} is longer than data.seq_len={seq_len} and would leave out text")
-    if data.sampling == "stream" and config.rows_per_step % data.spans:
+    spans = data.spans if isinstance(data.spans, int) else sum(data.spans)
+    if data.sampling == "stream" and config.rows_per_step % spans:
+        what = data.spans if isinstance(data.spans, int) else f"{data.spans}, together {spans} rows,"
         raise ValueError(
-            f"data.spans={data.spans} does not divide the {config.rows_per_step} rows of a step "
+            f"data.spans={what} does not divide the {config.rows_per_step} rows of a step "
             f"(training.tokens_per_step={config.training.tokens_per_step:,} / data.seq_len={seq_len:,})"
         )
 
@@ -43,6 +45,8 @@ def _buckets(config: Config) -> None:
     data = config.data
     if data.overlap and data.sampling not in ("pack", "document"):
         raise ValueError(f"data.overlap={data.overlap} is for documents, and data.sampling={data.sampling} reads none; use pack")
+    if data.already_read is not None and data.sampling not in ("pack", "document"):
+        raise ValueError(f"data.already_read is for documents, and data.sampling={data.sampling} reads none; use pack")
     if data.overlap > data.seq_len // 2:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":

@@ -67,7 +67,8 @@ def _words(part: Mapping[str, Any]) -> list[str]:
 def _kind(part: Mapping[str, Any]) -> list[str]:
     if part["type"] == "boolean":
         return ["true", "false"]
-    name = {"string": "text", "object": "mapping", "array": "list of mappings"}.get(part["type"], part["type"])
+    listed = "mappings" if "$ref" in part.get("items", {}) else "numbers"
+    name = {"string": "text", "object": "mapping", "array": f"list of {listed}"}.get(part["type"], part["type"])
     if isinstance(part.get("additionalProperties"), dict):
         name = "mapping of names to numbers"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

@@ -128,7 +128,7 @@ def _flatten(tree: Mapping[str, Any], origin: str, problems: list[Problem]) -> d
 
     def put(path: tuple[str, ...], value: Any) -> None:
         found = [setting for family in FAMILIES if (setting := setting_at(path, family))]
-        free_form, listed = any(setting.free_form for setting in found), any(setting.items for setting in found)
+        free_form, listed = any(setting.free_form for setting in found), any("array" in setting.types for setting in found)
         if (free_form or listed) and isinstance(value, Plain) and value[:1] in ("[", "{", "'", '"'):
             value = parse_yaml(value, f"{'.'.join(path)} ({origin})")
         if free_form and isinstance(value, Mapping) and value:

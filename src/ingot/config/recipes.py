@@ -22,9 +22,10 @@ class Recipe:
 def list_recipes() -> list[Recipe]:
     """Every recipe, by name."""
     root = Path(str(resources.files("ingot.config") / "recipes"))
-    found = [
-        Recipe(path.relative_to(root).with_suffix("").as_posix(), _first_comment(path), path) for path in root.rglob("*.yaml")
-    ]
+    found = []
+    for path in root.rglob("*.yaml"):
+        first_line = path.read_text(encoding="utf-8").partition("\n")[0]
+        found.append(Recipe(path.relative_to(root).with_suffix("").as_posix(), first_line.strip().lstrip("# "), path))
     return sorted(found, key=lambda recipe: recipe.name)
 
 
@@ -38,8 +39,3 @@ def find_recipe(name: str) -> Recipe:
     if name.endswith((".yaml", ".yml")):
         meant = f"; a file of your own is given with --config {name};"
     raise ConfigError(f"unknown recipe {name}{meant} there are {', '.join(recipes)}")
-
-
-def _first_comment(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.readline().strip().lstrip("# ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from textwrap import fill
 from typing import Any
@@ -21,6 +22,12 @@ def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
         for setting in settings_of(section, config.model.family):
             lines += _entry(config, setting, origins or {})
     return "\n".join(lines) + "\n"
+
+
+def is_record(text: str) -> bool:
+    """Whether a text is the YAML that a run writes of itself, with the origin of every value, and not a user's own."""
+    values = [line for line in text.splitlines() if re.match(r"  \w+: ", line)]
+    return text.startswith("model:\n") and all("  # " in line for line in values)
 
 
 def commented_yaml(config: Config, heading: str) -> str:

@@ -1,7 +1,8 @@
 """Every setting of a run: its name, type, default and meaning.
 
-This file is the one source of `--help`, the commented YAML of `ingot init`, docs/configuration.md and the JSON schema. A field's
-description is its documentation, so it says what the value does and in which unit.
+This file, with data_section.py beside it, is the one source of `--help`, the commented YAML of `ingot init`,
+docs/configuration.md and the JSON schema. A field's description is its documentation, so it says what the value does and in which
+unit.
 """
 
 from __future__ import annotations
@@ -11,76 +12,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ingot.config.checks import check
+from ingot.config.data_section import DataSection
 from ingot.config.families import AnyModel
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-
-
-class PhaseSection(Section):
-    """A stretch of the run with a mix of buckets of its own."""
-
-    tokens: Positive = Field(
-        description="Targets that are trained in this phase; the next begins with the first step after them. The last never ends."
-    )
-    mix: dict[str, Rate] = Field(description="The weight of each bucket, as in data.mix.")
-
-
-class DataSection(Section):
-    """Which tokens are read, and in which order."""
-
-    path: str = Field(
-        "sample:shakespeare",
-        description="Folder that `ingot data prepare` made, {train,val}/BUCKET/ with .bin and .idx or with .jsonl, one .jsonl "
-        "file, or sample:shakespeare for the text inside the package.",
-    )
-    tokenizer: str | None = Field(
-        None,
-        description="Tokenizer for a bundled sample or for .jsonl: byte, char, gpt2, a file (.model or tokenizer.json) or a hub "
-        "name; null: byte. A prepared folder brings its own; if both are given they must agree.",
-    )
-    trust_tokens: bool = Field(
-        False,
-        description="Take the tokens of other programs' files as they are. false: refuse them where the tokenizer, given their "
-        "text, makes other ones; true is for tokens that were drawn at random and for tokenizers that lose text.",
-    )
-    seq_len: Positive = Field(256, description="Tokens in a training row.")
-    sampling: Literal["shuffle", "random", "stream", "pack", "document"] = Field(
-        "shuffle",
-        description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. random: "
-        "windows that start anywhere, drawn with replacement. stream: the tokens in their order, from the first to the last "
-        "and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer ones are cut. document: "
-        "the same with one document in a row, the rest of which is empty.",
-    )
-    overlap: Count = Field(
-        0,
-        description="pack, document: a document longer than a row is cut into pieces that begin with this many tokens of the "
-        "piece before, which are not predicted again. At most half of seq_len.",
-    )
-    epochs: Positive | None = Field(
-        None, description="The run ends when the data has been read this often. null: it is read again and again."
-    )
-    mix: dict[str, Rate] = Field(
-        {},
-        description="The weight of each bucket: {web: 3, books: 1} draws three rows of four from web. A bucket without a weight "
-        "is not read. Empty: every token once per epoch, whatever its bucket.",
-    )
-    phases: list[PhaseSection] = Field(
-        [], description="Mixes that follow one another, instead of data.mix; each bucket goes on where it stood."
-    )
-    exhausted: Literal["halt", "renormalise"] = Field(
-        "halt",
-        description="What happens when data.epochs of a bucket are over and the mix asks for more of it. halt: the run saves and "
-        "ends as `halted`. renormalise: the other buckets share its weight.",
-    )
-    spans: Positive = Field(
-        1, description="stream: parts a step is read in; each begins one token after the last target of the one before."
-    )
-    document_mask: bool = Field(
-        False, description="Tokens see only their own document, in training and in evaluation. false: the whole row before them."
-    )
-    seed: Seed = Field(1337, description="Decides the order of the rows and nothing else.")
 
 
 class GroupSection(Section):
@@ -242,6 +179,9 @@ class TrainingSection(Section):
         description="Compiled and on several ranks: send gradients while others are still computed by torch's reducer in Python, "
         "which goes together with gradient checkpointing and document masks. false: with these they are sent at the end.",
     )
+    eager: bool = Field(
+        True, description="mlx: compute each micro-batch before the next. false: a step as a whole, which takes more memory."
+    )
     priming_steps: Count | Literal["auto"] = Field(
         "auto",
         description="Steps taken and undone before the clock starts, so that compilation and cold caches are not paid from "
@@ -361,7 +301,7 @@ class TrackingSection(Section):
         10, description="Steps between lines of metrics.jsonl and log.txt. The first ten steps are always recorded."
     )
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(5.0, description="Seconds between updates of state.json.")
-    wandb_project: Annotated[str, Field(min_length=1)] | None = Field(
+    wandb_project: str | None = Field(
         None,
         description="Project of Weights & Biases that gets the numbers too, one run there for all sessions of a run; needs the "
         "extra `wandb`. null: none.",
@@ -372,7 +312,7 @@ class TrackingSection(Section):
         description="offline: keep the numbers in the run folder until `wandb sync`. null: what WANDB_MODE says, else online.",
     )
     tensorboard: bool = Field(
-        False, description="Write the numbers as TensorBoard events too, into tensorboard/; needs the extra `tensorboard`."
+        False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."
     )
 
 

@@ -31,13 +31,13 @@ class Plain(str):
     """Text written without quotes, whose meaning its setting decides."""
 
 
-def parse_yaml(text: str, name: str) -> Any:
-    """The mappings, lists and texts of a YAML document; `name` stands for it in errors."""
+def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
+    """The mappings, lists and texts of a YAML document; `name` stands for it in errors, `aliases` (*name) are allowed or not."""
     import yaml
 
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return None if node is None else _from_node(node, name, set())
+        return None if node is None else _Reader(name, aliases).read(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{name} is not valid YAML (line {line}): {error.problem or error.context}") from None
@@ -47,29 +47,58 @@ def parse_yaml(text: str, name: str) -> Any:
         raise ConfigError(f"{name} is nested too deeply") from None
 
 
-def _from_node(node: yaml.Node, name: str, seen: set[int]) -> Any:
-    import yaml
+class _Reader:
+    """Makes values of the nodes of one document."""
 
-    line = node.start_mark.line + 1
-    if id(node) in seen:
-        raise ConfigError(f"{name} line {line} is used by an alias (*name); write the value out where it is needed")
-    seen.add(id(node))
-    if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
-        raise ConfigError(f"{name} line {line}: the tag {node.tag} is not allowed; write a plain value")
-    if isinstance(node, yaml.ScalarNode):
-        if node.style is not None:
-            return str(node.value)
-        return None if node.tag.endswith(":null") else Plain(node.value)
-    if isinstance(node, yaml.SequenceNode):
-        return [_from_node(child, name, seen) for child in node.value]
-    mapping: dict[str, Any] = {}
-    for key, child in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{name} line {key.start_mark.line + 1}: a key must be a word")
-        if key.value in mapping:
-            raise ConfigError(f"{name} line {key.start_mark.line + 1}: {key.value} is written twice; keep one")
-        mapping[key.value] = _from_node(child, name, seen)
-    return mapping
+    def __init__(self, name: str, aliases: bool) -> None:
+        self._name, self._aliases = name, aliases
+        self._made: dict[int, Any] = {}  # an alias is the node that it names, met once more
+        self._open: set[int] = set()  # whose parts are being read
+
+    def read(self, node: yaml.Node) -> Any:
+        if id(node) in self._made or id(node) in self._open:
+            if not self._aliases or id(node) in self._open:
+                what = "write the value out where it is needed" if not self._aliases else "a value cannot be a part of itself"
+                raise ConfigError(f"{self._name} line {node.start_mark.line + 1} is used by an alias (*name); {what}")
+            return self._made[id(node)]
+        self._open.add(id(node))
+        value = self._made[id(node)] = self._value(node)
+        self._open.discard(id(node))
+        return value
+
+    def _value(self, node: yaml.Node) -> Any:
+        import yaml
+
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
+            line = node.start_mark.line + 1
+            raise ConfigError(f"{self._name} line {line}: the tag {node.tag} is not allowed; write a plain value")
+        if isinstance(node, yaml.ScalarNode):
+            if node.style is not None:
+                return str(node.value)
+            return None if node.tag.endswith(":null") else Plain(node.value)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(child) for child in node.value]
+        mapping: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key, child in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{self._name} line {line}: a key must be a word")
+            if key.value in mapping:
+                raise ConfigError(f"{self._name} line {line}: {key.value} is written twice; keep one")
+            if self._aliases and key.tag.endswith(":merge"):
+                merged |= self._merged(child)
+            else:
+                mapping[key.value] = self.read(child)
+        return {**merged, **mapping}
+
+    def _merged(self, node: yaml.Node) -> dict[str, Any]:
+        """What `<<: *name` adds: a mapping, or several of which the first goes before the others."""
+        found = self.read(node)
+        parts = found if isinstance(found, list) else [found]
+        if not all(isinstance(part, dict) for part in parts):
+            raise ConfigError(f"{self._name} line {node.start_mark.line + 1}: << needs a mapping")
+        return {key: value for part in reversed(parts) for key, value in part.items()}
 
 
 def scalar(text: str) -> Any:
@@ -130,6 +159,5 @@ def _format_float(value: float) -> str:
     if not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     mantissa, mark, exponent = repr(value).partition("e")
-    return (
-        mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent
-    )  # YAML 1.1 reads 1e-08 as text, 1.0e-08 not
+    # YAML 1.1 reads 1e-08 as text, 1.0e-08 not.
+    return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent

@@ -7,17 +7,16 @@ disk.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -31,6 +30,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils.sha import git_hash
+from huggingface_hub.utils.tqdm import tqdm
 
 from ingot.errors import ConfigError, DataError, IngotError
 from ingot.runtime.files import file_sha256, reading
@@ -57,27 +58,13 @@ class FileInfo:
         """How a file differs from what is known, or None."""
         with reading(path):
             size = path.stat().st_size
-        if self.size is not None and size != self.size:
-            return f"{size:,} bytes instead of {self.size:,}"
-        if self.sha256 is not None and (found := file_sha256(path)) != self.sha256:
-            return f"sha256 {found[:12]} instead of {self.sha256[:12]}"
-        if self.git_sha1 is not None and (found := _git_sha1(path, size)) != self.git_sha1:
-            return f"git hash {found[:12]} instead of {self.git_sha1[:12]}"
+            if self.size is not None and size != self.size:
+                return f"{size:,} bytes instead of {self.size:,}"
+            if self.sha256 is not None and (found := file_sha256(path)) != self.sha256:
+                return f"sha256 {found[:12]} instead of {self.sha256[:12]}"
+            if self.git_sha1 is not None and (found := git_hash(path.read_bytes())) != self.git_sha1:
+                return f"git hash {found[:12]} instead of {self.git_sha1[:12]}"
         return None
-
-    def as_dict(self) -> dict[str, int | str]:
-        """What is known, for JSON."""
-        return {key: value for key, value in vars(self).items() if value is not None}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """The inverse of as_dict; what has the wrong type is not known."""
-        size, sha256, git_sha1 = record.get("size"), record.get("sha256"), record.get("git_sha1")
-        return cls(
-            size if isinstance(size, int) else None,
-            sha256 if isinstance(sha256, str) else None,
-            git_sha1 if isinstance(git_sha1, str) else None,
-        )
 
 
 @dataclass(frozen=True)
@@ -119,6 +106,7 @@ class Hub:
         self.endpoint = endpoint or constants.ENDPOINT
         self.cache = Path(cache or constants.HF_HUB_CACHE)
         self.offline = constants.HF_HUB_OFFLINE
+        self._place: dict[str, Any] = {"repo_type": repo_type, "endpoint": self.endpoint, "cache_dir": self.cache}
         self.stop = Event()
         self._api = HfApi(endpoint=endpoint)
         self._attempts, self._first_wait = attempts, first_wait
@@ -157,19 +145,8 @@ class Hub:
 
     def snapshot(self, names: Sequence[str], commit: str | None = None) -> Path:
         """The folder in the client's cache that holds the files of these names or patterns, several fetched at once."""
-
-        def ask() -> Path:
-            found = snapshot_download(
-                self.repo,
-                repo_type=self.repo_type,
-                revision=commit,
-                endpoint=self.endpoint,
-                cache_dir=self.cache,
-                allow_patterns=list(names),
-            )
-            return Path(found)
-
-        return self._ask(f"the {self.repo_type}", ask)
+        ask = partial(snapshot_download, self.repo, revision=commit, allow_patterns=list(names), **self._place)
+        return Path(self._ask(f"the {self.repo_type}", ask))
 
     @property
     def folder(self) -> Path:
@@ -200,13 +177,11 @@ class Hub:
             found = hf_hub_download(
                 self.repo,
                 path,
-                repo_type=self.repo_type,
                 revision=commit,
-                endpoint=self.endpoint,
-                cache_dir=self.cache,
                 force_download=again,
                 local_files_only=self.offline,
                 tqdm_class=_meter(add),
+                **self._place,
             )
         except BaseException:
             count(-counted)
@@ -286,19 +261,11 @@ def client_messages(notify: Callable[[str], None]) -> Iterator[None]:
 
 
 def _meter(count: Callable[[int], None]) -> type[Any]:
-    """A class the client takes for a progress bar."""
+    """A progress bar of the client that shows nothing and counts."""
 
-    class Meter:
-        n, total = 0, None
-
+    class Meter(tqdm):
         def __init__(self, *_: object, **settings: object) -> None:
-            pass
-
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
+            super().__init__(disable=True)  # type: ignore[no-untyped-call]
 
         def update(self, size: float | None = 1) -> None:
             count(int(size or 0))
@@ -306,10 +273,8 @@ def _meter(count: Callable[[int], None]) -> type[Any]:
         def update_transfer(self, size: float) -> None:
             """Bytes on the wire, which are fewer than those of the file where the hub stores equal stretches once."""
 
-        def set_postfix_str(self, *_: object, **settings: object) -> None:
-            pass
-
-        set_transfer_postfix_str = refresh = close = set_postfix_str
+        def set_transfer_postfix_str(self, *_: object, **settings: object) -> None:
+            """Their speed, which nobody is shown."""
 
     return Meter
 
@@ -332,11 +297,3 @@ def _reason(error: BaseException) -> str:
 def _asked_wait(error: BaseException) -> float:
     asked = error.response.headers.get("Retry-After", "") if isinstance(error, HfHubHTTPError) else ""
     return float(asked) if asked.isdecimal() else 0.0
-
-
-def _git_sha1(path: Path, size: int) -> str:
-    digest = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-    with reading(path), path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from ingot.doors.status_line import Part, StatusLine, Work, bar, can_redraw, duration, fit, percent
@@ -121,15 +122,29 @@ def _left(max_steps: int | None, step: int, budget_seconds: float | None, second
 @contextmanager
 def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal or in a notebook; the function it gives takes what is done and how much there is."""
+    with work_line(what, "bytes" if in_bytes else unit) as (_, show):
+        yield partial(show, what) if show else lambda done, total: None
+
+
+@contextmanager
+def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
+    """Where lines and progress of one piece of work after the other go; without a terminal there are lines alone.
+
+    Progress is what is being done, how much of it, of how much, and a name for it where that changes while it goes on.
+    """
     if not can_redraw(sys.stderr):
-        yield lambda done, total: None
+        yield _to_stderr, None
         return
-    work = Work(what, "bytes" if in_bytes else unit)
+    work, part = Work(what, unit), what
     with StatusLine(lambda width: fit(work.parts(width), width)) as line:
 
-        def show(done: int, total: int) -> None:
-            first = not work.total
+        def show(what: str, done: int, total: int, name: str = "") -> None:
+            nonlocal work, part
+            if what != part:
+                work, part = Work(what, unit), what
+            often = work.total > 0 and work.what == (name or what) and done < total
+            work.what = name or what
             work.update(done, total)
-            line.draw(often=not first and done < total)
+            line.draw(often)
 
-        yield show
+        yield lambda text: line.above(f"{text}\n"), show

@@ -40,7 +40,8 @@ def explained(
 ) -> Iterator[Outcome]:
     """Turn errors into a line and an exit code, with a door's names for settings and its advice; readers may leave.
 
-    What every rank finds wrong is said by the first alone, unless `every_rank` may speak.
+    What every rank finds wrong is said by the first alone. With `every_rank` another speaks too if nobody ended it meanwhile: it
+    is then the only one that found it.
     """
     outcome = Outcome()
     _open_streams()
@@ -49,9 +50,10 @@ def explained(
             yield outcome
         sys.stdout.flush()
     except IngotError as error:
-        if isinstance(error, PeerLost) or not (every_rank or _speaks(error)):
+        speaks = not isinstance(error, PeerLost) and _speaks(error)
+        if not speaks:
             time.sleep(PATIENCE_SECONDS)
-        else:
+        if speaks or (every_rank and not isinstance(error, PeerLost)):
             warn(f"{program}: error: {' '.join(error.render(name, advise).split())}")
         outcome.code, outcome.error = error.exit_code, error
     except KeyboardInterrupt:

@@ -9,8 +9,10 @@ from typing import Any
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.doors.display import make_reporter
+from ingot.plan.validate import check_before_training
 from ingot.runs.report import Reporter
 from ingot.runs.result import TrainingResult
+from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.start import run
 
 
@@ -33,5 +35,6 @@ def train(
         resolved = load_config(recipe=recipe, python=merged)
     else:
         resolved = load_config(recipe=recipe, file=config, python=overrides)
-    with nullcontext(reporter) if quiet or reporter is not None else make_reporter() as shown:
-        return run(resolved, shown)
+    with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
+        dataset = check_before_training(resolved.config, ranks_from_environment().world_size, shown.message)
+        return run(resolved, shown, dataset=dataset)

@@ -13,8 +13,8 @@ which then see almost a whole row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ingot.config.schema import Config
 from ingot.data.loading.rows import document_numbers
-from ingot.data.store.dataset import Split
+from ingot.data.store.dataset import Dataset, Documents
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import DataError
 from ingot.runtime.batch import IGNORED, Batch
@@ -41,6 +41,14 @@ class Score:
     rule: Rule = "text"
     rows: int = 0  # that were scored
     rows_of: int = 0  # that the split has
+    buckets: dict[str, Score] = field(default_factory=dict)  # of which it is the sum, where the split has buckets
+
+    @property
+    def sums(self) -> list[float]:
+        """What ranks add up and `Evaluator.total` makes a score of."""
+        if self.buckets:
+            return [number for score in self.buckets.values() for number in score.sums]
+        return [self.nats, self.tokens, self.piece_bytes, self.rows]
 
     @property
     def loss(self) -> float:
@@ -66,11 +74,17 @@ class Score:
         return self.text_bytes if rule == "text" else self.piece_bytes
 
 
+def bucket_record(score: Score) -> dict[str, float]:
+    """What metrics.jsonl says of a bucket; a bucket of which no row was scored has no loss."""
+    known: dict[str, float] = {"tokens": score.tokens, "bytes": score.bytes}
+    return {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **known} if score.tokens and score.bytes else known
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """How a split is scored: the length and distance of its rows, and what a byte is."""
 
-    split: Split
+    split: Documents
     tokenizer: Tokenizer
     seq_len: int
     stride: int
@@ -80,8 +94,8 @@ class Evaluator:
     whole_rows: bool = False  # leave out a last row that the split does not fill
 
     @classmethod
-    def of(cls, config: Config, split: Split, tokenizer: Tokenizer) -> Evaluator:
-        """The evaluator that a config describes."""
+    def of(cls, config: Config, split: Documents, tokenizer: Tokenizer) -> Evaluator:
+        """The evaluator of windows that a config describes."""
         data, e = config.data, config.evaluation
         return cls(split, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)
 
@@ -100,29 +114,41 @@ class Evaluator:
             raise DataError("the validation split is empty; prepare the data with a larger --val-fraction or a --val-input")
         return rows if limit is None else min(limit, rows)
 
-    def batches(self, rows: NDArray[np.int64], at_least: int = 0) -> Iterator[Batch]:
-        """Rows to evaluate, some at a time; a target that belongs to another row, or lies after the end, is -1.
+    def batches(self, rows: NDArray[np.int64]) -> Iterator[Batch]:
+        """Rows to evaluate, some at a time; a target that belongs to another row, or lies after the end, is -1."""
+        return (batch for _, batch in self.named_batches(rows))
 
-        Where there are fewer than `at_least` batches, empty ones follow, whose targets are all -1.
-        """
+    def named_batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Batch]]:
+        """The same, each batch with the name of the bucket that its rows are from; empty where there is none."""
         planes = 3 if self.document_mask else 2
         for first in range(0, len(rows), self.micro_batch):
             part = rows[first : first + self.micro_batch].tolist()
             batch = np.full((len(part), planes, self.seq_len), IGNORED, np.int32)
             for line, row in zip(batch, part, strict=True):
-                start = max(0, (row + 1) * self.stride - self.seq_len)
-                window = self.split.read(start, min(start + self.seq_len + 1, self.split.tokens))
-                line[0] = 0
-                line[0, : len(window)] = window[: self.seq_len]
-                mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # no other row scores these
-                line[1, : len(window) - 1][mine] = window[1:][mine]
-                if self.document_mask:
-                    line[2] = document_numbers(self.split, start, self.seq_len)
-            yield batch
-        for _ in range(-(-len(rows) // self.micro_batch), at_least):
-            empty = np.zeros((1, planes, self.seq_len), np.int32)
-            empty[:, 1] = IGNORED
-            yield empty
+                self._fill(line, row)
+            yield "", batch
+
+    def calls(self, rows: NDArray[np.int64]) -> int:
+        """How many batches some rows are."""
+        return -(-len(rows) // self.micro_batch)
+
+    def _fill(self, line: Batch, row: int) -> None:
+        start = max(0, (row + 1) * self.stride - self.seq_len)
+        window = self.split.read(start, min(start + self.seq_len + 1, self.split.tokens))
+        line[0] = 0
+        line[0, : len(window)] = window[: self.seq_len]
+        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # no other row scores these
+        line[1, : len(window) - 1][mine] = window[1:][mine]
+        if self.document_mask:
+            line[2] = document_numbers(self.split, start, self.seq_len)
+
+    def _padded(self, rows: NDArray[np.int64], at_least: int) -> Iterator[tuple[str, Batch]]:
+        """The batches of some rows, and where they are fewer than `at_least` empty ones, whose targets are all -1."""
+        yield from self.named_batches(rows)
+        empty = np.zeros((1, 3 if self.document_mask else 2, self.seq_len), np.int32)
+        empty[:, 1] = IGNORED
+        for _ in range(self.calls(rows), at_least):
+            yield "", empty
 
     def score(
         self,
@@ -136,21 +162,39 @@ class Evaluator:
 
         `evaluate` gives the summed nats of a batch. It is called `at_least` so often, as the ranks that have more rows call it.
         """
-        nats, tokens, size, done = 0.0, 0, 0, 0
+        sums: dict[str, list[float]] = {name: [0.0, 0, 0, 0] for name in self.names}
+        done = 0
         progress(0, len(rows))
-        for number, batch in enumerate(self.batches(rows, at_least)):
+        for number, (name, batch) in enumerate(self._padded(rows, at_least)):
             if stop(number):
                 break
-            nats += evaluate(batch)
-            counted = batch[:, 1] != IGNORED
-            done += len(batch) if counted.any() else 0
+            nats, counted = evaluate(batch), batch[:, 1] != IGNORED
+            if not counted.any():
+                continue
+            size = int(self.tokenizer.target_bytes(batch[:, 0][counted], batch[:, 1][counted]).sum())
+            found = (nats, int(np.count_nonzero(counted)), size, len(batch))
+            sums[name] = [a + b for a, b in zip(sums[name], found, strict=True)]
+            done += len(batch)
             progress(done, len(rows))
-            tokens += int(np.count_nonzero(counted))
-            size += int(self.tokenizer.target_bytes(batch[:, 0][counted], batch[:, 1][counted]).sum())
-        return self.total(nats, tokens, size, done)
+        return self.total([number for one in sums.values() for number in one])
 
-    def total(self, nats: float, tokens: int, piece_bytes: int, rows: int) -> Score:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is scored apart."""
+        return ("",)
+
+    def total(self, sums: Sequence[float]) -> Score:
         """A score from sums, which ranks may have shared."""
+        nats, tokens, piece_bytes, rows = sums[0], *map(int, sums[1:])
         known = self.split.piece_bytes
         text_bytes = piece_bytes * self.split.bytes / known if known else float(piece_bytes)
         return Score(nats, tokens, piece_bytes, text_bytes, self.rule, rows, self.count(None))
+
+
+def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
+    """What scores a split of some data as a config says: bucket by bucket where it has buckets."""
+    if not dataset.buckets(split):
+        return Evaluator.of(config, dataset.split(split), dataset.tokenizer)
+    from ingot.eval.buckets import bucket_evaluator
+
+    return bucket_evaluator(config, dataset, split)

@@ -125,7 +125,7 @@ class Golf(nn.Module):
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         cos, sin = self.rotation(positions(tokens, cache, self.context))
         backwards = cos, -sin  # the way round the challenge's weights are trained
-        mask = attention_mask(documents, cache)
+        mask = attention_mask(documents, cache, self.head_size)
         x = x0 = norm(self.tok_emb(tokens))  # (B, T, C)
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):

@@ -72,14 +72,28 @@ class Trunk(nn.Module):
         self.h = nn.ModuleList(blocks)
         self.ln_f = LayerNorm(width, bias)
         self.dropout = dropout
+        self.head_size = width // blocks[0].attn.heads
 
     def forward(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Tensor:
         places = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
-        mask = attention_mask(documents, cache)
+        mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens) + places, self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
             x = block(x, mask, cache[i] if cache else None)
         return self.ln_f(x)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, layers: int) -> None:
+    """Give a model GPT-2's first weights; gains stay one."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("c_proj.weight", "c_down.weight")):
+            # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
+            parameter.normal_(std=0.02 / math.sqrt(2 * layers))
+        elif parameter.dim() >= 2:
+            parameter.normal_(std=0.02)
+        elif name.endswith("bias"):
+            parameter.zero_()
 
 
 class GPT2(nn.Module):
@@ -96,23 +110,12 @@ class GPT2(nn.Module):
         self.heads = s.heads
         blocks = [Block(s.width, s.heads, s.bias, s.dropout, s.gelu) for _ in range(s.layers)]
         self.transformer = Trunk(vocab_size, context, s.width, s.bias, s.dropout, blocks)
-        self._initialise(s.layers)
+        initialise(self, s.layers)
 
     @property
     def blocks(self) -> nn.ModuleList:
         """The repeated part, which a backend may checkpoint, compile or shard block by block."""
         return self.transformer.h
-
-    @torch.no_grad()
-    def _initialise(self, layers: int) -> None:
-        for name, parameter in self.named_parameters():
-            if name.endswith("c_proj.weight"):
-                # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
-                parameter.normal_(std=0.02 / math.sqrt(2 * layers))
-            elif parameter.dim() >= 2:
-                parameter.normal_(std=0.02)
-            elif name.endswith("bias"):
-                parameter.zero_()
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""

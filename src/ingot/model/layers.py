@@ -15,35 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
 IGNORED = -1  # a target with this value is not predicted: it adds neither loss nor gradient
 
 Mask = Tensor | BlockMask
 RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have places of their own
 
 
-class LayerNorm(nn.Module):
-    """Layer normalisation whose bias is optional."""
+class LayerNorm(nn.LayerNorm):
+    """torch's, with the arguments of nanoGPT's."""
 
-    def __init__(self, width: int, bias: bool, eps: float = 1e-5):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation with a gain; torch computes the mean square in float32."""
-
-    def __init__(self, width: int, eps: float = 1e-5):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    def __init__(self, width: int, bias: bool):
+        super().__init__(width, bias=bias)
 
 
 class LayerCache:
@@ -65,10 +48,11 @@ class LayerCache:
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append (B, H, T, D) keys and values and return all that are held so far."""
         if self.place is not None:
-            rows = torch.arange(k.size(0), device=k.device)
-            place = self.place.expand(k.size(0))
-            self.keys[rows, :, place] = k[:, :, 0].to(self.keys.dtype)
-            self.values[rows, :, place] = v[:, :, 0].to(self.values.dtype)
+            for kept, new in ((self.keys, k), (self.values, v)):
+                if len(self.place) == 1:
+                    kept.index_copy_(2, self.place, new.to(kept.dtype))
+                else:
+                    kept.scatter_(2, self.place[:, None, None, None].expand_as(new), new.to(kept.dtype))
             return self.keys, self.values
         end = self.length + k.size(2)
         self.reserve(end)
@@ -132,20 +116,30 @@ def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
 
-def attention_mask(documents: Tensor | None, cache: list[LayerCache] | None) -> Mask | None:
+def attention_mask(
+    documents: Tensor | None, cache: list[LayerCache] | None, head_size: int = FUSED_HEAD_SIZE, dropout: float = 0.0
+) -> Mask | None:
     """What tokens may see where that is not simply all before them: their own document, or the filled part of a buffer."""
     if cache and cache[0].place is not None:
         size = cache[0].keys.size(2)
         return torch.arange(size, device=cache[0].place.device) <= cache[0].place[:, None, None, None]  # (1 or B, 1, 1, S)
-    return document_mask(documents)
+    return document_mask(documents, head_size, dropout)
 
 
-def document_mask(documents: Tensor | None) -> Mask | None:
-    """What each token of a row may see, from the number (B, T) of its document: that document, up to its own place."""
+def is_fused(device: torch.device, head_size: int, dropout: float) -> bool:
+    """Whether FlexAttention takes document masks: not on CPUs, where it has no backward, nor with dropout or small heads."""
+    return device.type == "cuda" and head_size >= FUSED_HEAD_SIZE and not dropout
+
+
+def document_mask(documents: Tensor | None, head_size: int = FUSED_HEAD_SIZE, dropout: float = 0.0) -> Mask | None:
+    """What each token of a row may see, from the number (B, T) of its document: that document, up to its own place.
+
+    It is for heads of this size and this dropout: where FlexAttention does not take them, torch's own kernels get all pairs.
+    """
     if documents is None:
         return None
     (B, T), device = documents.shape, documents.device
-    if device.type != "cuda":  # FlexAttention has no backward on CPUs
+    if not is_fused(device, head_size, dropout):
         same = documents[:, None, :, None] == documents[:, None, None, :]
         return same & torch.ones(T, T, dtype=torch.bool, device=device).tril()  # (B, 1, T, T)
 
@@ -165,7 +159,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask
         raise ValueError("a document mask covers whole rows; it does not go together with a filled cache")
     if isinstance(mask, BlockMask):
         if dropout:
-            raise ValueError("document masking on a GPU knows no dropout; set model.dropout=0 or data.document_mask=false")
+            raise ValueError("this mask knows no dropout; make it with document_mask(documents, head_size, dropout)")
         return _fused(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
     k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
     if mask is None and T == S:

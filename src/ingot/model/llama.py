@@ -12,22 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.layers import (
-    LayerCache,
-    LayerNorm,
-    Mask,
-    RMSNorm,
-    RotaryTables,
-    Rotation,
-    attention_mask,
-    causal_attention,
-    positions,
-    rotate,
-)
+from ingot.model.gpt2 import initialise
+from ingot.model.layers import LayerCache, Mask, RotaryTables, Rotation, attention_mask, causal_attention, positions, rotate
 from ingot.model.llama_settings import LlamaSettings
 from ingot.model.loss import head_logits, head_loss
 
@@ -111,32 +100,21 @@ class Llama(nn.Module):
         base = s.rope_base * (s.rope_factor if s.rope_scaling == "ntk" else 1.0)
         self.rotation = Rotation(context, self.head_size, base, stretch=s.rope_factor if s.rope_scaling == "linear" else 1.0)
         qkv_bias, out_bias, mlp_bias = (s.bias if b is None else b for b in (s.qkv_bias, s.attention_out_bias, s.mlp_bias))
-        gated, rms = s.mlp == "gated", s.norm == "rmsnorm"
+        gated = s.mlp == "gated"
         inner = s.inner_width or (math.ceil(8 * s.width // 3 / 256) * 256 if gated else 4 * s.width)
-        make_norm = partial(RMSNorm, s.width, s.norm_epsilon) if rms else partial(LayerNorm, s.width, True, s.norm_epsilon)
+        make_norm = partial(nn.RMSNorm if s.norm == "rmsnorm" else nn.LayerNorm, s.width, s.norm_epsilon)
         make_attention = partial(Attention, s.width, s.heads, self.kv_heads, qkv_bias, out_bias, s.dropout)
         make_mlp = partial(GatedMLP if gated else PlainMLP, s.width, inner, s.activation, mlp_bias, s.dropout)
         self.wte = nn.Embedding(vocab_size, s.width)
         self.h = nn.ModuleList(Block(make_norm, make_attention, make_mlp) for _ in range(s.layers))
         self.ln_f = make_norm()
         self.lm_head = None if s.tied else nn.Linear(s.width, vocab_size, bias=False)
-        self._initialise(s.layers)
+        initialise(self, s.layers)
 
     @property
     def blocks(self) -> nn.ModuleList:
         """The repeated part, which a backend may checkpoint, compile or shard block by block."""
         return self.h
-
-    @torch.no_grad()
-    def _initialise(self, layers: int) -> None:
-        for name, parameter in self.named_parameters():
-            if name.endswith(("c_proj.weight", "c_down.weight")):
-                # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
-                parameter.normal_(std=0.02 / math.sqrt(2 * layers))
-            elif parameter.dim() >= 2:
-                parameter.normal_(std=0.02)
-            elif name.endswith("bias"):
-                parameter.zero_()
 
     @property
     def head(self) -> Tensor:
@@ -145,7 +123,7 @@ class Llama(nn.Module):
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         angles = self.rotation(positions(tokens, cache, self.context))
-        mask = attention_mask(documents, cache)
+        mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens), self.dropout, self.training)  # (B, T, C)
         for i, block in enumerate(self.h):
             x = block(x, angles, mask, cache[i] if cache else None)

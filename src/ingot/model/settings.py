@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+FAMILY = "Model family: gpt2, llama, golf, or file for a model of your own."
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -70,9 +71,6 @@ class RotarySettings(ModelSettings):
                 "rotary positions need an even size"
             )
         return self
-
-
-FAMILY = "Model family: gpt2, llama, golf, or file for a model of your own."
 
 
 class FileSettings(DropoutSettings):

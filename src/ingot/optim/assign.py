@@ -33,18 +33,21 @@ class Group:
 def groups_of(o: OptimizerSection) -> list[Group]:
     """Every group of a run: its own, then one for each kind, whether or not the model has such parameters."""
     rates = {"embedding": o.embedding_learning_rate, "head": o.head_learning_rate, "scalar": o.scalar_learning_rate}
-    found = [_own(o, group) for group in o.groups]
-    for kind in o.kinds:
-        if kind == "matrix" and o.name == "muon":
-            found.append(Group(kind, "muon", o.muon_learning_rate, o.muon_weight_decay, o.muon_momentum))
-            continue
-        rate = rates.get(kind)
-        decay = 0.0 if kind == "scalar" else o.weight_decay
-        found.append(_adamw(o, kind, o.learning_rate if rate is None else rate, decay))
-    return found
+    by_kind = [
+        GroupSection(
+            name=kind,
+            match="*",
+            optimizer="muon" if kind == "matrix" and o.name == "muon" else "adamw",
+            learning_rate=rates.get(kind),
+            weight_decay=0.0 if kind == "scalar" else None,
+        )
+        for kind in o.kinds
+    ]
+    return [_resolved(o, group) for group in (*o.groups, *by_kind)]
 
 
-def _own(o: OptimizerSection, group: GroupSection) -> Group:
+def _resolved(o: OptimizerSection, group: GroupSection) -> Group:
+    """A group with the settings of all where it has none of its own."""
     muon = group.optimizer == "muon"
     rate, decay = group.learning_rate, group.weight_decay
     if rate is None:
@@ -53,20 +56,8 @@ def _own(o: OptimizerSection, group: GroupSection) -> Group:
         decay = o.muon_weight_decay if muon else o.weight_decay
     if muon:
         return Group(group.name, "muon", rate, decay, o.muon_momentum if group.momentum is None else group.momentum)
-    return _adamw(o, group.name, rate, decay, group.beta1, group.beta2, group.epsilon)
-
-
-def _adamw(
-    o: OptimizerSection,
-    name: str,
-    rate: float,
-    decay: float,
-    beta1: float | None = None,
-    beta2: float | None = None,
-    epsilon: float | None = None,
-) -> Group:
-    betas = (o.beta1 if beta1 is None else beta1, o.beta2 if beta2 is None else beta2)
-    return Group(name, "adamw", rate, decay, betas=betas, epsilon=o.epsilon if epsilon is None else epsilon)
+    betas = (o.beta1 if group.beta1 is None else group.beta1, o.beta2 if group.beta2 is None else group.beta2)
+    return Group(group.name, "adamw", rate, decay, betas=betas, epsilon=o.epsilon if group.epsilon is None else group.epsilon)
 
 
 def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:
@@ -86,11 +77,6 @@ def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Colle
         where = f"optimizer.groups.{number}.match={own.match}"
         if taken is not None:
             raise ConfigError(f"{where} matches only parameters that belong to {taken}, which stands before it; change the order")
-        raise ConfigError(f"{where} matches no parameter of the model; it has {', '.join(_some(kinds))}")
+        some = [*list(kinds)[:4], *(["..."] if len(kinds) > 4 else [])]
+        raise ConfigError(f"{where} matches no parameter of the model; it has {', '.join(some)}")
     return found
-
-
-def _some(names: Collection[str], most: int = 4) -> list[str]:
-    """The first names, as examples."""
-    shown = list(names)[:most]
-    return [*shown, "..."] if len(names) > most else shown

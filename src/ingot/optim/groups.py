@@ -53,25 +53,10 @@ def make_optimizers(model: nn.Module, settings: OptimizerSection, device: torch.
             filled["adamw"].append({**entry, "betas": group.betas, "eps": group.epsilon})
     optimizers: list[torch.optim.Optimizer] = []
     if filled["muon"]:
-        optimizers.append(muon(filled["muon"], settings))
+        optimizers.append(Muon(filled["muon"], settings))
     if filled["adamw"]:
         optimizers.append(torch.optim.AdamW(filled["adamw"], fused=device.type in ("cpu", "cuda")))
     return optimizers
-
-
-def muon(groups: list[dict[str, Any]], settings: OptimizerSection) -> Muon:
-    """Muon for these groups, with the settings that they do not have themselves."""
-    return Muon(
-        groups,
-        lr=settings.muon_learning_rate,
-        momentum=settings.muon_momentum,
-        nesterov=settings.muon_nesterov,
-        iterations=settings.muon_iterations,
-        weight_decay=settings.muon_weight_decay,
-        coefficients=settings.muon_coefficients,
-        normalise_rows=settings.muon_normalise_rows,
-        precision=settings.muon_precision,
-    )
 
 
 def kinds(model: nn.Module) -> dict[str, Kind]:

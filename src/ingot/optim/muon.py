@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ingot.config.schema import OptimizerSection
 from ingot.optim.orthogonal import orthogonalise, polynomials
 
 
@@ -32,31 +33,19 @@ def equal_rows(updates: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon for matrices. Every parameter must have two dimensions; the rest belongs to AdamW.
 
-    All settings live in the groups and may change between steps, as `lr` and `momentum` do in a schedule.
+    What a group does not have itself it takes from the settings. All of it may change between steps, as `lr` and `momentum` do.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        *,
-        lr: float,
-        momentum: float,
-        nesterov: bool,
-        iterations: int,
-        weight_decay: float,
-        coefficients: Literal["newton-schulz", "polar-express"],
-        normalise_rows: bool,
-        precision: Literal["auto", "bf16", "fp32"],
-    ):
+    def __init__(self, params: Iterable[Any], settings: OptimizerSection):
         defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "iterations": iterations,
-            "weight_decay": weight_decay,
-            "coefficients": coefficients,
-            "normalise_rows": normalise_rows,
-            "precision": precision,
+            "lr": settings.muon_learning_rate,
+            "momentum": settings.muon_momentum,
+            "nesterov": settings.muon_nesterov,
+            "iterations": settings.muon_iterations,
+            "weight_decay": settings.muon_weight_decay,
+            "coefficients": settings.muon_coefficients,
+            "normalise_rows": settings.muon_normalise_rows,
+            "precision": settings.muon_precision,
         }
         super().__init__(params, defaults)
         for group in self.param_groups:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import CheckpointError, ConfigError, Setting
+from ingot.errors import CheckpointError, Setting
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
 from ingot.runtime.files import fsync_dir, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
@@ -188,30 +188,6 @@ def sweep(folder: Path) -> None:
     """Remove what killed saves left behind."""
     for leftover in folder.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
-    """The checkpoint that a path means: itself, or the latest or best one of a run folder."""
-    return load_checkpoint(locate_checkpoint(path, which))
-
-
-def locate_checkpoint(path: Path, which: str = "latest") -> Path:
-    """Where that checkpoint is; its tensors are not read."""
-    if which not in ("latest", "best"):
-        raise ConfigError(f"which checkpoint is {which!r}; choose latest or best")
-    if (path / INDEX).is_file():
-        return path
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    steps = saved_steps(folder)
-    if not steps:
-        raise CheckpointError(f"there is no checkpoint in {path}; give a run folder, a checkpoint or an artifact")
-    newest = steps[max(steps)]
-    if which == "latest":
-        return newest
-    best = read_index(newest)["progress"].get("best_step")
-    if best not in steps:
-        raise CheckpointError(f"{path} has no best checkpoint yet: it was not evaluated; use the latest")
-    return steps[best]
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

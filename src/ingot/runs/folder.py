@@ -29,6 +29,8 @@ from ingot.runtime.files import open_to_append, sweep_temporaries, to_json, writ
 
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
+WANDB_ID = "wandb.json"  # which run of Weights & Biases it is
+EVENTS = "tensorboard"  # the folder of TensorBoard's files
 
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class EvaluationReport:
     other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     rows: int = 0  # of the validation split that were scored
     rows_of: int = 0  # that it has
+    buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # val_loss, val_bpb, tokens and bytes of each bucket
 
 
 class Reporter:
@@ -96,6 +97,14 @@ class Reporter:
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         """A checkpoint is on the disk; called from another thread. A regular one may be told again with its last kind."""
+
+    def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
+        """What Weights & Biases and TensorBoard get of a report; None: the numbers under Ingot's names."""
+        return None
+
+    def tracked_config(self) -> Mapping[str, Any] | None:
+        """What Weights & Biases shows as the config of the run; None: Ingot's."""
+        return None
 
     def message(self, text: str) -> None:
         """Something a reader of the log should know."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,18 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def result_of(folder: Path) -> TrainingResult | None:
+    """The result that result.json tells, with its paths from here on; None where there is none or one of another version."""
+    record = read_result(folder) or {}
+    told = {one.name: record[one.name] for one in fields(TrainingResult) if one.name in record}
+    for name in ("checkpoint_path", "artifact_path"):
+        told[name] = folder / told[name] if told.get(name) else None
+    try:
+        return TrainingResult(**told, run_dir=folder)
+    except TypeError:
+        return None
 
 
 def _from(folder: Path, value: Any) -> Any:

@@ -48,6 +48,11 @@ class Run:
         return run
 
     @property
+    def config_path(self) -> Path:
+        """The file of its settings."""
+        return self._folder.config_path
+
+    @property
     def config(self) -> Config:
         """Every setting of the run."""
         from ingot.config.loading import load_config  # here: whoever asks for the status need not wait for it

@@ -12,6 +12,11 @@ PARTIAL, DAMAGED = ".partial", ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder with this name is a checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
 def saved_steps(folder: Path) -> dict[int, Path]:
     """The checkpoints of a folder by step, oldest first, without looking inside."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())

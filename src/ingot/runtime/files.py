@@ -150,6 +150,19 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"cannot read {refused.filename or path}: {refused.strerror}") from refused
 
 
+@contextlib.contextmanager
+def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
+    """Turn whatever keeps a file from being read, or a ValueError that says what is wrong with it, into one sentence."""
+    try:
+        yield
+    except UnicodeDecodeError as wrong:
+        raise error(f"{path} is not UTF-8 text (byte {wrong.start}); save it as UTF-8") from None
+    except MemoryError:
+        raise error(f"{path} cannot be read: it needs more memory than there is") from None
+    except (OSError, ValueError) as wrong:
+        raise error(f"{path} cannot be read: {getattr(wrong, 'strerror', None) or wrong}") from None
+
+
 def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None

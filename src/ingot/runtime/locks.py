@@ -13,6 +13,7 @@ import stat
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -62,16 +63,13 @@ class FolderLock:
     def read(self) -> bytes:
         """The first 4,096 bytes of the lock file, which say who has it or had it; nothing where there is none."""
         assert self.file is not None
-        try:
+        with suppress(OSError):
             descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return b""
-        try:
-            return os.pread(descriptor, 4096, 0)
-        except OSError:
-            return b""
-        finally:
-            os.close(descriptor)
+            try:
+                return os.pread(descriptor, 4096, 0)
+            finally:
+                os.close(descriptor)
+        return b""
 
     def write(self, content: bytes) -> None:
         """Replace what the lock file says; only while it is held."""

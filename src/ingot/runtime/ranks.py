@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ingot.errors import ConfigError
 
@@ -22,7 +23,12 @@ class Ranks:
 
     def share(self, rows: int) -> range:
         """The rows of a step that this rank computes: as even as possible, in order."""
-        return range(rows * self.rank // self.world_size, rows * (self.rank + 1) // self.world_size)
+        return self.shares(rows)[self.rank]
+
+    def shares(self, rows: int) -> list[range]:
+        """What `share` is on each rank."""
+        ends = [rows * rank // self.world_size for rank in range(self.world_size + 1)]
+        return [range(first, stop) for first, stop in pairwise(ends)]
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks:

@@ -20,6 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1}
+DTYPES: dict[str, type[np.generic]] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+FLOATS = ("F64", "F32", "F16", "BF16")
 MAX_RANK, MAX_ITEMS = 32, 1 << 59  # what numpy 1 and a signed 64-bit size can hold
 METADATA = "__metadata__"
 
@@ -65,7 +70,12 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
     """The tensors and metadata of a safetensors file; ValueError names what is wrong with a damaged or hostile one."""
-    data = memoryview(path.read_bytes())
+    with path.open("rb", buffering=0) as file:
+        # Not bytes: a framework shares only what may be written to. Nor a bytearray, which is first filled with zeros.
+        data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
+        while done < len(data) and (count := file.readinto(data[done:])):
+            done += count
+    data = data[:done]
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise ValueError("its checksum does not match")
     return unpack_tensors(data)
@@ -104,13 +114,6 @@ def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
     if end > len(body) or dtype not in ITEM_BYTES or end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"its entry for {name!r:.100} does not fit its data")
     return TensorRecord(name, dtype, shape, body[begin:end])
-
-
-DTYPES: dict[str, type[np.generic]] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
-    "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def to_array(record: TensorRecord) -> NDArray[Any]:

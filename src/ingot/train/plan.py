@@ -48,7 +48,7 @@ def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
     """The plan that comes after another that has `read` its rows, as far as it can be known without a clock."""
     at = Position(
         plan.step + 1,
-        plan.sample + plan.samples,
+        read.next_sample,
         plan.tokens + read.targets,
         starts=(0,) * (plan.stage + 1),
         phases=plan.phase + 1,

@@ -35,6 +35,8 @@ class Progress:
     best_step: int | None = None
     best_bpb: float | None = None
     evaluation_seconds: float = 0.0  # of evaluations during training, where they are bounded
+    resumed_from: str | None = None  # the checkpoint or run of another folder whose state this run began with
+    wandb_id: str | None = None  # of the run at Weights & Biases, which goes on with this one
     starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
     phases: list[list[int]] = field(default_factory=list)  # of each phase that has begun: the sample and the tokens at its start
     places: dict[str, int] = field(default_factory=dict)  # how many rows of each bucket have been read

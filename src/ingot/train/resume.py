@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ingot.backends.base import Backend
 from ingot.config.schema import Config
 from ingot.data.store.dataset import Dataset
-from ingot.errors import CannotContinue, Change
+from ingot.errors import CannotContinue, Change, CheckpointError, ConfigError, Setting
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint
+from ingot.runs.checkpoints import Checkpoint, newest_sound, save_checkpoint
+from ingot.runs.finding import find_checkpoint
+from ingot.runs.folder import RunFolder
+from ingot.runtime.files import writing
 from ingot.train.progress import Progress
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
@@ -22,6 +26,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
+NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 UNSAID: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # what they were in runs of versions that did not have them
 
 
@@ -32,6 +37,61 @@ def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
     backend.load(checkpoint.tensors)
     known = {one.name for one in fields(Progress)}
     return Progress(**{key: value for key, value in checkpoint.progress.items() if key in known})
+
+
+def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
+    """The checkpoint in the run's folder that a session goes on from; one that training.resume names is copied there first."""
+    found = newest_sound(folder.checkpoints, say)
+    if config.training.resume not in ("auto", "never"):
+        found = _brought(config.training.resume, folder, found, facts, say)
+    if found is not None:
+        check_fits(found, facts)
+    return found
+
+
+def _brought(
+    named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
+) -> Checkpoint:
+    path = Path(named).expanduser()
+    path = path if path.exists() or not (folder.path / path).exists() else folder.path / path
+    origin = str(path.resolve())
+    if newest is not None and newest.progress.get("resumed_from") == origin:
+        return newest  # the same command again: the state was copied by an earlier session
+    if not path.exists():
+        raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", named), advice=NAME_A_CHECKPOINT)
+    source = find_checkpoint(path)
+    if newest is not None:
+        if source.path.resolve() == newest.path.resolve():
+            return newest
+        why = "has newer checkpoints" if path.resolve().is_relative_to(folder.path.resolve()) else "holds another run"
+        raise CheckpointError(
+            f"{{0}}: {folder.path} {why}, the newest at step {newest.step}",
+            Setting("training.resume", named),
+            Setting("training.output_dir"),
+            Setting("training.resume", "auto"),
+            advice="choose another {1} to go on from there, or go on with this run by {2}",
+        )
+    check_fits(source, facts)
+    progress = {**source.progress, "resumed_from": origin}
+    with writing(folder.checkpoints):
+        tensors = {group: list(records.values()) for group, records in source.tensors.items()}
+        copy = save_checkpoint(folder.checkpoints, source.step, tensors, progress)
+    say(f"begins with the state of {source.path}")
+    return replace(source, path=copy, progress=progress, kind="regular")
+
+
+def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
+    """Refuse to empty a folder for a run that would begin with what lies in it, or with a state that does not fit."""
+    named = {"training.weights": config.training.weights, "training.resume": config.training.resume}
+    for setting, value in named.items():
+        if value in (None, "auto", "never"):
+            continue
+        path = Path(str(value)).expanduser()
+        if path.resolve().is_relative_to(folder.path.resolve()):
+            what = Setting(setting, value)
+            raise ConfigError("{0} lies in the folder that --force empties", what, advice="leave out one of them")
+        if setting == "training.resume":
+            check_fits(find_checkpoint(path), facts)
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -49,12 +109,23 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
     """Refuse to continue a run with settings or data that would make it another one."""
-    was, now, changed = checkpoint.progress, facts, []
+    if changed := changes(checkpoint.progress, facts):
+        raise CannotContinue(checkpoint.path, changed)
+
+
+def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What makes another run of one: settings and data by what its checkpoint says of itself, and by what is now."""
+    changed = []
     for section, names in FIXED.items():
         before, after = {**UNSAID, **was["config"][section]}, now["config"][section]
         for name in names or sorted((was["config"][section].keys() | after.keys()) - {"file"}):
             if (name in before or not names) and before.get(name) != after.get(name):
                 changed.append(Change(f"{section}.{name}", before.get(name), after.get(name)))
+    mixes = [{name: known["config"]["data"].get(name) for name in ("mix", "phases")} for known in (was, now)]
+    if any(mixes[0].values()) != any(mixes[1].values()):
+        was_set, is_set = ("set" if any(mix.values()) else "empty" for mix in mixes)
+        said = "{0} and data.phases were {1} and are {2}: how far each bucket has been read is known only of runs with a mix"
+        changed.append(Change("data.mix", was_set, is_set, said))
     if was.get("model_file_sha256") != now["model_file_sha256"]:
         said = "the contents of {0} are not what they were"
         changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))
@@ -62,5 +133,4 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
         prints = [known["data_fingerprint"][:12] for known in (was, now)]
         said = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"
         changed.append(Change("data.path", prints[0], prints[1], said))
-    if changed:
-        raise CannotContinue(checkpoint.path, changed)
+    return changed

@@ -37,11 +37,18 @@ class Saver:
         self.error: CheckpointError | None = None
         self.longest_seconds = 0.0  # from asking for a save until it was on the disk
 
-    def save(self, step: int, tensors: Tensors, progress: Mapping[str, Any], best: int | None, kind: Kind = "regular") -> None:
+    def save(
+        self,
+        step: int,
+        state: Callable[[], Tensors],
+        progress: Mapping[str, Any],
+        best: int | None,
+        kind: Kind = "regular",
+    ) -> None:
         """Begin to write, after the save before has ended. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(began, step, tensors, progress, best, kind), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(began, step, state, progress, best, kind), name="checkpoint")
         self._thread.start()
 
     def note(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
@@ -55,7 +62,8 @@ class Saver:
             note_progress(path, progress, kind)
         if kind is not None and kind != known:
             self._kinds[step] = kind
-            self._done(path, kind)
+            with suppress(CheckpointError):  # as after a save: the log may not be writable
+                self._done(path, kind)
 
     def wait(self) -> None:
         """Return when nothing is being written."""
@@ -68,10 +76,10 @@ class Saver:
         return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
 
     def _write(
-        self, began: float, step: int, tensors: Tensors, progress: Mapping[str, Any], best: int | None, kind: Kind
+        self, began: float, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind
     ) -> None:
         try:
-            path = save_checkpoint(self._folder, step, tensors, progress, kind)
+            path = save_checkpoint(self._folder, step, state(), progress, kind)
             self._kinds[step] = kind
             retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
         except OSError as error:

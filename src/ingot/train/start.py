@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib import metadata
@@ -22,18 +23,20 @@ from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, Setting
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, sweep
-from ingot.runs.folder import MODEL_COPY, RunFolder, new_run_dir
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
+from ingot.runs.clearing import clear
+from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
 from ingot.runs.steps import Kind, saved_steps
+from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish
 from ingot.train.fitting import fitting_tokenizer, unfit
 from ingot.train.plan import shapes
 from ingot.train.progress import Progress, RunOutputs
-from ingot.train.resume import check_fits, facts_of, resume
+from ingot.train.resume import check_sources, facts_of, find_state, resume
 from ingot.train.saver import Saver
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
@@ -46,17 +49,21 @@ def run(
     reporter: Reporter | None = None,
     exporter: Exporter | None = None,
     began: float | None = None,
+    force: bool = False,
+    files: Sequence[str] = (),
+    dataset: Dataset | None = None,
 ) -> TrainingResult:
     """Train as a config says; the run folder is the product, the result a summary of it.
 
-    A door may bring a reporter, which speaks its users' language, an exporter, which writes the files they expect, and the unix
-    time at which its program began, from which the wall clock of the session counts; else it counts from now.
+    A door may bring a reporter, which speaks its users' language, an exporter, which writes the files they expect, the unix time
+    at which its program began, from which the wall clock of the session counts (else from now), and the data, if it is open. With
+    `force` an earlier run in the folder is deleted first, and what fits the patterns `files`, which a door writes there besides.
     """
     config, ranks = resolved.config, ranks_from_environment()
     walltime = find_walltime(config.training, began if began is not None else time.time())
-    reporter = reporter if reporter is not None and ranks.first else Reporter()
+    door = reporter = reporter if reporter is not None and ranks.first else Reporter()
     reporter.waiting("opening the data")
-    dataset, rows = open_data(config, ranks.world_size)
+    dataset, rows = open_data(config, ranks.world_size, dataset)
     facts = facts_of(config, dataset)
     reporter.waiting("building the model")
     with ExitStack() as stack:
@@ -65,11 +72,9 @@ def run(
         outputs, checkpoint = None, None
         if ranks.first:
             try:
-                folder = _claim(resolved, reporter, stack)
+                folder = _claim(resolved, reporter, stack, files if force else None, facts)
                 reporter = MultiReporter(reporter, LineReporter(folder.log))
-                checkpoint = newest_sound(folder.checkpoints, reporter.message)
-                if checkpoint is not None:
-                    check_fits(checkpoint, facts)
+                checkpoint = find_state(config, folder, facts, reporter.message)
                 outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
                 shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
                 if walltime is not None:
@@ -82,10 +87,8 @@ def run(
             raise PeerLost(told["exit_code"])
         if told["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
-        progress = resume(backend, checkpoint)
-        if checkpoint is None and config.training.weights is not None:
-            weights = open_weights(Path(config.training.weights).expanduser())
-            backend.load_weights(weights.tensors, str(weights.path))
+        progress = _start_of(config, backend, checkpoint)
+        reporter = _tracked(config, outputs, progress, door, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.facts = facts
         reporter.waiting("choosing kernels")
@@ -103,7 +106,15 @@ def run(
     return result
 
 
-def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
+def _start_of(config: Config, backend: Backend, checkpoint: Checkpoint | None) -> Progress:
+    """Put the state that the session begins with into the backend: a checkpoint's, or the first with weights that are named."""
+    if checkpoint is None and config.training.weights is not None:
+        weights = open_weights(Path(config.training.weights).expanduser())
+        backend.load_weights(weights.tensors, str(weights.path))
+    return resume(backend, checkpoint)
+
+
+def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
     least = min(shapes(config), key=lambda plan: plan.samples)
     if world_size > least.samples:
@@ -113,7 +124,8 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
             Setting(f"training.stages.{least.stage}.tokens_per_step" if of_stage else "training.tokens_per_step"),
             advice="use fewer ranks or raise {0}",
         )
-    dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, fitting_tokenizer(config))
+    d = config.data
+    dataset = dataset or open_dataset(d.path, d.tokenizer, d.trust_tokens, fitting_tokenizer(config))
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
     if config.evaluation.sample_tokens:
@@ -123,11 +135,13 @@ def open_data(config: Config, world_size: int) -> tuple[Dataset, Rows]:
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
 
 
-def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> RunFolder:
-    """The run folder, taken for this process."""
+def _claim(
+    resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, doomed: Sequence[str] | None, facts: dict[str, Any]
+) -> RunFolder:
+    """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run."""
     training = resolved.config.training
     folder = RunFolder(Path(training.output_dir).expanduser() if training.output_dir else new_run_dir(resolved.recipe))
-    if saved_steps(folder.checkpoints) and training.resume == "never":
+    if saved_steps(folder.checkpoints) and training.resume == "never" and doomed is None:
         raise CheckpointError(
             f"{folder.path} holds a run and {{0}}",
             Setting("training.resume", "never"),
@@ -135,8 +149,14 @@ def _claim(resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack) -> Ru
             Setting("training.resume", "auto"),
             advice="choose another {1} or set {2}",
         )
-    stack.enter_context(folder.claim(reporter.message, [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []))
+    also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
+    also += [WANDB_ID] if resolved.config.tracking.wandb_project is not None else []
+    stack.enter_context(folder.claim(reporter.message, also))
     sweep(folder.checkpoints)
+    if doomed is not None:
+        check_sources(resolved.config, folder, facts)
+        own = [Path(resolved.config.model.file).expanduser()] if isinstance(resolved.config.model, FileSettings) else []
+        clear(folder, reporter.message, doomed, spare=[*resolved.files, *own])
     return folder
 
 
@@ -173,6 +193,19 @@ def _open_outputs(
     saver = Saver(folder.checkpoints, config.training.keep_last, config.training.keep_every, saved, reporter.message)
     stack.callback(saver.wait)
     return RunOutputs(folder, heartbeat, saver)
+
+
+def _tracked(
+    config: Config, outputs: RunOutputs | None, progress: Progress, door: Reporter, reporter: Reporter, stack: ExitStack
+) -> Reporter:
+    """The reporter, and what sends numbers where the settings ask for it, in the words of the door."""
+    if outputs is None or (config.tracking.wandb_project is None and not config.tracking.tensorboard):
+        return reporter
+    told = door.tracked_config() or config.model_dump(mode="json")
+    folder, known = outputs.folder.path, progress.wandb_id
+    tracking = open_tracking(config.tracking, folder, progress.step, known, told, door.tracked, reporter.message)
+    progress.wandb_id = tracking.wandb_id or known
+    return MultiReporter(reporter, stack.enter_context(tracking))
 
 
 def _write_config(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:

@@ -21,7 +21,7 @@ from ingot.data.loading.reader import RankBatch, RowReader, read_rank_batch
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import PeerLost, RunError, Setting
-from ingot.eval.evaluator import Evaluator, Score
+from ingot.eval.evaluator import Evaluator, Score, bucket_record, evaluator_of
 from ingot.generate.sampling import Sampling, prompt_ids
 from ingot.optim.schedules import spent
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
@@ -67,6 +67,7 @@ class Trainer:
         self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
         self.end_reason: str | None = None  # where the data ended the run
         self._overflows = 0
+        self._evaluators: dict[str, Evaluator] = {}
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
         """Settle what depends on the machine, by what the first step would read in every stage."""
@@ -98,7 +99,7 @@ class Trainer:
         except DataExhausted:  # said by the first step; what is tuned needs no more than the shape
             batch = buffer.reshape(-1, self.rows.planes, plan.seq_len)
             batch[:] = 0
-            return RankBatch(batch, plan.rows * plan.seq_len, 0)
+            return RankBatch(batch, plan.rows * plan.seq_len, 0, p.sample)
 
     def run(self, shutdown: Shutdown) -> Status:
         """Train until the steps or seconds are spent, or until a signal asks to stop; either way the state is saved."""
@@ -150,6 +151,8 @@ class Trainer:
                     self._step(reader, elapsed)
                 except DataExhausted as end:
                     self.end_reason = end.reason
+                    self._finish_pending_step()
+                    self.reporter.message(end.told(c.data.epochs))
                     return "completed" if end.bucket is None else "halted"
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = max(durations)
@@ -177,7 +180,7 @@ class Trainer:
         pending = self.backend.step(rank_batch.batch, rank_batch.targets, plan)
         self._finish_pending_step()  # the step before: its numbers are there while the device works on this one
         p.step += 1
-        p.sample += plan.samples
+        p.sample = rank_batch.next_sample
         p.tokens += rank_batch.targets
         p.starts, p.places = list(starts_with(at, plan)), dict(rank_batch.places)
         self._pending = (pending, plan, rank_batch)
@@ -296,6 +299,7 @@ class Trainer:
                 other=found.other,
                 rows=found.rows,
                 rows_of=found.rows_of,
+                buckets={name: bucket_record(score) for name, score in found.buckets.items()},
             )
             if self.outputs is not None:
                 self.outputs.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
@@ -321,25 +325,24 @@ class Trainer:
 
     def evaluator(self, split: str) -> Evaluator:
         """What scores a split as the config says."""
-        return Evaluator.of(self.config, self.dataset.split(split), self.dataset.tokenizer)
+        if split not in self._evaluators:
+            self._evaluators[split] = evaluator_of(self.config, self.dataset, split)
+        return self._evaluators[split]
 
     def score(self, split: str, limit: int | None) -> Score:
         """The score of a split, or of `limit` rows of it, over all ranks."""
         evaluator = self.evaluator(split)
         rows = evaluator.rows(limit)
-        share = self.backend.ranks.share(len(rows))
-        mine, began = rows[share.start : share.stop], self.clock.now()
-        most = -(-len(rows) // self.backend.ranks.world_size)  # that any rank has
+        ranks, began = self.backend.ranks, self.clock.now()
+        dealt = [rows[share.start : share.stop] for share in ranks.shares(len(rows))]
+        mine, most = dealt[ranks.rank], max(evaluator.calls(some) for some in dealt)
         progress = partial(self.reporter.waiting, "evaluating")
-        part = evaluator.score(
-            mine, self.backend.score, self._anybody_stops, progress, at_least=-(-most // evaluator.micro_batch)
-        )
-        stop = float(self._asked_to_stop())
-        nats, tokens, size, done, stopped = self.backend.total([part.nats, part.tokens, part.piece_bytes, part.rows, stop])
+        part = evaluator.score(mine, self.backend.score, self._anybody_stops, progress, at_least=most)
+        *sums, stopped = self.backend.total([*part.sums, float(self._asked_to_stop())])
         if stopped:
             raise Interrupted
         self.bounds.learn(len(mine), self.clock.now() - began)
-        return evaluator.total(nats, int(tokens), int(size), int(done))
+        return evaluator.total(sums)
 
     def _anybody_stops(self, batch: int) -> bool:
         """Whether any rank was asked to stop; ranks agree on it now and then, so that all of them break off at the same batch."""
@@ -368,7 +371,7 @@ class Trainer:
         with self.clock.paused():
             if self.progress.step != self._saved_step:
                 self.progress.elapsed_seconds = self.clock.elapsed
-                state = self.backend.state()
+                state = self.backend.snapshot()
                 if self.outputs is not None:
                     self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
                 self._saved_step = self.progress.step

@@ -9,10 +9,12 @@ from itertools import islice
 from ingot.backends.base import Inference
 from ingot.backends.open import open_backend
 from ingot.config.schema import Config
+from ingot.data.formats.foreign import NoTokenizer
 from ingot.data.loading.open import open_dataset
+from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
-from ingot.eval.evaluator import Evaluator, Score
+from ingot.eval.evaluator import Score, evaluator_of
 from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling, prompt_ids
 from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
@@ -149,7 +151,7 @@ class LoadedModel:
 
     def _ends(self) -> set[int]:
         """The ids after which a document is over: its end mark, and the start mark of the next."""
-        return {mark for mark in (getattr(self.tokenizer, "eos", None), self.tokenizer.bos) if mark is not None}
+        return {mark for mark in (self.tokenizer.eos, self.tokenizer.bos) if mark is not None}
 
     def cast(self, dtype: str) -> LoadedModel:
         """Keep the weights as another number format from now on, to write with."""
@@ -177,10 +179,13 @@ class LoadedModel:
         config, path = self.scored_by(stride, seq_len), self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
-        dataset = open_dataset(data or config.data.path, None if data else config.data.tokenizer, config.data.trust_tokens)
-        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint():
+        dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
+        own = self.weights.facts.get("tokenizer_fingerprint") is not None
+        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (
+            own or not _agree(dataset.tokenizer, self.tokenizer)
+        ):
             raise DataError(f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with")
-        evaluator = Evaluator.of(config, dataset.split("val"), self.tokenizer)
+        evaluator = evaluator_of(config, dataset, "val")
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
 
     def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:
@@ -196,6 +201,22 @@ class LoadedModel:
                 raise ConfigError(f"a stride of {stride:,} is not from 1 to the {config.data.seq_len:,} tokens of a row")
             config = _with(config, "evaluation", stride=stride)
         return config
+
+    def _open(self, path: str, tokenizer: str | None) -> Dataset:
+        """The data at a path; tokens that do not say their tokenizer are taken to be this model's."""
+        known = self.weights.config.data
+        try:
+            return open_dataset(path, tokenizer, known.trust_tokens)
+        except NoTokenizer:
+            if known.tokenizer is None:
+                raise
+            return open_dataset(path, known.tokenizer, known.trust_tokens)
+
+
+def _agree(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether every id that two tokenizers have stands for the same bytes: another program may have added a mark for padding."""
+    ids = range(min(one.vocab_size, other.vocab_size))
+    return all(one.decode_bytes([i]) == other.decode_bytes([i]) for i in ids)
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:

@@ -10,13 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from ingot.artifact.container import read_artifact
-from ingot.artifact.gpt_simple import MODEL, WEIGHTS, checkpoint_tokenizer, is_checkpoint, read_model, saved_checkpoints
+from ingot.artifact.gpt_simple import MODEL, WEIGHTS, is_checkpoint, read_model, saved_checkpoints, tokenizer_folder
+from ingot.artifact.hf_tokenizer import find_tokenizer
 from ingot.backends.open import read_torch_weights
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, read_index
+from ingot.runs.finding import find_checkpoint, locate_checkpoint
 from ingot.runs.folder import MODEL_COPY
 from ingot.runs.steps import INDEX, saved_steps
 from ingot.runtime.tensors import TensorRecord
@@ -91,14 +93,15 @@ def foreign_weights(
     records: Iterable[TensorRecord],
     settings: Mapping[str, Any],
     tokenizer: Tokenizer | None,
+    named: str | None = None,
     scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> Weights:
     """A model that was not trained here, by the settings of its `model` section, with a whole config as every reader expects.
 
-    `scoring` is what `scoring_of` said of it, where its file knows.
+    `named`: what opens its tokenizer again. `scoring`: what `scoring_of` said of it, where its file knows.
     """
     length = scoring.get("seq_len") or settings["context"]
-    named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else None
+    named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
     given = {
         "model": dict(settings),
         "data": {"seq_len": length, "tokenizer": named},
@@ -120,9 +123,10 @@ def _gpt_simple(path: Path, which: str) -> Weights | None:
         return None
     settings = read_model(saved)
     records = read_torch_weights(saved / MODEL / WEIGHTS)
-    tokenizer = checkpoint_tokenizer(saved, settings["vocab_size"])
+    folder = tokenizer_folder(saved)
+    tokenizer = find_tokenizer(folder, settings["vocab_size"]) if folder is not None else None
     try:
-        known = foreign_weights(saved, records.values(), settings, tokenizer)
+        known = foreign_weights(saved, records.values(), settings, tokenizer, str(folder) if folder is not None else None)
     except ConfigError as error:
         raise CheckpointError(f"{saved / MODEL} does not say how to build its model: {error}") from None
     # Any tokenizer may be named for it: the one beside it has a mark for padding more than the one its data were made with.

@@ -61,7 +61,7 @@ class Pupil:
         return self.backend.score(batch) / np.count_nonzero(batch[:, 1] != -1)
 
     def state(self):
-        return {file: {found.name: found for found in records} for file, records in self.backend.state().items()}
+        return {file: {found.name: found for found in records} for file, records in self.backend.snapshot()().items()}
 
     def raw(self):
         return {(file, n): (r.dtype, r.shape, bytes(r.data)) for file, found in self.state().items() for n, r in found.items()}

@@ -69,6 +69,22 @@ def test_greedy_text_is_torchs_past_the_context_too(model):
     assert list(islice(ours.backend.generate(prompts, Sampling(temperature=0.0, use_cache=False)), 20)) == expected
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.7])
+def test_greedy_text_of_prompts_of_different_lengths_is_torchs(penalty):
+    theirs, ours = both("llama")
+    theirs.losses(5)
+    ours.backend.load(theirs.state())
+    prompts, greedy = [[1, 2, 3], [7], [4, 5, 6, 7, 8]], Sampling(temperature=0.0, repetition_penalty=penalty)
+    expected = list(islice(theirs.backend.generate(prompts, greedy), 20))
+    assert list(islice(ours.backend.generate(prompts, greedy), 20)) == expected
+
+
+def test_weights_are_cast_to_what_mlx_computes_in_and_to_nothing_else():
+    backend = Pupil("mlx", "llama").backend
+    assert not backend.cast("fp16")
+    assert backend.cast("bf16") and len(list(islice(backend.generate([[1], [2, 3]], Sampling()), 3))) == 3
+
+
 def test_a_row_draws_by_its_own_seed_and_only_what_sampling_leaves():
     backend = Pupil("mlx", "gpt2").backend
     two = list(islice(backend.generate([[1], [1]], Sampling(seed=5)), 10))
@@ -128,3 +144,17 @@ def test_what_was_settled_is_kept_with_a_run():
     assert pupil.backend.tuned()["micro_batch"] == 2
     pupil.backend.tune(stages, {**found, "micro_batch": 2, "device": "another"})
     assert pupil.backend.tuned()["micro_batch"] == 7
+
+
+def test_a_long_validation_needs_the_memory_of_a_short_one():
+    import mlx.core as mx
+
+    ours, peaks = Pupil("mlx", "golf"), []
+    batch = ours.rows(0)
+    for batches in (2, 100):
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        for _ in range(batches):
+            ours.backend.score(batch)
+        peaks.append(ours.backend.peak_memory()[0])
+    assert peaks[1] <= 1.05 * peaks[0]

@@ -11,7 +11,7 @@ def averaging(decay=0.5, **training):
 
 
 def average_of(backend):
-    return {record.name: tensor(record) for record in backend.state()["ema"]}
+    return {record.name: tensor(record) for record in backend.snapshot()()["ema"]}
 
 
 def test_the_average_moves_towards_the_weights_and_faster_at_first():
@@ -62,7 +62,7 @@ def test_a_continued_run_has_the_average_it_would_have_had():
     take(straight, 6)
     take(first, 3)
     first.score(rows_of(9))  # the state is saved while the average is shown
-    second.load(by_name(first.state()))
+    second.load(by_name(first.snapshot()()))
     take(second, 3, first=3)
     assert raw(second) == raw(straight)
 
@@ -70,7 +70,7 @@ def test_a_continued_run_has_the_average_it_would_have_had():
 def test_an_average_that_is_asked_for_later_begins_with_the_weights():
     first, second = make(), averaging()
     take(first, 3)
-    second.load(by_name(first.state()))
+    second.load(by_name(first.snapshot()()))
     for name, value in average_of(second).items():
         assert torch.equal(value, weights(first)[name])
 

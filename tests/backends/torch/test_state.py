@@ -1,11 +1,16 @@
+import threading
+
 import pytest
 import torch
 from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights, written
 from torch_kit import step as take_step
 
+from ingot.backends.base import State
 from ingot.backends.torch.state import record
 from ingot.errors import CheckpointError
 from ingot.runtime.ranks import Ranks
+
+NO_GPU = not torch.cuda.is_available()
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -14,7 +19,7 @@ def test_a_state_put_back_is_the_state_bit_for_bit(name):
     take(one, 3)
     other = make({**SMALL, "bias": True}, {"name": name}, seed=7)
     assert raw(other) != raw(one)
-    other.load(by_name(one.state()))
+    other.load(by_name(one.snapshot()()))
     assert raw(other) == raw(one)
 
 
@@ -23,31 +28,38 @@ def test_a_step_after_a_state_was_put_back_is_the_step_without(name):
     settings = {**SMALL, "dropout": 0.1}, {"name": name}
     unbroken, resumed = make(*settings), make(*settings)
     take(unbroken, 2)
-    resumed.load(by_name(unbroken.state()))
+    resumed.load(by_name(unbroken.snapshot()()))
     assert take(unbroken, 2, first=2) == take(resumed, 2, first=2)
     assert raw(unbroken) == raw(resumed)
 
 
 def test_steps_taken_and_undone_leave_no_trace():
     primed, plain = make({**SMALL, "dropout": 0.1}), make({**SMALL, "dropout": 0.1})
-    before = by_name(primed.state())
+    before = by_name(primed.snapshot()())
     take(primed, 3)
     primed.load(before)
     assert take(primed, 2) == take(plain, 2)
     assert raw(primed) == raw(plain)
 
 
-def test_a_state_is_a_copy_that_training_does_not_touch():
-    backend = make()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_GPU, reason="needs a GPU"))])
+def test_a_snapshot_is_what_the_state_was_however_late_it_is_brought_to_the_host(device):
+    backend = make(device=device)
     take(backend, 1)
-    state = backend.state()
-    before = {found.name: bytes(found.data) for records in state.values() for found in records}
-    take(backend, 1, first=1)
-    assert before == {found.name: bytes(found.data) for records in state.values() for found in records}
+    before, snapshot = raw(backend), backend.snapshot()
+    take(backend, 2, first=1)
+    found: list[State] = []
+    saver = threading.Thread(target=lambda: found.append(snapshot()))
+    saver.start()
+    take(backend, 2, first=3)
+    saver.join()
+    take(backend, 1, first=5)  # nor does training touch what has been brought
+    later = {(file, r.name): (r.dtype, r.shape, bytes(r.data)) for file, records in found[0].items() for r in records}
+    assert later == before != raw(backend)
 
 
 def test_loading_checks_every_tensor():
-    state = by_name(make().state())
+    state = by_name(make().snapshot()())
     for change, message in (
         (lambda model: model.pop("transformer.ln_f.weight"), r"has no tensor transformer\.ln_f\.weight"),
         (lambda model: model.update(more=record("more", torch.zeros(1))), r"has a tensor more that the model does not"),
@@ -69,7 +81,7 @@ def first_loss(backend, step=0):
 def test_dropout_depends_on_seed_step_and_rank():
     dropping = {**SMALL, "dropout": 0.3}
     base = make(dropping)
-    state = by_name(base.state())
+    state = by_name(base.snapshot()())
     losses = {"base": first_loss(base)}
     for name, other, step in (
         ("again", make(dropping), 0),

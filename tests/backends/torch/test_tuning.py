@@ -5,6 +5,7 @@ import torch
 
 from ingot.backends.torch import tuning
 from ingot.backends.torch.precision import ATTENTION, LossScale
+from ingot.backends.torch.state import record
 from ingot.backends.torch.tuning import fastest_attention, largest_micro_batch
 from ingot.errors import ConfigError
 
@@ -79,7 +80,7 @@ def test_a_loss_scale_halves_where_a_gradient_overflows_and_is_kept_with_the_opt
     grads = [torch.full((2,), 32768.0)]
     scale.unscale(grads)
     assert (scale.value.item(), grads[0].tolist()) == (32768.0, [1.0, 1.0])
-    memory = {record.name: record for record in scale.records()}
+    memory = {name: record(name, value) for name, value in scale.tensors()}
     other.take(memory)
     assert other.value.item() == 32768.0 and memory == {}
 
@@ -87,4 +88,4 @@ def test_a_loss_scale_halves_where_a_gradient_overflows_and_is_kept_with_the_opt
 def test_other_precisions_have_a_scale_of_one_and_keep_nothing():
     scale = LossScale(False, torch.device("cpu"))
     scale.update(torch.tensor(True))
-    assert scale.value.item() == 1.0 and scale.records() == []
+    assert scale.value.item() == 1.0 and scale.tensors() == []

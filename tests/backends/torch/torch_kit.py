@@ -63,7 +63,7 @@ def raw(backend):
     """Weights and optimizer memory, as bytes."""
     return {
         (file, found.name): (found.dtype, found.shape, bytes(found.data))
-        for file, records in backend.state().items()
+        for file, records in backend.snapshot()().items()
         for found in records
     }
 

@@ -231,7 +231,7 @@ def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
     ("given", "problem"),
     [
         ({"to": "gguf"}, "unknown format 'gguf'; known are ingot, nanogpt, gpt-simple, shards"),
-        ({"mark": 65536}, "--mark 65536 is not a token id"),
+        ({"mark": 1 << 24}, "--mark 16777216 is not a token id"),
         ({"mark": -1}, "--mark -1 is not a token id"),
         ({"layout": Layout(shard_tokens=0)}, "--shard-tokens 0 is out of range"),
         ({"layout": Layout(shard_tokens=2**31)}, "--shard-tokens 2,147,483,648 is out of range"),

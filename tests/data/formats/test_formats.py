@@ -294,18 +294,20 @@ def test_names_of_shards_say_their_split_and_byte_counts_are_no_tokens(tmp_path)
     assert listed(source.documents("val", Marks(MARK, MARK))) == [[0]]
 
 
-def test_shards_with_32_bits_are_read_if_their_ids_are_small(tmp_path):
+def test_shards_with_32_bits_are_read(tmp_path):
     path = folder_of(tmp_path, **{"a_train.bin": shard_bytes([MARK, 65535, 3], 20240801, 7, "<u4")}) / "a_train.bin"
     assert listed(open_source(path).documents("train", Marks(MARK, MARK))) == [[65535, 3]]
-    path.write_bytes(shard_bytes([MARK, 128000], 20240801, 7, "<u4"))
-    refused("holds token 128,000: ids above 65,535", listed, open_source(path).documents("train", Marks(MARK, MARK)))
+    for magic, version in ((20240801, 7), (20240520, 2)):
+        path.write_bytes(shard_bytes([MARK, 128000], magic, version, "<u4"))
+        assert listed(open_source(path).documents("train", Marks(MARK, MARK))) == [[128000]]
 
 
 @pytest.mark.parametrize(
     ("contents", "problem"),
     [
         (shard_bytes([1, 2], magic=20240521), "unexpected header"),
-        (shard_bytes([1, 2], version=2), "unexpected header"),
+        (shard_bytes([1, 2], version=3), "unexpected header"),
+        (shard_bytes([1, 2], version=2), "size mismatch"),
         (shard_bytes([1, 2])[:100], "unexpected header"),
         (b"", "unexpected header"),
         (shard_bytes([1, 2], count=3), "size mismatch"),
@@ -406,9 +408,9 @@ def test_buckets_and_splits_are_folders(tmp_path):
     assert listed(open_source(tmp_path / "train/web").documents("train", Marks(None, MARK))) == [[1]]
 
 
-def test_ids_above_16_bits_in_a_pair_are_refused(tmp_path):
+def test_ids_above_16_bits_in_a_pair_are_read(tmp_path):
     path = write_windows(tmp_path / "a.bin", [([1, 70000, MARK], 0)], width=4)
-    refused("a.bin holds token 70,000: ids above 65,535", listed, Pair(path).documents(MARK))
+    assert listed(Pair(path).documents(MARK)) == [[1, 70000]]
 
 
 GOOD = index_bytes([0, 3, 5], [0, 1], 2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bucket_files import documents_of, write_buckets
 
-from ingot.config.schema import DataSection
+from ingot.config.data_section import DataSection
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.reader import RowReader, read_rank_batch
@@ -32,7 +32,7 @@ class Reading:
     places: dict = field(default_factory=dict)
 
     def following(self, read):
-        return replace(self, sample=self.sample + self.samples, places=read.places)
+        return replace(self, sample=read.next_sample, places=read.places)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +99,13 @@ def test_every_document_is_read_once_per_epoch(dataset, sampling, mix):
 
 
 def test_the_last_rows_of_the_data_are_read_in_a_step_that_is_not_full(dataset):
-    rows, _ = whole(rows_of(dataset, epochs=1))
+    source = rows_of(dataset, epochs=1)
+    rows, _ = whole(source)
     filled = (rows[:, 1] != IGNORED).any(axis=1)
     assert not filled.all() and not (rows[~filled, 0]).any()
     assert filled.tolist() == sorted(filled.tolist(), reverse=True)
+    last = Reading(sample=len(rows) - ROWS)
+    assert step(source, last)[1].next_sample == np.count_nonzero(filled)  # where a second epoch goes on
 
 
 @pytest.mark.parametrize("mix", [{}, MIX])
@@ -165,6 +168,16 @@ def test_the_others_share_the_weight_of_a_drained_bucket(dataset):
     rows, reason = whole(rows_of(dataset, mix={"web": 1, "books": 30}, epochs=1, exhausted="renormalise"))
     assert reason == "data"
     assert documents(rows) == Counter({name: 1 for name in NAMES if name[0] != "c"})
+
+
+def test_a_bucket_that_is_left_out_for_a_while_goes_on_where_it_stood(dataset):
+    plan, batches = Reading(), []
+    for mix in ({"web": 1, "books": 1}, {"web": 1}, {"web": 1, "books": 1}):
+        for _ in range(2):
+            batch, read = step(rows_of(dataset, mix=mix, epochs=1), plan)
+            batches.append(batch)
+            plan = plan.following(read)
+    assert max(documents(np.concatenate(batches)).values()) == 1
 
 
 def test_a_bucket_without_weight_is_not_read(dataset):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.config.schema import DataSection
+from ingot.config.data_section import DataSection
 from ingot.data.loading.order import Random, Sequential, Shuffle
 from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import Windows, document_numbers, make_rows
@@ -226,6 +226,13 @@ def test_rows_of_a_span_follow_each_other():
 def test_a_step_of_the_stream_consumes_its_tokens_and_one_for_every_span():
     order = Sequential(10**9, 4096, rows=96, spans=8)
     assert int(order.starts(numbers(96, 97))[0]) == 96 * 4096 + 8 == 393_224
+
+
+def test_spans_of_unequal_rows_come_one_after_the_other_again_and_again():
+    order = Sequential(10_000, 8, rows=6, spans=[2, 1])  # one step is read as 2, 1, 2 and 1 rows
+    assert order.starts(numbers(7)).tolist() == [0, 8, 17, 26, 34, 43, 52]
+    equal = Sequential(10_000, 8, rows=6, spans=[3])
+    assert equal.starts(numbers(99)).tolist() == Sequential(10_000, 8, rows=6, spans=2).starts(numbers(99)).tolist()
 
 
 def test_the_stream_begins_again_behind_its_end():
@@ -480,3 +487,12 @@ def test_a_reader_that_met_an_error_can_be_closed(split, reader_of, reading):
     reader = reader_of(Broken(split, end=0), Straight())
     reader.close()
     assert not reading()
+
+
+@given(st.integers(6, 300), st.one_of(st.integers(1, 3), st.lists(st.integers(1, 4), min_size=1, max_size=3)), st.integers(1, 3))
+def test_the_rows_of_some_epochs_are_those_whose_targets_lie_in_them(tokens, spans, epochs):
+    order = Sequential(tokens, 5, 6, spans)
+    rows = order.rows_in(epochs)
+    places = order._place(np.arange(rows + 1, dtype=np.uint64))
+    assert all(place + 6 <= epochs * tokens for place in places[:rows])
+    assert places[rows] + 6 > epochs * tokens

@@ -241,8 +241,8 @@ def test_another_json_file_is_no_dataset(folder, content):
 
 
 def test_a_newer_version_asks_for_an_upgrade(folder):
-    edit(folder, lambda record: record.update(version=2))
-    with pytest.raises(DataError, match=r"has version 2 and this ingot reads up to 1; upgrade ingot"):
+    edit(folder, lambda record: record.update(version=3))
+    with pytest.raises(DataError, match=r"has version 3 and this ingot reads up to 2; upgrade ingot"):
         Dataset.open(folder)
 
 

@@ -50,7 +50,7 @@ def test_a_token_has_its_place_in_a_file(files):
 
 def test_wide_ids_are_read_by_a_wide_stream_and_refused_by_a_narrow_one():
     wide = np.array([1, 70_000, 3], np.uint32)
-    found = TokenStream([Path("a")], [3], lambda path: wide, dtype=np.uint32)
+    found = TokenStream([Path("a")], [3], lambda path: wide, dtype=np.dtype(np.uint32))
     assert found.read(0, 3).tolist() == [1, 70_000, 3] and found.slice(1, 3)[0].dtype == np.uint32
     narrow = TokenStream([Path("a")], [3], lambda path: wide)
     assert narrow.read(2, 3).tolist() == [3]

@@ -217,14 +217,18 @@ def test_half_a_surrogate_pair_is_refused():
             encode("a\ud800")
 
 
-def test_sixty_five_thousand_ids_fit_and_one_more_does_not():
+def test_sixty_five_thousand_ids_have_16_bits_and_more_have_32():
     words = {f"word{i}": i for i in range(65_536)}
     model = {"type": "WordLevel", "vocab": words, "unk_token": "word0"}
     config = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "decoder": None, "model": model}
-    assert toy_hf(config).encode("word65535").tolist() == [65_535]
+    narrow = toy_hf(config)
+    assert (narrow.encode("word65535").tolist(), narrow.encode("word65535").dtype) == ([65_535], np.uint16)
     words["more"] = 65_536
-    with pytest.raises(DataError, match=r"a vocabulary of 65,537 ids; shards hold 16 bits .* 1 to 65,536"):
-        toy_hf(config)
+    wide = toy_hf(config)
+    assert (wide.encode("more word1").tolist(), wide.encode("more").dtype) == ([65_536, 1], np.uint32)
+    ids, counts = wide.encode_batch([b"more", b"word2 more"])
+    assert (ids.tolist(), counts.tolist(), ids.dtype) == ([65_536, 2, 65_536], [1, 2], np.uint32)
+    assert wide.decode(ids[1:]) == "word2 more"
 
 
 @pytest.mark.parametrize("contents", [b"", b"{}", b"[]", b"\xff", b'{"model": 3}', b"null", json.dumps(LLAMA.spec()).encode()])

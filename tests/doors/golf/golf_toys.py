@@ -1,16 +1,18 @@
-"""Toy shards, a toy tokenizer, and train_gpt.py run on them: in this process, which takes half a second, or in its own."""
+"""Toy shards, a toy tokenizer, and train_gpt.py, or its twin for Macs, run on them: here in half a second, or by itself."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -18,6 +20,7 @@ import torch
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.doors.golf.main import main
+from ingot.doors.golf.mlx.translate import VARIABLES
 from ingot.doors.golf.variables import NAMES, RANKS
 
 ROOT = Path(__file__).parents[3]
@@ -49,6 +52,13 @@ def make_toys(folder: Path) -> None:
     parts = {"val_000000": ids[:1332], "train_000000": ids[1332:4332], "train_000001": ids[4332:7332]}
     for name, tokens in parts.items():
         (folder / f"data/datasets/toy/fineweb_{name}.bin").write_bytes(shard(tokens))
+
+
+def manifest(data: Path, tokenizer: str = "toy.model", **stats: Any) -> None:
+    """Write the manifest of a data folder, as the challenge's exporter does."""
+    sets = [{"name": data.name, "tokenizer_name": "sp_bpe_274", "stats": stats}]
+    tokenizers = [{"name": "sp_bpe_274", "model_path": f"tokenizers/{tokenizer}"}]
+    (data.parent.parent / "manifest.json").write_text(json.dumps({"datasets": sets, "tokenizers": tokenizers}))
 
 
 def variables(toys: Path, **given: str) -> dict[str, str]:
@@ -92,9 +102,9 @@ class Ran:
         return found[1]
 
 
-def run_here(toys: Path, *arguments: str, **given: str) -> Ran:
-    """Run train_gpt.py in this process and in the folder that it works in."""
-    environment = {name: value for name, value in os.environ.items() if name not in (*NAMES, *RANKS)}
+def run_here(toys: Path, *arguments: str, main: Callable[..., int] = main, **given: str) -> Ran:
+    """Run train_gpt.py, or what another `main` is, in this process and in the folder that it works in."""
+    environment = {name: value for name, value in os.environ.items() if name not in (*NAMES, *VARIABLES, *RANKS)}
     out, err, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
     torch.set_num_threads(1)  # toys are too small for two, which only wait for each other where a machine is busy
     try:
@@ -112,12 +122,12 @@ def run_here(toys: Path, *arguments: str, **given: str) -> Ran:
 class Golf:
     """Runs train_gpt.py on the toys, in the folder that is worked in."""
 
-    def __init__(self, toys: Path) -> None:
-        self.toys = toys
+    def __init__(self, toys: Path, script: str = "train_gpt.py", main: Callable[[], int] = main) -> None:
+        self.toys, self.script, self.main = toys, script, main
 
     def __call__(self, code: int = 0, **given: str) -> Ran:
         """Run in this process and insist on the exit code."""
-        ran = run_here(self.toys, **given)
+        ran = run_here(self.toys, main=self.main, **given)
         assert ran.code == code, ran.err + ran.out
         return ran
 
@@ -125,17 +135,17 @@ class Golf:
         """The one line on stderr that a mistake is."""
         ran = self(code, **given)
         (line,) = ran.err.splitlines()
-        assert line.startswith("train_gpt.py: error: "), line
-        return line.removeprefix("train_gpt.py: error: ")
+        assert line.startswith(f"{self.script}: error: "), line
+        return line.removeprefix(f"{self.script}: error: ")
 
     def program(self, *before: str, **given: str) -> Ran:
         """Run the script as users do, `before` it for example torchrun."""
         ended = subprocess.run(
-            [sys.executable, *before, str(ROOT / "train_gpt.py")], env=self.environment(**given), capture_output=True, text=True
+            [sys.executable, *before, str(ROOT / self.script)], env=self.environment(**given), capture_output=True, text=True
         )
         return Ran(ended.returncode, ended.stdout, ended.stderr)
 
     def environment(self, **given: str) -> dict[str, str]:
         """What a process of its own finds in its environment."""
-        inherited = {name: value for name, value in os.environ.items() if name not in (*NAMES, *RANKS)}
+        inherited = {name: value for name, value in os.environ.items() if name not in (*NAMES, *VARIABLES, *RANKS)}
         return inherited | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables(self.toys, **given)

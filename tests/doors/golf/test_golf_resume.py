@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
-from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
@@ -22,22 +20,6 @@ from ingot.doors.golf.variables import read_variables
 from ingot.optim.schedules import learning_rate_scale
 
 LONG = {"ITERATIONS": "14", "WARMDOWN_ITERS": "8", "VAL_LOSS_EVERY": "6", "WARMUP_STEPS": "1", "TRAIN_LOG_EVERY": "1"}
-
-
-@pytest.fixture
-def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """SIGTERM, as a scheduler sends it, at the line of the log that begins as the variable STOP_AT says."""
-    write = RunLog.line
-
-    def line(run_log: RunLog, text: str, console: bool = True) -> None:
-        write(run_log, text, console)
-        if "STOP_AT" in os.environ and text.startswith(os.environ["STOP_AT"]):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(RunLog, "line", line)
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # should it come too late, the tests go on
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")

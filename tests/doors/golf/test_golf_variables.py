@@ -99,7 +99,7 @@ def test_what_differs_from_the_baseline_is_told_without_what_belongs_to_one_run(
     ],
 )
 def test_a_variable_that_looks_like_one_of_ours_is_named_with_it(name: str, meant: str) -> None:
-    assert look_alikes({name: "1", "SEED": "1"}) == [f"{name} has no effect; did you mean {meant}?"]
+    assert look_alikes({name: "1", "SEED": "1"}) == [f"{name}=1 has no effect; did you mean {meant}?"]
 
 
 def test_variables_of_records_are_named_as_such_and_everybody_elses_are_not_mentioned() -> None:
@@ -113,7 +113,7 @@ def test_variables_of_records_are_named_as_such_and_everybody_elses_are_not_ment
 
 def test_a_look_alike_is_warned_about_on_stderr_and_the_run_goes_on(golf: Golf) -> None:
     ran = golf(ITERATIONS="1", MATRIX_RL="0.1")
-    assert ran.err == "train_gpt.py: warning: MATRIX_RL has no effect; did you mean MATRIX_LR?\n"
+    assert ran.err == "train_gpt.py: warning: MATRIX_RL=0.1 has no effect; did you mean MATRIX_LR?\n"
     assert ran.value("matrix_lr") == "0.04"
 
 

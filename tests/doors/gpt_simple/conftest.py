@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from original import SITE, make_data, run_original, write_config
+from door import Door
+from original import LOOK, PHASES, SITE, TheirRun, make_data, run_original, write_config, write_tokenizers
 from programs import once
+
+from ingot.doors.gpt_simple.main import main
 
 Original = Callable[..., list[Any]]
 
@@ -37,38 +41,59 @@ def gpts(gpts_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path
 
 
-# What the original computes with the weights of its last checkpoint, for a text and for ids.
-LOOK = """
-import torch
-from gpt_simple import load_for_inference, generate
-model, tokenizer, config = load_for_inference("out", device="cpu")
-ids = torch.arange(24).reshape(2, 12) * 7
-with torch.no_grad():
-    said.append({"logits": model(ids)[0].tolist()})
-said.append({"texts": generate(model, tokenizer, ["00001 ab", "00002"], max_new_tokens=12, do_sample=False)})
-"""
-
-
 @pytest.fixture(scope="session")
-def their_run(original: Original, gpts_data: Path, shared: Path) -> Path:
-    """A folder of which out/ is a run of the original, 12 steps of 40, and said.json what it computes with it."""
+def their_run(original: Original, gpts_data: Path, shared: Path) -> TheirRun:
+    """Twelve steps of the original, made once; tests only look at it."""
 
     def make() -> None:
-        import json
-
         folder = shared / "their-run"
         folder.mkdir()
         for name in ("tok", "data"):
             (folder / name).symlink_to(gpts_data / name)
-        write_config(folder / "config.yaml", training={"max_steps": 12})
-        commands: Sequence[Sequence[str] | str] = [["train", "--config", "config.yaml", "--skip-runtime-probe"], LOOK]
-        (folder / "said.json").write_text(json.dumps(original(commands, folder)))
+        write_config(folder / "config.yaml", data={"curriculum": PHASES, "allow_budget_mismatch": True})
+        write_tokenizers(folder)
+        train = ["train", "--config", "config.yaml", "--skip-runtime-probe"]
+        (folder / "said.json").write_text(json.dumps(original([train, LOOK], folder)))
 
-    return once(shared / "their-run", make)
+    folder = once(shared / "their-run", make)
+    trained, *said = json.loads((folder / "said.json").read_text())
+    assert trained["code"] == 0, trained["out"]
+    return TheirRun(folder, *said)
 
 
 @pytest.fixture
-def their_copy(their_run: Path, gpts: Path) -> Path:
-    """A folder to work in with a copy of the original's run in out/."""
-    shutil.copytree(their_run / "out", gpts / "out")
+def their_copy(their_run: TheirRun, gpts: Path) -> Path:
+    """A folder to work in with a copy of the original's run in out/, and its config.yaml."""
+    shutil.copy(their_run.folder / "config.yaml", gpts)
+    shutil.copytree(their_run.folder / "out", gpts / "out")
     return gpts
+
+
+@pytest.fixture(scope="session")
+def our_run(gpts_data: Path, shared: Path) -> Path:
+    """A run of twelve steps by `gpt-simple train` of ours in out/, made once; tests only look at it."""
+
+    def make() -> None:
+        folder = shared / "our-run"
+        folder.mkdir()
+        data = {"path": str(gpts_data / "data"), "tokenizer": str(gpts_data / "tok")}
+        training = {"output_dir": str(folder / "out"), "logging_steps": 3}
+        config = write_config(folder / "config.yaml", data=data, training=training)
+        assert main(["-q", "train", "--config", str(config)]) == 0
+
+    return once(shared / "our-run", make)
+
+
+@pytest.fixture
+def our_copy(our_run: Path, gpts: Path) -> Path:
+    """A folder to work in with a copy of our run in out/, and its config.yaml."""
+    shutil.copytree(our_run / "out", gpts / "out")
+    write_config(gpts / "config.yaml")
+    return gpts
+
+
+@pytest.fixture
+def door(gpts: Path, capfd: pytest.CaptureFixture[str]) -> Door:
+    """`gpt-simple`, in a folder with tok/, data/ and config.yaml."""
+    write_config(gpts / "config.yaml")
+    return Door(capfd)

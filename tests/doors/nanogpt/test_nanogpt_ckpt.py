@@ -4,15 +4,17 @@ import errno
 import pickle
 import re
 from argparse import Namespace
+from dataclasses import asdict
 
 import pytest
 import torch
 from foreign import ARGUMENTS, CONFIG, Foreign, groups, names
 
-from ingot.backends.torch.state import load_model, model_records, optimizer_records, tensor
+from ingot.backends.torch.state import load_model, model_records, optimizer_tensors, record, tensor
 from ingot.config.schema import OptimizerSection
 from ingot.data.tokenizers import ByteTokenizer
-from ingot.doors.nanogpt.checkpoint import model_args, read_ckpt, write_ckpt
+from ingot.doors.nanogpt.checkpoint import read_ckpt, write_ckpt
+from ingot.doors.nanogpt.translate import args_of
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.registry import build
 from ingot.optim.groups import make_optimizers
@@ -40,7 +42,7 @@ def ours(tmp_path_factory):
     for _ in range(2):
         model(torch.randint(260, (2, 12)), torch.randint(260, (2, 12))).backward()
         optimizers[0].step()
-    memory = optimizer_records(optimizers, {p: name for name, p in model.named_parameters()})
+    memory = [record(n, t) for n, t in optimizer_tensors(optimizers, {p: name for name, p in model.named_parameters()})]
     progress = {"config": {"model": MODEL | {"vocab_size": None}}, "tokenizer": ByteTokenizer().spec(), "val_loss": 3.25}
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     folder.mkdir()
@@ -64,7 +66,7 @@ def test_a_checkpoint_of_nanogpt_is_read_with_and_without_the_compiler_s_prefix(
     found = read_ckpt(foreign.save(tmp_path / "ckpt.pt", prefix))
     same(values(found.weights), {name: p.detach() for name, p in foreign.parameters.items()})
     same(values(found.optimizer), foreign.memory())
-    assert (found.iter_num, found.best_val_loss, model_args(found.settings)) == (3, 2.5, foreign.args)
+    assert (found.iter_num, found.best_val_loss, asdict(args_of(found.settings))) == (3, 2.5, foreign.args)
     assert found.config == {**CONFIG, "bias": foreign.args["bias"]}
     assert (found.settings["gelu"], found.checkpoint, found.tokenizer) == ("erf", None, None)
     assert found.missing == ("the order of the data", "the random numbers")
@@ -112,7 +114,7 @@ def test_weights_are_read_without_the_optimizer_and_what_is_missing_is_said(tmp_
 def test_a_file_without_config_and_with_few_arguments_is_read(tmp_path, foreign):
     few = {name: foreign.args[name] for name in ("n_layer", "n_head")}
     found = read_ckpt(foreign.save(tmp_path / "ckpt.pt", model_args=few, config=None, best_val_loss=1e9))
-    assert (model_args(found.settings), found.config, found.best_val_loss) == (foreign.args, {}, None)
+    assert (asdict(args_of(found.settings)), found.config, found.best_val_loss) == (foreign.args, {}, None)
 
 
 def test_what_is_written_has_nanogpt_s_keys_and_types_and_one_more(tmp_path, ours):

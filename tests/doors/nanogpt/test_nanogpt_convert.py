@@ -6,13 +6,13 @@ import typer
 from foreign import ARGUMENTS, CONFIG, Foreign
 from typer.testing import CliRunner
 
-from ingot import api
 from ingot.artifact.container import read_artifact
 from ingot.doors.cli import export, generate, imports
 from ingot.doors.nanogpt.checkpoint import read_ckpt
 from ingot.doors.nanogpt.keys import TRAIN
+from ingot.doors.python import train
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.finding import find_checkpoint
 
 torch.set_num_threads(1)
 
@@ -30,7 +30,7 @@ def call():
 def reference(prepared, tmp_path_factory):
     """A run that this door did not train."""
     run = tmp_path_factory.mktemp("run")
-    api.train(
+    train(
         model={"family": "gpt2", "layers": 2, "heads": 2, "width": 16},
         data={"path": str(prepared / "data/words"), "seq_len": 16},
         training={"max_steps": 3, "tokens_per_step": 64, "output_dir": str(run), "device": "cpu"},

@@ -15,7 +15,7 @@ from ingot.backends.torch.state import model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.doors.nanogpt.sample import main, start_ids, text_of
 from ingot.model.registry import build
-from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.finding import find_checkpoint
 
 torch.set_num_threads(1)
 

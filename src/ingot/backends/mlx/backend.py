@@ -16,7 +16,7 @@ import numpy as np
 
 from ingot.backends.base import State, StepPlan, StepResult
 from ingot.backends.mlx.build import build
-from ingot.backends.mlx.device import check_one_rank, on_metal
+from ingot.backends.mlx.device import check_one_rank, find_mlx_device, on_metal
 from ingot.backends.mlx.inference import MLXInference
 from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.optimizers import Memory, adamw, members, muon
@@ -59,7 +59,7 @@ class MLXBackend(MLXInference):
         t, o = config.training, config.optimizer
         check_one_rank(ranks)
         model, weights = build(config, vocab_size)
-        super().__init__(model, weights, vocab_size, "fp32" if t.precision == "auto" else t.precision, ranks)
+        super().__init__(model, weights, vocab_size, find_mlx_device().precision(t.precision), ranks)
         self._optimizer, self._seed, self._asked_micro_batch = o, t.seed, t.micro_batch
         self._groups = members(o, model, weights)
         self._trained = [name for _, names in self._groups for name in names]
@@ -69,6 +69,7 @@ class MLXBackend(MLXInference):
             self._begin_average()
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(t.gradient_checkpointing))
+        self._eager = t.eager
         self._compile = on_metal() if t.compile == "auto" else t.compile  # on a CPU every kernel is a call of g++
         both: Callable[..., Any] = mx.value_and_grad(self._loss)
         self._value_and_grad = mx.compile(both) if self._compile else both
@@ -127,7 +128,8 @@ class MLXBackend(MLXInference):
             loss, grads = self._value_and_grad(trained, others, keys, *self._upload(batch[start : start + rows]))
             total = total + loss / targets
             sums = {name: held + grads[name] / targets for name, held in sums.items()}
-            mx.eval(total, sums)  # or all micro-batches would be held at once
+            if self._eager:
+                mx.eval(total, sums)  # or all micro-batches would be held at once
         return total, sums
 
     def _update(self, grads: Weights, plan: StepPlan) -> None:
@@ -157,11 +159,12 @@ class MLXBackend(MLXInference):
         if self._average is not None:
             self._begin_average()
 
-    def state(self) -> State:
+    def snapshot(self) -> Callable[[], State]:
         """Copies of the weights, of the optimizer's state and of the average of the weights."""
         memory = [record(f"{name}/{key}", value) for name, kept in self._memory.items() for key, value in kept.items()]
         average = {"ema": records(self._average)} if self._average is not None else {}
-        return {"model": records(self._weights), "optimizer": memory, **average}
+        state = {"model": records(self._weights), "optimizer": memory, **average}
+        return lambda: state
 
     @contextmanager
     def without_trace(self) -> Iterator[None]:

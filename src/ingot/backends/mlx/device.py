@@ -16,8 +16,9 @@ VERSION = metadata.version("mlx")
 
 def find_mlx_device() -> Device:
     """The one device that MLX has here."""
-    where = mx.device_info().get("device_name", "CPU") if on_metal() else "CPU"
-    return Device("mlx", 0, f"mlx {VERSION}, {where}", None, ("fp32", "bf16"))
+    if on_metal():
+        return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
+    return Device("mlx", 0, f"mlx {VERSION}, CPU", None, ("fp32", "bf16"))
 
 
 def on_metal() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ingot.backends.torch.state import record, tensor
+from ingot.backends.torch.state import Named, tensor
 from ingot.runtime.tensors import TensorRecord
 
 
@@ -40,12 +40,12 @@ class WeightAverage:
             torch._foreach_copy_(list(self._weights), self._kept)
             self._kept = []
 
-    def records(self) -> list[TensorRecord]:
-        """A copy of the average, by parameter name."""
-        return [record(name, average) for name, average in zip(self._names, self._average, strict=True)]
+    def tensors(self) -> Named:
+        """The average, by parameter name."""
+        return zip(self._names, self._average, strict=True)
 
     @torch.no_grad()
     def load(self, records: Mapping[str, TensorRecord]) -> None:
-        """Put back what `records` returned; without any, the average begins with the weights as they are."""
+        """Put back what `tensors` named; without any, the average begins with the weights as they are."""
         for name, average, p in zip(self._names, self._average, self._weights, strict=True):
             average.copy_(tensor(records[name]) if name in records else p)

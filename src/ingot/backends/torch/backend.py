@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,15 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
 from ingot.backends.torch.average import WeightAverage
-from ingot.backends.torch.build import build_model, check_fused_mask, checkpoint_blocks, flops_per_token, set_numbers
+from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.collectives import peers_present
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference, group_of
 from ingot.backends.torch.own_model import check_own_model
-from ingot.backends.torch.parallel import compiled, compiles, replicated, without_sync
+from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
-from ingot.backends.torch.state import load_model, load_optimizers, model_records, optimizer_records
+from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
@@ -53,8 +54,6 @@ class TorchBackend(TorchInference):
         precision = device.precision(t.precision)
         if t.deterministic:
             choose_no_kernel_by_speed()
-        if device.kind == "cuda" and config.data.document_mask and not own_model:
-            check_fused_mask(config)
         self._group = group_of(group, ranks, device)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
@@ -73,10 +72,11 @@ class TorchBackend(TorchInference):
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._compile = compiles(config, device.kind == "cuda")
+        self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
         if t.gradient_checkpointing:
             checkpoint_blocks(model, int(t.gradient_checkpointing))
         nested = bool(t.gradient_checkpointing) or config.data.document_mask
-        module = compiled(model, nested, max(1, len(t.stages))) if self._compile else model
+        module = compiled(model, nested, max(1, len(t.stages)), self._python_reducer) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
@@ -198,7 +198,8 @@ class TorchBackend(TorchInference):
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")
                 weighted: Any = loss.float() * weight
                 # Replicas are averaged, so each rank's part counts world_size times.
-                (weighted * self._scale.value * self.ranks.world_size).backward()
+                with compiled_backward(self._python_reducer):
+                    (weighted * self._scale.value * self.ranks.world_size).backward()
             share += weighted.detach()
         return self._group.sum_tensor(share)
 
@@ -228,22 +229,22 @@ class TorchBackend(TorchInference):
         for p in self.model.parameters():
             p.grad = None
 
-    def state(self) -> State:
-        """Copies of the weights, of the optimizer's state and of the average of the weights, on the rank that writes."""
-        return self._replica() if self.ranks.first else {}
+    def snapshot(self) -> Callable[[], State]:
+        """The weights, the optimizer's state and the average of the weights as they are now, on the rank that writes."""
+        return self._replica() if self.ranks.first else dict
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
         """Steps that are undone when the block ends."""
-        before = {file: {record.name: record for record in records} for file, records in self._replica().items()}
+        before = {file: {record.name: record for record in records} for file, records in self._replica()().items()}
         yield
         self.load(before)
 
-    def _replica(self) -> State:
+    def _replica(self) -> Callable[[], State]:
         self._show(average=False)
-        memory = optimizer_records(self.optimizers, self._names) + self._scale.records()
-        average = {"ema": self._average.records()} if self._average is not None else {}
-        return {"model": model_records(self.model), "optimizer": memory, **average}
+        memory = chain(optimizer_tensors(self.optimizers, self._names), self._scale.tensors())
+        average = {"ema": self._average.tensors()} if self._average is not None else {}
+        return snapshot({"model": model_tensors(self.model), "optimizer": memory, **average}, self._device)
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put a state back."""

@@ -16,8 +16,6 @@ from ingot.errors import ConfigError, Setting
 from ingot.model.registry import build
 from ingot.optim.groups import facing_vocabulary
 
-FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
-
 
 def build_model(config: Config, vocab_size: int) -> nn.Module:
     """The model of a config with initial weights that depend on training.seed alone."""
@@ -66,18 +64,6 @@ def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> N
         change(**numbers)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: the model's `set` does not take {dict(numbers)}: {error}") from error
-
-
-def check_fused_mask(config: Config) -> None:
-    """Refuse a model for which the GPU's kernel of document masks does not exist."""
-    m = config.model
-    if getattr(m, "dropout", 0.0):
-        raise ConfigError("data.document_mask knows no dropout on a GPU; set model.dropout=0")
-    if (size := m.width // m.heads) < FUSED_HEAD_SIZE:
-        raise ConfigError(
-            f"data.document_mask needs heads of at least {FUSED_HEAD_SIZE} numbers on a GPU, and model.width={m.width} over "
-            f"model.heads={m.heads} leaves {size}; take fewer heads or a larger model.width"
-        )
 
 
 def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:

@@ -19,7 +19,7 @@ from ingot.backends.torch.state import check_fits, load_model, model_records
 from ingot.config.schema import Config
 from ingot.errors import DataError
 from ingot.generate.sampling import Sampling
-from ingot.generate.torch.decode import generate
+from ingot.generate.torch.batch import continue_prompts
 from ingot.generate.torch.reading import OURS
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
@@ -80,13 +80,7 @@ class TorchInference:
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token."""
         self._show(average=True)
-        lengths = [len(prompt) for prompt in prompts]
-        start = torch.tensor([prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts], device=self._device)
-        try:
-            for tokens in generate(self.model, start, sampling, self.vocab_size, record=self.records_steps, lengths=lengths):
-                yield tokens.tolist()
-        except torch.OutOfMemoryError:
-            raise MemoryError(f"the GPU's memory does not hold {len(prompts)} texts at once") from None
+        return continue_prompts(self.model, prompts, sampling, self.vocab_size, self.records_steps)
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of, on the rank that writes."""

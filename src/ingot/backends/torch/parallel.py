@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch.nn.parallel import DistributedDataParallel
 
 from ingot.config.schema import Config
@@ -31,11 +32,12 @@ def compiles(config: Config, on_cuda: bool) -> bool:
     return t.compile is True
 
 
-def compiled(model: nn.Module, nested: bool, stages: int) -> nn.Module:
+def compiled(model: nn.Module, nested: bool, stages: int, python_reducer: bool = False) -> nn.Module:
     """A model compiled, for every shape anew; `nested` where parts of it are graphs themselves."""
     # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
-    # (masked attention, recomputed blocks) do not survive it.
-    torch._dynamo.config.optimize_ddp = not nested
+    # (masked attention, recomputed blocks) do not survive it. Its reducer in Python needs no split: the graph of the backward
+    # pass has the sending in it.
+    torch._dynamo.config.optimize_ddp = "python_reducer" if python_reducer else not nested
     # One graph for all shapes would be slower than a graph for each; past its limit dynamo would compile no more of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
     return torch.compile(model, dynamic=False)  # type: ignore[return-value]
@@ -51,6 +53,11 @@ def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unuse
         gradient_as_bucket_view=True,
         find_unused_parameters=some_unused,
     )
+
+
+def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
+    """Backward passes as one graph, with what the reducer in Python sends in between; as they are where it is not used."""
+    return compiled_autograd._enable(torch.compile) if used else contextlib.nullcontext()  # type: ignore[no-untyped-call]
 
 
 def without_sync(module: nn.Module) -> contextlib.AbstractContextManager[Any]:

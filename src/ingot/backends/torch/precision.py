@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ingot.backends.torch.state import record, tensor
+from ingot.backends.torch.state import Named, tensor
 from ingot.runtime.tensors import TensorRecord
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -72,12 +72,12 @@ class LossScale:
         if self.used:
             torch._amp_update_scale_(self.value, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
 
-    def records(self) -> list[TensorRecord]:
+    def tensors(self) -> Named:
         """What a checkpoint keeps of it."""
-        return [record("scaler/scale", self.value), record("scaler/good_steps", self._good_steps)] if self.used else []
+        return [("scaler/scale", self.value), ("scaler/good_steps", self._good_steps)] if self.used else []
 
     def take(self, memory: dict[str, TensorRecord]) -> None:
-        """Put back what `records` returned, and take it out of the optimizer's memory."""
+        """Put back what `tensors` named, and take it out of the optimizer's memory."""
         scale, good_steps = memory.pop("scaler/scale", None), memory.pop("scaler/good_steps", None)
         if self.used and scale is not None and good_steps is not None:
             self.value.copy_(tensor(scale))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ingot.backends.base import State
 from ingot.errors import CheckpointError
 from ingot.runtime.tensors import TensorRecord
 
@@ -16,6 +18,9 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ROOM = 1.1  # of the memory that a copy on the device takes: the allocator rounds up
+
+Named = Iterable[tuple[str, Tensor]]
 
 
 def record(name: str, tensor: Tensor) -> TensorRecord:
@@ -27,21 +32,54 @@ def record(name: str, tensor: Tensor) -> TensorRecord:
 
 def tensor(source: TensorRecord) -> Tensor:
     """A tensor on the host with a record's contents."""
-    buffer = bytearray(source.data)
-    if not buffer:
-        return torch.empty(source.shape, dtype=DTYPES[source.dtype])
-    return torch.frombuffer(buffer, dtype=DTYPES[source.dtype]).reshape(source.shape)
+    found = torch.empty(source.shape, dtype=DTYPES[source.dtype])
+    # By numpy, which lets other threads run meanwhile: the loop does not wait while a thread writes another program's files.
+    if found.numel():
+        found.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(source.data, np.uint8)
+    return found
 
 
-def model_records(model: nn.Module) -> list[TensorRecord]:
+@torch.no_grad()
+def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
+    """The tensors as they are now; what is returned brings them to the host, in whichever thread it is called.
+
+    A GPU copies its memory to itself a hundred times faster than to the host, so where it has room for that the loop goes on at
+    once and the way to the host is another thread's. Elsewhere the tensors are copied to the host now.
+    """
+    named = {file: list(tensors) for file, tensors in files.items()}
+    if device.type != "cuda" or not _has_room(sum(t.nbytes for tensors in named.values() for _, t in tensors), device):
+        records = {file: [record(name, t) for name, t in tensors] for file, tensors in named.items()}
+        return lambda: records
+    held = {file: [(name, t.detach().clone()) for name, t in tensors] for file, tensors in named.items()}
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(device))
+
+    def bring() -> State:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_event(copied)
+        with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
+            return {file: [record(name, t) for name, t in tensors] for file, tensors in held.items()}
+
+    return bring
+
+
+def _has_room(size: int, device: torch.device) -> bool:
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return ROOM * size < torch.cuda.mem_get_info(device)[0] + idle
+
+
+def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and saved buffer of a model; a tied tensor appears under its first name."""
     seen: set[int] = set()
-    records = []
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in seen:
             seen.add(id(value))
-            records.append(record(name, value))
-    return records
+            yield name, value
+
+
+def model_records(model: nn.Module) -> list[TensorRecord]:
+    """Copies of a model's tensors on the host."""
+    return [record(name, value) for name, value in model_tensors(model)]
 
 
 @torch.no_grad()
@@ -72,9 +110,13 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
     return pairs
 
 
-def optimizer_records(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]) -> list[TensorRecord]:
+def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Any, str]) -> Iterator[tuple[str, Tensor]]:
     """The state of every parameter in its optimizer, as `parameter/key`."""
-    return [record(f"{names[p]}/{key}", value) for p, key, value in _entries(optimizers) if isinstance(value, Tensor)]
+    for optimizer in optimizers:
+        for p, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"{names[p]}/{key}", value
 
 
 def load_optimizers(
@@ -92,10 +134,3 @@ def load_optimizers(
                 entries = by_parameter.get(names[p], {})
                 if entries:
                     optimizer.state[p] = {key: value.to(p.device) for key, value in entries.items()}
-
-
-def _entries(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[tuple[Any, str, object]]:
-    for optimizer in optimizers:
-        for p, state in optimizer.state.items():
-            for key, value in state.items():
-                yield p, key, value

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ingot.data.store.shards import ShardWriter
 from ingot.data.store.stream import CHUNK_TOKENS, TokenStream
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.base import OUTSIDE
+from ingot.data.tokenizers.base import NARROW, OUTSIDE, IdArray, id_type
 from ingot.errors import DataError
 
-Ids = NDArray[np.uint16]
+Ids = IdArray
 Document = list[Ids]
 
 
@@ -43,10 +43,15 @@ class TokenSource(ABC):
     about: str
     tokenizer: Tokenizer | None = None
     tokens: dict[str, int]  # of each split, as stored
+    wide: bool = False  # whether its ids have 32 bits
 
     @abstractmethod
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
         """The documents of a split in order."""
+
+    def buckets(self, split: str, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
+        """The documents of a split by bucket, in order; one without a name where there are no buckets."""
+        yield None, self.documents(split, marks)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:  # noqa: B027 (most formats say nothing)
         """Refuse a tokenizer that the data itself says is not its own."""
@@ -128,6 +133,8 @@ class PlainWriter:
 
     def append(self, tokens: Ids) -> None:
         """Adds tokens at the end."""
+        if self._dtype == "<u2" and (largest := int(tokens.max(initial=0))) >= NARROW:
+            raise DataError(f"token {largest:,} does not fit {self.path.name}, whose ids have 16 bits; choose another format")
         self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
         self.tokens += len(tokens)
 
@@ -157,6 +164,9 @@ class TokenWriter(ABC):
     def bytes(self) -> int | None:
         """The bytes of text they stand for, where a tokenizer tells."""
         return sum(file.bytes for file in self.files) if self.counter else None
+
+    def begin_bucket(self, name: str) -> None:  # noqa: B027 (most formats have none)
+        """The documents that follow are of this bucket."""
 
     @abstractmethod
     def add(self, document: Document) -> None:
@@ -209,6 +219,11 @@ class StreamWriter(TokenWriter):
 
 def with_marks(document: Document, marks: Marks) -> Document:
     """A document between its marks; small parts become one, which is faster than one by one."""
-    before, behind = ([] if mark is None else [np.array([mark], np.uint16)] for mark in (marks.bos, marks.eos))
+    before, behind = ([] if mark is None else [one_token(mark)] for mark in (marks.bos, marks.eos))
     parts = [*before, *document, *behind]
     return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts
+
+
+def one_token(token: int) -> Ids:
+    """An array of one id."""
+    return np.array([token], id_type(token + 1))

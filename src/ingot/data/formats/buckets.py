@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.formats.foreign import TOKENIZER, both_ends, check_tokens
+from ingot.data.formats.foreign import NoTokenizer, both_ends, check_tokens
 from ingot.data.formats.gpt_simple import Pair
 from ingot.data.store.dataset import (
-    SPLITS,
     BucketRecord,
     Dataset,
     Manifest,
@@ -24,8 +23,8 @@ from ingot.data.store.dataset import (
     SplitRecord,
     TokenizerRecord,
 )
+from ingot.data.text.buckets import find_buckets
 from ingot.data.tokenizers import digest, open_tokenizer
-from ingot.errors import DataError
 
 
 class IndexedSplit(Split):
@@ -33,7 +32,7 @@ class IndexedSplit(Split):
 
     def __init__(self, folder: Path, record: SplitRecord, pairs: Sequence[Pair], eos: int | None) -> None:
         maps = {pair.path: pair.stream for pair in pairs}
-        super().__init__(folder, record, lambda path: maps[path].shard(0), dtype=np.uint32)
+        super().__init__(folder, record, lambda path: maps[path].shard(0), dtype=np.dtype(np.uint32))
         self.eos, begins = eos, np.cumsum([0, *(pair.stream.tokens for pair in pairs)])
         starts = [pair.offsets[:-1] + begin for pair, begin in zip(pairs, begins[:-1], strict=True)]
         self._starts = np.concatenate([*starts, begins[-1:]]).astype(np.uint64)
@@ -46,32 +45,13 @@ class IndexedSplit(Split):
         return self._repeats if self._repeats.any() else None
 
 
-def find_buckets(folder: Path, suffixes: Sequence[str]) -> dict[str, dict[str, list[Path]]]:
-    """Of each split the buckets, and of each bucket its files with one of these endings, in order; {} where there are none.
-
-    A bucket to train on that has no validation files, or the other way round, is refused.
-    """
-    found: dict[str, dict[str, list[Path]]] = {}
-    for split in SPLITS:
-        for bucket in sorted(path for path in folder.glob(f"{split}/*") if path.is_dir()):
-            files = sorted(file for file in bucket.iterdir() if file.name.endswith(tuple(suffixes)) and file.is_file())
-            found.setdefault(split, {}).update({bucket.name: files} if files else {})
-    if not any(found.values()):
-        return {}
-    train, val = (found.get(split, {}) for split in SPLITS)
-    for name in train.keys() ^ val.keys():
-        has, lacks = ("train", "val") if name in train else ("val", "train")
-        raise DataError(f"{folder / has / name} has no counterpart {folder / lacks / name} with {suffixes[0]} files; add them")
-    return found
-
-
 def open_buckets(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dataset | None:
     """The data of a folder with buckets of .bin and .idx; None where there are none."""
-    found = find_buckets(folder, (".bin", ".idx"))
+    found = find_buckets(folder, lambda file: file.suffix in (".bin", ".idx"))
     if not found:
         return None
     if tokenizer is None:
-        raise DataError(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", TOKENIZER)
+        raise NoTokenizer(folder)
     pairs = {
         split: {
             name: [Pair(path) for path in sorted({file.with_suffix(".bin") for file in files})] for name, files in buckets.items()
@@ -94,6 +74,12 @@ def open_buckets(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dat
     return Dataset(folder, manifest, opened, splits)
 
 
+def bucket_of(name: str, pairs: Sequence[Pair]) -> BucketRecord:
+    """What some pairs hold; nobody recorded their text."""
+    windows, tokens = sum(len(pair.repeats) for pair in pairs), sum(pair.stream.tokens for pair in pairs)
+    return BucketRecord(name=name, documents=windows, tokens=tokens, bytes=0)
+
+
 def _record(folder: Path, buckets: dict[str, list[Pair]]) -> SplitRecord:
     shards = [
         ShardRecord.model_construct(
@@ -102,15 +88,7 @@ def _record(folder: Path, buckets: dict[str, list[Pair]]) -> SplitRecord:
         for pairs in buckets.values()
         for pair in pairs
     ]
-    told = [
-        BucketRecord(
-            name=name,
-            documents=sum(len(pair.repeats) for pair in pairs),
-            tokens=sum(pair.stream.tokens for pair in pairs),
-            bytes=0,
-        )
-        for name, pairs in buckets.items()
-    ]
+    told = [bucket_of(name, pairs) for name, pairs in buckets.items()]
     return SplitRecord.model_construct(
         documents=sum(one.documents for one in told),
         tokens=sum(one.tokens for one in told),

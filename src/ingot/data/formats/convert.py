@@ -20,7 +20,7 @@ import numpy as np
 
 from ingot.data import SHARD_TOKENS
 from ingot.data.formats.base import ByteCounter, Document, Marks, TokenSource, TokenWriter, with_marks
-from ingot.data.formats.gpt_simple import IndexedWriter, token_width
+from ingot.data.formats.gpt_simple import WIDE, IndexedWriter, token_width
 from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
 from ingot.data.formats.open import SOURCES
 from ingot.data.formats.shards import shard_writer
@@ -28,7 +28,8 @@ from ingot.data.store.dataset import SPLITS, SplitRecord
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SplitWriter, write_manifest
-from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
+from ingot.data.tokenizers.base import NARROW
 from ingot.data.tokenizers.matching import HEAD, round_trips
 from ingot.errors import ConfigError, DataError
 
@@ -96,9 +97,11 @@ def convert(
     if opened and source.tokenizer is None:
         _check_tokenizer(source, opened, reading)
     with staged(output, overwrite) as stage, ExitStack() as files:
-        make = partial(_writer, stage.folder, to, known, opened, layout, files, str(source.path))
+        make = partial(_writer, stage.folder, to, known, opened, layout, files, source)
         writers = {split: make(split) for split in SPLITS if split in source.tokens or to == "ingot"}
         _copy(source, writers, reading, progress)
+        if to in ("nanogpt", "shards") and len(names := bucket_names(source)) > 1:
+            log.warning("%s has no buckets, so %s are one now", to, ", ".join(names))
         if not writers.get("train") or not writers["train"].documents:
             raise DataError(f"{source.path} has nothing to train on: no training documents")
         if opened and to == "nanogpt":
@@ -116,6 +119,12 @@ def convert(
         )
     kind = opened.kind if opened else None
     return Summary(source.path, source.format, output, to, kind, counts, time.monotonic() - started)
+
+
+def bucket_names(source: TokenSource) -> list[str]:
+    """The buckets of some data, by name."""
+    named = {name for split in source.tokens for name, _ in source.buckets(split, Marks())}
+    return sorted(name for name in named if name is not None)
 
 
 def marks_of(tokenizer: Tokenizer) -> Marks:
@@ -142,6 +151,9 @@ class FolderWriter(TokenWriter):
     def bytes(self) -> int:
         return self._writer.bytes
 
+    def begin_bucket(self, name: str) -> None:
+        self._writer.begin_bucket(name)
+
     def add(self, document: Document) -> None:
         self._writer.add_document(map(self._check, with_marks(document, self.marks)))
         self.documents = self._writer.documents
@@ -155,8 +167,8 @@ def _check(source: TokenSource, output: Path, to: str, mark: int | None, layout:
         raise ConfigError(f"unknown format {to!r}; known are {', '.join(FORMATS)}")
     if source.format == to == "ingot":
         raise ConfigError(f"{source.path} is a prepared folder already")
-    if mark is not None and not 0 <= mark <= 0xFFFF:
-        raise ConfigError(f"--mark {mark} is not a token id; give 0 to 65,535")
+    if mark is not None and not 0 <= mark < MAX_VOCABULARY:
+        raise ConfigError(f"--mark {mark} is not a token id; give 0 to {MAX_VOCABULARY - 1:,}")
     if not 1 <= layout.shard_tokens <= MAX_TOKENS:
         raise ConfigError(f"--shard-tokens {layout.shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
     if layout.name is not None and not re.fullmatch(r"\w[\w.-]*", layout.name):
@@ -193,14 +205,22 @@ def _check_tokenizer(source: TokenSource, tokenizer: Tokenizer, marks: Marks) ->
 
 
 def _writer(
-    folder: Path, to: str, marks: Marks, tokenizer: Tokenizer | None, layout: Layout, files: ExitStack, source: str, split: str
+    folder: Path,
+    to: str,
+    marks: Marks,
+    tokenizer: Tokenizer | None,
+    layout: Layout,
+    files: ExitStack,
+    source: TokenSource,
+    split: str,
 ) -> TokenWriter:
-    counter = ByteCounter(tokenizer, source) if tokenizer else None
+    counter = ByteCounter(tokenizer, str(source.path)) if tokenizer else None
+    wide = tokenizer.vocab_size > NARROW if tokenizer else source.wide or (marks.eos or 0) >= NARROW
     name = layout.name or NAMES.get(to, "")
     if to == "nanogpt":
         return nanogpt_writer(folder, split, marks, counter, files)
     if to == "shards":
-        return shard_writer(folder, split, marks, counter, files, name, layout.shard_tokens)
+        return shard_writer(folder, split, marks, counter, files, name, layout.shard_tokens, wide)
     if to == "gpt-simple":
         return IndexedWriter(
             folder / split / name,
@@ -210,7 +230,7 @@ def _writer(
             limit=layout.shard_tokens,
             max_length=layout.max_length,
             overlap=layout.overlap,
-            width=token_width(tokenizer.vocab_size) if tokenizer else 2,
+            width=token_width(tokenizer.vocab_size) if tokenizer else WIDE if wide else 2,
         )
     assert tokenizer and counter
     return FolderWriter(folder, split, tokenizer, counter, layout.shard_tokens, files)
@@ -218,13 +238,17 @@ def _writer(
 
 def _copy(source: TokenSource, writers: dict[str, TokenWriter], marks: Marks, progress: Progress | None) -> None:
     done, told, total = 0, 0, sum(source.tokens.values())
+    apart = bucket_names(source) != [NAMES["gpt-simple"]]  # which is what data without buckets is called there
     for split, writer in writers.items():
-        for document in source.documents(split, marks) if split in source.tokens else ():
-            writer.add(document)
-            done += sum(map(len, document))
-            if progress and done - told >= PROGRESS_TOKENS:
-                told = done
-                progress(2 * done, 2 * total)
+        for bucket, documents in source.buckets(split, marks) if split in source.tokens else ():
+            if bucket is not None and apart:
+                writer.begin_bucket(bucket)
+            for document in documents:
+                writer.add(document)
+                done += sum(map(len, document))
+                if progress and done - told >= PROGRESS_TOKENS:
+                    told = done
+                    progress(2 * done, 2 * total)
         writer.close()
     if progress:
         progress(2 * total, 2 * total)

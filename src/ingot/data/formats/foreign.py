@@ -29,6 +29,13 @@ PLACES, LOOKED_AT = 32, 4096  # looked at in all, at least 2 of every file, and 
 NANOGPT = {split: f"{split}.bin" for split in SPLITS}
 
 
+class NoTokenizer(DataError):
+    """Tokens that do not say which tokenizer made them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", TOKENIZER)
+
+
 def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False) -> Dataset | None:
     """The data of a folder that nanoGPT, gpt-simple or a writer of shards made; None where it is none of them.
 
@@ -42,7 +49,7 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
 
         return open_buckets(folder, tokenizer, trust_tokens)
     if (tokenizer := tokenizer or paired_tokenizer(folder)) is None:
-        raise DataError(f"{folder} holds shards and does not say their tokenizer; name it with {{0}}", TOKENIZER)
+        raise NoTokenizer(folder)
     return _dataset(folder, splits, open_tokenizer(tokenizer), open_shard, trust_tokens)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from ingot.data.formats.base import (
     PlainWriter,
     TokenSource,
     TokenWriter,
+    one_token,
     read_file,
 )
 from ingot.data.store.shards import map_tokens
@@ -34,6 +36,7 @@ from ingot.runtime.files import write_atomically
 MAGIC, VERSION = b"GPTS", 1
 HEADER = struct.Struct("<4sIII")  # magic, version, bytes of a token, windows
 DTYPES = {2: "<u2", 4: "<u4"}
+WIDE = 4
 SPLITS = ("train", "val")
 AGAIN = "copy it again or tokenize again"
 
@@ -48,14 +51,21 @@ class GPTSimpleSource(TokenSource):
         self._files = {split: files for split, files in find_pairs(path).items() if files}
         if not self._files:
             raise DataError(f"{path} holds no .bin with an .idx beside it; it is not data of gpt-simple")
-        self.tokens = {split: sum(Pair(file).stream.tokens for file in files) for split, files in self._files.items()}
+        pairs = {split: [Pair(file) for file in files] for split, files in self._files.items()}
+        self.tokens = {split: sum(pair.stream.tokens for pair in some) for split, some in pairs.items()}
+        self.wide = any(pair.wide for some in pairs.values() for pair in some)
         files = [file for files in self._files.values() for file in files]
         buckets = ", ".join(sorted({file.parent.name for file in files}))
         self.about = f"gpt-simple's .bin and .idx, {len(files)} pairs, buckets: {buckets}"
 
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
-        for file in self._files[split]:
-            yield from Pair(file).documents(marks.eos)
+        for _, documents in self.buckets(split, marks):
+            yield from documents
+
+    def buckets(self, split: str, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
+        for folder, files in groupby(self._files[split], lambda file: file.parent):
+            name = folder.name if folder.parent == self.path / split else None
+            yield name, (document for file in files for document in Pair(file).documents(marks.eos))
 
 
 def find_pairs(path: Path) -> dict[str, list[Path]]:
@@ -104,7 +114,8 @@ class Pair:
         if size != width * count:
             raise DataError(f"size mismatch in {path}: {width * count:,} bytes expected by its .idx, {size:,} found; {AGAIN}")
         self.path = path
-        self.stream = TokenStream([path], [count], lambda path: map_tokens(path, DTYPES[width], 0, count))
+        self.wide, dtype = width == WIDE, np.dtype(DTYPES[width])
+        self.stream = TokenStream([path], [count], lambda path: map_tokens(path, DTYPES[width], 0, count), dtype=dtype)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
         """Whole documents without their end marks. Where a file has such marks, a window without one goes on in the next."""
@@ -146,29 +157,27 @@ class IndexedWriter(TokenWriter):
         width: int = 2,
     ) -> None:
         super().__init__(marks, counter)
-        if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
-            raise ConfigError(
-                f"--overlap {overlap} does not fit --max-length {max_length}; give at most half of it, and up to 65,535"
-            )
+        check_windows(max_length, overlap)
         self._folder, self._files, self._limit, self._width = folder, files, limit, width
-        self._max_length, self._overlap = max_length, overlap
+        self._max_length, self._overlap, self._number = max_length, overlap, 0
         self._file: PlainWriter | None = None
         self._offsets: list[int] = []
         self._repeats: list[int] = []
 
+    def begin_bucket(self, name: str) -> None:
+        self.close()
+        self._folder, self._number = self._folder.with_name(name), 0
+
     def add(self, document: Document) -> None:
-        parts = [*document, *([] if self.marks.eos is None else [np.array([self.marks.eos], np.uint16)])]
+        parts = [*document, *([] if self.marks.eos is None else [one_token(self.marks.eos)])]
         if not parts:
             return
         whole = _joined(parts)
         file = self._file or self._begin()
-        repeats = start = 0
-        while start + repeats < len(whole):
-            stop = min(start + self._max_length, len(whole))
+        for start, stop, repeats in cut_windows(len(whole), self._max_length, self._overlap):
             file.append(whole[start:stop])
             self._offsets.append(file.tokens)
             self._repeats.append(repeats)
-            start, repeats = stop - self._overlap, self._overlap
         self.documents += 1
         counts = self.files[-1]
         counts.documents, counts.tokens = counts.documents + 1, file.tokens
@@ -186,10 +195,31 @@ class IndexedWriter(TokenWriter):
 
     def _begin(self) -> PlainWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = PlainWriter(self._folder / f"{len(self.files):05d}.bin", self._files, DTYPES[self._width])
+        self._file = PlainWriter(self._folder / f"{self._number:05d}.bin", self._files, DTYPES[self._width])
+        self._number += 1
         self.files.append(FileCounts(self._file.path))
         self._offsets, self._repeats = [0], []
         return self._file
+
+
+def check_windows(max_length: int, overlap: int) -> None:
+    """Refuse windows that would repeat more than half of themselves, or more than an .idx can say."""
+    if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
+        raise ConfigError(
+            f"--overlap {overlap} does not fit --max-length {max_length}; give at most half of it, and up to 65,535"
+        )
+
+
+def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
+    """The windows of a document, its end mark included: where each begins and ends, and how many tokens it repeats.
+
+    The last one ends with the document: none follows that would only repeat.
+    """
+    start = repeats = 0
+    while start + repeats < length:
+        stop = min(start + max_length, length)
+        yield start, stop, repeats
+        start, repeats = stop - overlap, overlap
 
 
 def index_bytes(offsets: list[int], repeats: list[int], width: int) -> bytes:

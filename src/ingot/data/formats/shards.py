@@ -12,9 +12,11 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from ingot.data.formats.base import ByteCounter, Document, Marks, StreamWriter, TokenSource, cut
 from ingot.data.store.dataset import Dataset, Split
-from ingot.data.store.shards import ShardWriter, open_shard
+from ingot.data.store.shards import TOKEN_BYTES, ShardWriter, open_shard, sound_header
 from ingot.data.store.stream import OPEN_FILES, TokenStream
 from ingot.errors import DataError
 
@@ -36,6 +38,7 @@ class ShardSource(TokenSource):
         splits = {"train": [f for f in files if not _is_val(f)], "val": [f for f in files if _is_val(f)]}
         self._streams = {name: _stream(paths) for name, paths in splits.items() if paths}
         self.tokens = {split: stream.tokens for split, stream in self._streams.items()}
+        self.wide = any(stream.dtype.itemsize > TOKEN_BYTES for stream in self._streams.values())
         passed = f", {len(found) - len(files)} passed over" if len(found) > len(files) else ""
         self.about = f"{len(splits['train'])} training and {len(splits['val'])} validation shards{passed}"
 
@@ -44,18 +47,28 @@ class ShardSource(TokenSource):
 
 
 def shard_writer(
-    folder: Path, split: str, marks: Marks, counter: ByteCounter | None, files: ExitStack, name: str, limit: int
+    folder: Path,
+    split: str,
+    marks: Marks,
+    counter: ByteCounter | None,
+    files: ExitStack,
+    name: str,
+    limit: int,
+    wide: bool = False,
 ) -> StreamWriter:
-    """Writes NAME_SPLIT_NUMBER.bin: each document after its start mark."""
+    """Writes NAME_SPLIT_NUMBER.bin: each document after its start mark; `wide`: ids of 32 bits."""
     prefix = f"{name}_{split}" if name else split
-    return StreamWriter(
-        Marks(marks.bos, None), counter, limit, lambda number: ShardWriter(folder / f"{prefix}_{number:06d}.bin", files, limit)
-    )
+
+    def begin(number: int) -> ShardWriter:
+        return ShardWriter(folder / f"{prefix}_{number:06d}.bin", files, limit, wide=wide)
+
+    return StreamWriter(Marks(marks.bos, None), counter, limit, begin)
 
 
 def _stream(paths: list[Path]) -> TokenStream:
-    open_either = partial(open_shard, wide=True)
-    return TokenStream(paths, [len(open_either(path)) for path in paths], open_either)
+    headers = [sound_header(path, foreign=True) for path in paths]
+    dtype = max((np.dtype(header.dtype) for header in headers), key=lambda dtype: dtype.itemsize)
+    return TokenStream(paths, [header.tokens for header in headers], partial(open_shard, foreign=True), dtype=dtype)
 
 
 def _is_val(path: Path) -> bool:
@@ -71,19 +84,31 @@ class PreparedSource(TokenSource):
         self.path = path
         self._dataset = Dataset.open(path)
         self.tokenizer = self._dataset.tokenizer
+        self.wide = self.tokenizer.dtype.itemsize > TOKEN_BYTES
         splits = self._dataset.manifest.splits
         self.tokens = {name: record.tokens for name, record in splits.items() if record.tokens}
         documents = sum(record.documents for record in splits.values())
         self.about = f"a prepared folder, {self.tokenizer.kind} tokenizer, {documents:,} documents"
 
     def documents(self, split: str, marks: Marks) -> Iterator[Document]:
+        return self._between(split, 0, self._dataset.manifest.splits[split].documents)
+
+    def buckets(self, split: str, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
+        first, known = 0, self._dataset.manifest.splits[split].buckets
+        for record in known:
+            yield record.name, self._between(split, first, first + record.documents)
+            first += record.documents
+        if not known:
+            yield None, self.documents(split, marks)
+
+    def _between(self, split: str, first: int, stop: int) -> Iterator[Document]:
         folder, bos = self._dataset.folder, self._dataset.tokenizer.bos
-        stream = Split(folder, self._dataset.manifest.splits[split], keep=OPEN_FILES)
+        stream = Split(folder, self._dataset.manifest.splits[split], keep=OPEN_FILES, dtype=self._dataset.tokenizer.dtype)
         starts = stream.document_starts()
-        for number in range(stream.documents):
-            start, stop = int(starts[number]), int(starts[number + 1])
-            if bos is not None and (start >= stop or stream.token(start) != bos):
+        for number in range(first, stop):
+            start, end = int(starts[number]), int(starts[number + 1])
+            if bos is not None and (start >= end or stream.token(start) != bos):
                 raise DataError(
                     f"{folder} is damaged: document {number} of {split} starts without its mark; prepare the data again"
                 )
-            yield stream.slice(start + (bos is not None), stop)
+            yield stream.slice(start + (bos is not None), end)

@@ -25,11 +25,49 @@ DRAWS = 2  # what the seed is mixed with, so that draws have nothing to do with 
 
 
 @dataclass(frozen=True)
+class LimitedRows:
+    """The rows of so many epochs; what is left of a step after them is empty rows, so that the last ones are trained on too."""
+
+    source: FiniteRows
+    epochs: int
+
+    @property
+    def planes(self) -> int:
+        return self.source.planes
+
+    @property
+    def seq_len(self) -> int:
+        return self.source.seq_len
+
+    def at(self, phase: int, places: Places) -> LimitedRows:
+        return self
+
+    def after(self, samples: range) -> tuple[int, Places]:
+        return samples.start + self.source.available(samples, self.epochs), {}
+
+    def epoch(self, sample: int) -> int:
+        return self.source.epoch(sample)
+
+    def read(self, samples: range, share: range, batch: Batch) -> int:
+        has = self.source.available(samples, self.epochs)
+        if not has:
+            raise DataExhausted
+        mine = range(min(share.start, has), min(share.stop, has))
+        _empty(batch[len(mine) :])
+        return self.source.read(samples[:has], mine, batch[: len(mine)])
+
+
+def _empty(batch: Batch) -> None:
+    """Make rows that predict nothing."""
+    batch[:], batch[:, 1] = 0, IGNORED
+
+
+@dataclass(frozen=True)
 class MixedRows:
     """The rows of some buckets, from a position on. Without an end of epochs every bucket begins again and again.
 
-    `halt`: where a bucket is over that a row would come from, the step cannot be read. Else the others share its weight; what is
-    left of a step after the end of all is empty rows, so that the last rows of the data are trained on too.
+    `halt`: where a bucket is over that a row would come from, the step cannot be read. Else the others share its weight, and what
+    is left of a step after the end of all is empty rows.
     """
 
     sources: Mapping[str, FiniteRows]
@@ -52,10 +90,10 @@ class MixedRows:
         """The same rows for a run that is in this phase and has read so much of each bucket."""
         return replace(self, phase=phase, places=places)
 
-    def after(self, samples: range) -> Places:
-        """How many rows of each bucket have been read when these samples are."""
+    def after(self, samples: range) -> tuple[int, Places]:
         drawn = self._draw(samples)
-        return {name: self._place(name) + int(np.count_nonzero(drawn == i)) for i, name in enumerate(self.sources)}
+        places = {name: self._place(name) + int(np.count_nonzero(drawn == i)) for i, name in enumerate(self.sources)}
+        return samples.start + len(drawn), {**self.places, **places}  # a bucket that is left out keeps its place
 
     def epoch(self, sample: int) -> int:
         """How often all buckets of the mix had been read completely."""
@@ -64,7 +102,7 @@ class MixedRows:
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
         drawn, targets = self._draw(samples), 0
-        batch[:, 0], batch[:, 1], batch[:, 2:] = 0, IGNORED, 0
+        _empty(batch)
         for number, (name, source) in enumerate(self.sources.items()):
             rows = np.flatnonzero(drawn == number)
             mine = range(*np.searchsorted(rows, [share.start, share.stop]).tolist())

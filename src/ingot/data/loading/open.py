@@ -1,4 +1,4 @@
-"""From `data.path` to the data it names: a prepared folder, tokens of another program, or a sample that comes along."""
+"""From `data.path` to the data it names: a prepared folder, tokens of another program, JSON lines, or a sample."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import os
 from pathlib import Path
 
 from ingot.data.formats.foreign import open_foreign
+from ingot.data.prepare.lines import SUFFIXES, prepared_lines
 from ingot.data.prepare.sample import PREFIX, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
+from ingot.data.text.buckets import find_buckets
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
 
 
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
-    """Opens what `data.path` names, preparing a sample if need be; a given tokenizer must be the dataset's.
+    """Opens what `data.path` names, preparing text if need be; a given tokenizer must be the dataset's.
 
     `trust_tokens`: tokens of other programs are not held against it. `fitting`: the tokenizer to advise where there is no data.
     """
     folder = resolve(path, tokenizer)
-    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None:
-        return foreign
+    if not (folder / MANIFEST).is_file():
+        if (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None:
+            return foreign
+        buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
+        if buckets or (folder.is_file() and folder.name.endswith(SUFFIXES)):
+            return Dataset.open(prepared_lines(folder, buckets, tokenizer))
     dataset = Dataset.open(folder, fitting)
     if tokenizer is not None and not path.startswith(PREFIX):
         _check_same(tokenizer, dataset.tokenizer, path)

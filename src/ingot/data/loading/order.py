@@ -6,7 +6,7 @@ them. So a run may move to other ranks between two steps and every row is still 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,15 @@ class DataExhausted(Exception):
     def reason(self) -> str:
         """Why the run ends, as state.json and result.json tell it."""
         return "data" if self.bucket is None else f"bucket_exhausted:{self.bucket}"
+
+    def told(self, epochs: int | None) -> str:
+        """The same for people."""
+        if self.bucket is None:
+            return f"the data is at its end: data.epochs={epochs}"
+        return (
+            f"the bucket {self.bucket} is at its end (data.epochs={epochs}) and the mix asks for more of it: set "
+            "data.exhausted=renormalise or raise data.epochs, and continue this run"
+        )
 
 
 class Order(Protocol):
@@ -93,27 +102,39 @@ class Random:
 
 @dataclass(frozen=True)
 class Sequential:
-    """The tokens in their order, as golf reads them: a step is `spans` stretches, each of one token more than it trains on.
+    """The tokens in their order, as golf reads them: a step is several spans, each of one token more than it trains on.
 
-    The token more is the last target of its stretch and never an input. Behind the last token comes the first again.
+    The token more is the last target of its span and never an input. After the last token comes the first again.
     """
 
     tokens: int
     seq_len: int
     rows: int  # in a step
-    spans: int
+    spans: int | Sequence[int]  # equal parts of a step, or the rows of one span after the other, which repeat
 
     def epoch(self, sample: int) -> int:
         return int(self._place(np.array([sample], np.uint64))[0]) // self.tokens
 
     def rows_in(self, epochs: int) -> int:
-        rows = self.rows // self.spans
-        spans, rest = divmod(epochs * self.tokens, rows * self.seq_len + 1)
-        return spans * rows + max(0, rest - 1) // self.seq_len
+        lengths = self._lengths
+        turns, rest = divmod(epochs * self.tokens, sum(lengths) * self.seq_len + len(lengths))
+        rows = turns * sum(lengths)
+        for length in lengths:
+            rows += min(length, max(0, rest - 1) // self.seq_len)
+            rest -= length * self.seq_len + 1
+        return rows
 
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
         return self._place(samples) % self.tokens
 
+    @property
+    def _lengths(self) -> Sequence[int]:
+        """The rows of one span after the other, which repeat."""
+        return [self.rows // self.spans] if isinstance(self.spans, int) else self.spans
+
     def _place(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
-        span, row = np.divmod(samples.astype(np.int64), self.rows // self.spans)
-        return span * (self.rows // self.spans * self.seq_len + 1) + row * self.seq_len
+        lengths = self._lengths
+        ends = np.cumsum(lengths)
+        turn, row = np.divmod(samples.astype(np.int64), ends[-1])
+        spans = turn * len(lengths) + np.searchsorted(ends, row, side="right")  # that end before the row
+        return (turn * ends[-1] + row) * self.seq_len + spans

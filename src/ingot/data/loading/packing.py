@@ -50,6 +50,7 @@ class PackedRows:
     `bos` is the id that begins every document: predicting it says that a document is over, so it is the target of a document's
     last token. Where documents have no such mark the last token has no target; where the split has an end mark it is a target
     itself, and whatever comes after it is another document. `overlap`: tokens that the pieces of a long document share.
+    `already_read`: for each document, whether the first epoch leaves it out.
     """
 
     def __init__(
@@ -61,9 +62,11 @@ class PackedRows:
         documents: bool = False,
         overlap: int = 0,
         alone: bool = False,
+        already_read: NDArray[np.bool_] | None = None,
     ):
         self.seq_len, self.planes = seq_len, 3 if documents else 2
         self._split, self._seed, self._bos, self._overlap, self._alone = split, seed, bos, overlap, alone
+        self._already_read = already_read
         self._starts = np.asarray(split.document_starts()).astype(np.int64)
         self._repeats = split.document_repeats()
         self._blocks = self._plan()
@@ -74,8 +77,8 @@ class PackedRows:
     def at(self, phase: int, places: Places) -> PackedRows:
         return self  # a sample number says it all
 
-    def after(self, samples: range) -> Places:
-        return {}
+    def after(self, samples: range) -> tuple[int, Places]:
+        return samples.stop, {}
 
     def epoch(self, sample: int) -> int:
         with self._lock:
@@ -173,6 +176,8 @@ class PackedRows:
             for block in range(0, documents, BLOCK):
                 places = np.arange(block, min(block + BLOCK, documents), dtype=np.uint64)
                 chosen = permuted(places, documents, key=mix(self._seed, epoch)).astype(np.int64)
+                if epoch == 0 and self._already_read is not None:
+                    chosen = chosen[~self._already_read[chosen]]
                 pieces = list(self._pieces(chosen))
                 lengths = [self.seq_len if self._alone else piece.length for piece in pieces]
                 rows = [[pieces[i] for i in row] for row in best_fit(lengths, self.seq_len)]
@@ -181,7 +186,7 @@ class PackedRows:
                 if block + BLOCK >= documents:
                     self._ends.append(first)
                 yield Block(first - len(rows), epoch, [rows[i] for i in order.tolist()])
-            if first == before:
+            if first == before and (epoch or self._already_read is None):
                 raise DataError("no document has a token to predict: each is a single one; use data.sampling=shuffle")
             epoch += 1
 

@@ -48,6 +48,7 @@ class RankBatch:
     batch: Batch
     targets: int  # in the step, over all ranks
     epoch: int
+    next_sample: int  # after those of the step
     places: Places = field(default_factory=dict)  # how many rows of each bucket have been read when the step is
 
 
@@ -159,5 +160,5 @@ def read_rank_batch(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) ->
     batch = buffer.reshape(-1)[: size[0] * size[1] * size[2]].reshape(size)
     samples = range(plan.sample, plan.sample + plan.samples)
     rows = source.at(plan.phase, plan.places)
-    targets, places = read_pieces(rows, samples, share, batch), rows.after(samples)
-    return RankBatch(batch, targets, source.at(plan.phase, places).epoch(samples.stop), places)
+    targets, (next_sample, places) = read_pieces(rows, samples, share, batch), rows.after(samples)
+    return RankBatch(batch, targets, source.at(plan.phase, places).epoch(next_sample), next_sample, places)

@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.config.schema import DataSection
-from ingot.data.loading.mixture import MixedRows
+from ingot.config.data_section import DataSection
+from ingot.data.loading.already_read import Mask, read_already_read
+from ingot.data.loading.mixture import LimitedRows, MixedRows
 from ingot.data.loading.order import Order, Places, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.store.dataset import Dataset, Documents
@@ -32,8 +33,11 @@ class Rows(Protocol):
     def at(self, phase: int, places: Places) -> Rows:
         """The same rows for a run that is in this phase and has read so much of each bucket."""
 
-    def after(self, samples: range) -> Places:
-        """How many rows of each bucket have been read when these samples are; {} where there is no mix."""
+    def after(self, samples: range) -> tuple[int, Places]:
+        """The next sample after these, and how many rows of each bucket have been read then; {} where there is no mix.
+
+        At the end of the data there may be fewer samples than were asked for.
+        """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
         """Write those of the samples whose places are in `share`, and say how many targets all of them have.
@@ -86,8 +90,8 @@ class Windows:
     def at(self, phase: int, places: Places) -> Windows:
         return self  # a sample number says it all
 
-    def after(self, samples: range) -> Places:
-        return {}
+    def after(self, samples: range) -> tuple[int, Places]:
+        return samples.stop, {}
 
     def epoch(self, sample: int) -> int:
         return self.order.epoch(sample)
@@ -130,15 +134,19 @@ def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.in
 def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Rows:
     """The rows a run trains on."""
     mixes = [phase.mix for phase in settings.phases] or ([settings.mix] if settings.mix else [])
+    already_read = read_already_read(settings.already_read, dataset) if settings.already_read is not None else {}
     if not mixes:
-        rows = _rows(settings, rows_per_step, dataset.split("train"), dataset.tokenizer.bos, settings.seed)
-        return rows if settings.epochs is None else MixedRows({"all": rows}, ({"all": 1.0},), settings.seed, settings.epochs)
+        whole = np.concatenate(list(already_read.values())) if already_read else None
+        rows = _rows(settings, rows_per_step, dataset.split("train"), dataset.tokenizer.bos, settings.seed, whole)
+        return rows if settings.epochs is None else LimitedRows(rows, settings.epochs)
     buckets = dataset.buckets("train")
     setting = "data.phases" if settings.phases else "data.mix"
     for name in sorted({name for weights in mixes for name in weights} - buckets.keys()):
         raise _unknown(name, list(buckets), setting, dataset)
     sources = {
-        name: _rows(settings, rows_per_step, bucket, dataset.tokenizer.bos, mix(settings.seed, _number(name)))
+        name: _rows(
+            settings, rows_per_step, bucket, dataset.tokenizer.bos, mix(settings.seed, _number(name)), already_read.get(name)
+        )
         for name, bucket in buckets.items()
         if any(weights.get(name) for weights in mixes)
     }
@@ -158,13 +166,15 @@ def _number(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
-def _rows(settings: DataSection, rows_per_step: int, split: Documents, bos: int | None, seed: int) -> FiniteRows:
+def _rows(
+    settings: DataSection, rows_per_step: int, split: Documents, bos: int | None, seed: int, already_read: Mask | None = None
+) -> FiniteRows:
     """The rows of a split or of one bucket."""
     seq_len = settings.seq_len
     if settings.sampling in ("pack", "document"):
         alone = settings.sampling == "document"
         bos = bos if split.eos is None else None
-        return PackedRows(split, seq_len, seed, bos, settings.document_mask, settings.overlap, alone)
+        return PackedRows(split, seq_len, seed, bos, settings.document_mask, settings.overlap, alone, already_read)
     if split.tokens <= seq_len:
         raise DataError(
             f"the text has {split.tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}",

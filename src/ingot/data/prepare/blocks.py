@@ -21,7 +21,7 @@ from ingot.data.text.files import READERS, Text, read_texts
 from ingot.data.text.records import read_lines
 from ingot.data.text.unpacking import CODECS, open_unpacked
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.base import OUTSIDE, utf8
+from ingot.data.tokenizers.base import OUTSIDE, IdArray, utf8
 from ingot.errors import DataError, IngotError
 from ingot.runtime.files import reading
 
@@ -83,7 +83,7 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
     return Encoded(ids, tokens, sizes, pieces, len(texts) - len(documents))
 
 
-def _piece_bytes(tokenizer: Tokenizer, ids: NDArray[np.uint16], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+def _piece_bytes(tokenizer: Tokenizer, ids: IdArray, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """The bytes that the tokens of each document stand for, counted a part at a time: one document may be all there is."""
     ends = np.cumsum(tokens)
     starts, sums, total = (ends - tokens)[tokens > 0], np.zeros(len(ends), np.int64), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +17,17 @@ Rule = Callable[[int], str]  # the split of the document with this number, from 
 def always(split: str) -> Rule:
     """All documents are of one split."""
     return lambda number: split
+
+
+@dataclass(frozen=True)
+class InBucket:
+    """All documents are of one split, and of one bucket of it."""
+
+    split: str
+    bucket: str
+
+    def __call__(self, number: int) -> str:
+        return self.split
 
 
 def first_documents(count: int) -> Rule:

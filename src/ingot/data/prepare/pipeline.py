@@ -22,24 +22,25 @@ import numpy as np
 
 from ingot.data import SHARD_TOKENS
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks
-from ingot.data.prepare.holdout import Piece, Rule, always, first_documents, hold_out_ends, spread_documents
+from ingot.data.prepare.holdout import InBucket, Piece, Rule, always, first_documents, hold_out_ends, spread_documents
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
 from ingot.data.store.dataset import SPLITS, Manifest
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
-from ingot.data.text.files import WHAT, Text, adding_up, count_documents, file_bytes, find_files, read_texts
+from ingot.data.text.buckets import Buckets
+from ingot.data.text.files import WHAT, Text, adding_up, count_documents, file_bytes, file_identity, find_files, read_texts
 from ingot.data.text.hub_datasets import commits
 from ingot.data.text.records import characters
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import reading
 from ingot.runtime.version import made_by
 
 log = logging.getLogger(__name__)
 
 FEW_DOCUMENTS = 20  # up to here validation is the end of every document, above it is whole documents
 VAL_FRACTION = 0.1
+BY_BUCKETS = "the buckets of val"
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 RuledBlocks = Iterator[tuple[Rule, Block]]
 EngineName = Literal["local", "ray"]
@@ -90,6 +91,7 @@ def prepare(
     val_fraction: float | None = None,
     val_inputs: Sequence[Path] | None = None,
     val_documents: int | None = None,
+    buckets: Buckets | None = None,
     text_field: str = "text",
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
@@ -101,19 +103,23 @@ def prepare(
     """Turns text files, and folders of them, into a folder that training reads.
 
     `tokenizer` is char or whatever `open_tokenizer` takes, `bos` with it. `workers` is how many processes encode, by default one
-    for each processor, and with ray as many as the cluster has; what is written does not depend on it.
+    for each processor, and with ray as many as the cluster has; what is written does not depend on it. `buckets` are the files of
+    both splits, to be kept apart; `inputs` is then only what they came from.
     """
     started = time.monotonic()
-    _check_settings(val_fraction, val_inputs, val_documents, shard_tokens)
+    _check_settings(val_fraction, val_inputs, val_documents, buckets, shard_tokens)
     _check_engine(workers, engine, ray_address)
     check_output(output, overwrite)
     opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)  # before inputs are downloaded
-    files, val_files, ignored = _find(inputs, val_inputs, text_field)
+    files, val_files, ignored = (*_split_files(buckets), []) if buckets else _find(inputs, val_inputs, text_field)
     total = sum(map(file_bytes, files + val_files))
     advance = adding_up(progress, total if opened else 2 * total)
     built = opened or CharTokenizer(_alphabet(read_texts(files + val_files, text_field, advance)))
     texts = _Texts(files, val_files, text_field, advance)
-    rule, blocks = _held_out(texts, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
+    if buckets:
+        rule, blocks = BY_BUCKETS, _bucket_blocks(texts, buckets)
+    else:
+        rule, blocks = _held_out(texts, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
     known = commits(files + val_files)
     manifest, last, continued = _write(
         blocks,
@@ -138,6 +144,18 @@ def prepare(
     )
 
 
+def _split_files(buckets: Buckets) -> tuple[list[Path], list[Path]]:
+    """The files to train on, and those of validation."""
+    train, val = ([path for some in buckets[split].values() for path in some] for split in SPLITS)
+    return train, val
+
+
+def _bucket_blocks(texts: _Texts, buckets: Buckets) -> RuledBlocks:
+    for split, of_split in buckets.items():
+        for name, files in of_split.items():
+            yield from ruled(InBucket(split, name), texts.blocks(files))
+
+
 def _find(
     inputs: Sequence[Path], val_inputs: Sequence[Path] | None, text_field: str
 ) -> tuple[list[Path], list[Path], list[Path]]:
@@ -157,8 +175,8 @@ def _work(texts: _Texts, tokenizer: Tokenizer, rule: str, shard_tokens: int) -> 
     """What must be the same for work to be continued, by names that a user understands; files count, not how they were named."""
     return {
         "the version of ingot": made_by(),
-        "the files to train on": [_file_identity(path) for path in texts.files],
-        "the files of validation": [_file_identity(path) for path in texts.val_files],
+        "the files to train on": [file_identity(path) for path in texts.files],
+        "the files of validation": [file_identity(path) for path in texts.val_files],
         "what is held out": rule,
         "the text field": texts.text_field,
         "the tokenizer": tokenizer.fingerprint(),
@@ -288,6 +306,8 @@ def _write_blocks(
     saved = sum(writer.tokens for writer in writers.values())
     for encoded in encode(noted()):
         rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
+        if isinstance(rule, InBucket):
+            writers[rule.split].begin_bucket(rule.bucket)
         splits = np.array([rule(number) for number in numbers])
         for split, writer in writers.items():
             writer.add(encoded.select(splits == split))
@@ -329,12 +349,6 @@ def _alphabet(texts: Iterable[Text]) -> set[str]:
     return found
 
 
-def _file_identity(path: Path) -> list[Any]:
-    with reading(path):
-        status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
-
-
 def _check_engine(workers: int | None, engine: EngineName, ray_address: str | None) -> None:
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers} cannot encode anything; give 1 or more, or leave it out for all processors")
@@ -345,11 +359,20 @@ def _check_engine(workers: int | None, engine: EngineName, ray_address: str | No
 
 
 def _check_settings(
-    val_fraction: float | None, val_inputs: Sequence[Path] | None, val_documents: int | None, shard_tokens: int
+    val_fraction: float | None,
+    val_inputs: Sequence[Path] | None,
+    val_documents: int | None,
+    buckets: Buckets | None,
+    shard_tokens: int,
 ) -> None:
     if val_fraction is not None and not 0 <= val_fraction < 1:
         raise ConfigError(f"--val-fraction {val_fraction} is not a part of the text; give 0 or more and less than 1")
-    options = {"--val-input": val_inputs or None, "--val-documents": val_documents, "--val-fraction": val_fraction}
+    options: dict[str, Any] = {
+        "--val-input": val_inputs or None,
+        "--val-documents": val_documents,
+        "--val-fraction": val_fraction,
+    }
+    options["--buckets"] = buckets
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{given[0]} and {given[1]} both say what validation is; give one of them")

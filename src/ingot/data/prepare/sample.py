@@ -35,17 +35,17 @@ def sample_path(name: str, tokenizer: str) -> Path:
     packed = (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
     key = hashlib.sha256(packed + (opened.fingerprint() if opened else "char").encode()).hexdigest()[:12]
     problem: IngotError | None = None
-    for root in (_cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):
+    for root in (cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):
         folder = root / f"{name}-{opened.kind if opened else 'char'}-v{VERSION}-{key}"
         if problem is not None:
             log.warning("%s; the sample goes to %s, choose a place with INGOT_CACHE", problem, folder)
-        if _is_sound(folder):
+        if is_sound(folder):
             return folder
         shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
         try:
             _write_sample(packed, folder, name, opened)
         except IngotError as error:
-            if not _is_sound(folder):  # otherwise another process was faster
+            if not is_sound(folder):  # otherwise another process was faster
                 problem = error
                 continue
         return folder
@@ -53,14 +53,16 @@ def sample_path(name: str, tokenizer: str) -> Path:
     raise problem
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
+    """Where prepared text is kept: INGOT_CACHE, or a folder of the user's."""
     if cache := os.environ.get("INGOT_CACHE"):
         return Path(cache)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home: stays as it is, relative)
     return Path(base) / "ingot"
 
 
-def _is_sound(folder: Path) -> bool:
+def is_sound(folder: Path) -> bool:
+    """Whether a folder holds prepared data that can be opened."""
     try:
         Dataset.open(folder)
     except DataError:

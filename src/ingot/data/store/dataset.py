@@ -10,6 +10,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -22,11 +23,11 @@ from ingot.data.store.shards import open_shard, read_header
 from ingot.data.store.stream import OpenTokens, TokenStream
 from ingot.data.text.files import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
-from ingot.data.tokenizers.base import PACKED, NoSpacePiece
+from ingot.data.tokenizers.base import PACKED, IdType, NoSpacePiece
 from ingot.errors import DataError
 
 MANIFEST = "dataset.json"
-VERSION = 1
+VERSION = 2  # the newest that is read
 SPLITS = ("train", "val")
 IDENTITY = ("format", "version", "tokenizer", "splits")  # what the fingerprint covers
 UNTOLD = ("piece_bytes", "document_index_sha256", "buckets")  # of a split, which older data does not say
@@ -95,7 +96,7 @@ class Manifest(_Record):
     """dataset.json."""
 
     format: Literal["ingot-dataset"] = "ingot-dataset"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1  # 2: its shards have ids of 32 bits
     tokenizer: TokenizerRecord
     splits: dict[str, SplitRecord]
     fingerprint: str = ""
@@ -151,7 +152,7 @@ class Split(TokenStream):
         record: SplitRecord,
         open_tokens: OpenTokens = open_shard,
         keep: int | None = None,
-        dtype: type[np.unsignedinteger[Any]] = np.uint16,
+        dtype: IdType | None = None,
     ) -> None:
         paths, sizes = [folder / shard.file for shard in record.shards], [shard.tokens for shard in record.shards]
         super().__init__(paths, sizes, open_tokens, keep=keep, dtype=dtype)
@@ -190,6 +191,10 @@ class Bucket:
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Where each document begins in the bucket, and after them the end of the last."""
+        return self._starts
+
+    @cached_property
+    def _starts(self) -> NDArray[np.uint64]:  # every row with a document mask asks for them
         starts = self._split.document_starts()[self._here.start : self._here.stop + 1]
         return np.asarray(starts) - np.uint64(self._first_token)
 
@@ -215,7 +220,8 @@ class Dataset:
             raise found.findings[0].error()
         for split in found.manifest.splits.values():
             _check_files(folder, split)
-        splits = {name: Split(folder, record) for name, record in found.manifest.splits.items()}
+        dtype = found.tokenizer.dtype
+        splits = {name: Split(folder, record, dtype=dtype) for name, record in found.manifest.splits.items()}
         return cls(folder, found.manifest, found.tokenizer, splits)
 
     @property
@@ -290,7 +296,7 @@ def tokenizer_finding(file: str, error: DataError) -> Finding:
 
 def shard_tokens(path: Path, told: ShardRecord | None = None) -> int | Finding:
     """The tokens of a shard, if its header and its size fit and dataset.json agrees."""
-    header = read_header(path, wide=told is None)
+    header = read_header(path, foreign=told is None)
     if isinstance(header, Finding):
         return header
     if told and header.tokens != told.tokens:

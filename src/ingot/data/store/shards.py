@@ -1,7 +1,8 @@
-"""The shard file: a header of 256 int32, then uint16 tokens, all little-endian; and files of tokens alone.
+"""The shard file: a header of 256 int32, then tokens, all little-endian; and files of tokens alone.
 
-The header holds a magic number, the version and the token count; the rest of it is zero. A file whose size does not follow from
-its header is refused: half a copy would train without complaint. llm.c has a second header, for uint32 tokens.
+The header holds a magic number, the version and the token count; the rest of it is zero. Tokens of version 1 are uint16, those of
+version 2, for vocabularies above 65,536 ids, uint32. A file whose size does not follow from its header is refused: half a copy
+would train without complaint. llm.c has a header of its own for uint32 tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from ingot.data.store.findings import Finding
 from ingot.errors import DataError
 from ingot.runtime.files import file_sha256, reading
 
-MAGIC, VERSION = 20240520, 1
-HEADERS = {MAGIC: (VERSION, "<u2"), 20240801: (7, "<u4")}  # by their magic number: the version, the type of a token
+MAGIC, VERSION, WIDE_VERSION = 20240520, 1, 2
+LLM_C = (20240801, 7)
+TYPES = {(MAGIC, VERSION): "<u2", (MAGIC, WIDE_VERSION): "<u4", LLM_C: "<u4"}  # of a token, by magic number and version
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
-TOKEN_BYTES = 2
+TOKEN_BYTES = 2  # of version 1
 MAX_TOKENS = 2**31 - 1  # the count is an int32
 PART_TOKENS = 1 << 22  # written at once: a thread that comes back for more waits for the one that computes
 
@@ -34,21 +36,26 @@ class ShardWriter:
 
     A thread brings tokens to the disk and into the checksum while the caller makes more. The header comes first in a checksum and
     holds the count: `limit` is taken for it, and where it comes to be another, the file is read again. `written`: the tokens of a
-    shard that another process left unfinished; what it wrote after them is cut off.
+    shard that another process left unfinished; what it wrote after them is cut off. `wide`: its tokens have 32 bits.
     """
 
-    def __init__(self, path: Path, files: ExitStack, limit: int = MAX_TOKENS, written: int = 0) -> None:
+    def __init__(self, path: Path, files: ExitStack, limit: int = MAX_TOKENS, written: int = 0, wide: bool = False) -> None:
         self.path, self.tokens, self._files = path, written, files
+        self._version = WIDE_VERSION if wide else VERSION
+        dtype = np.dtype(TYPES[MAGIC, self._version])
         self._file = files.enter_context(path.open("r+b" if written else "xb"))
-        self._file.truncate(HEADER_BYTES + TOKEN_BYTES * written)
+        self._file.truncate(HEADER_BYTES + dtype.itemsize * written)
         self._file.seek(0, os.SEEK_END)
-        self._sum, self._summed = hashlib.sha256(_header(limit)), 0 if written else limit  # the count for which the sum is right
-        self._part, self._other = (np.empty(min(limit, PART_TOKENS), "<u2") for _ in range(2))
+        self._sum, self._summed = (
+            hashlib.sha256(_header(limit, self._version)),
+            0 if written else limit,
+        )  # the count for which the sum is right
+        self._part, self._other = (np.empty(min(limit, PART_TOKENS), dtype) for _ in range(2))
         self._filled = 0
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
-    def append(self, tokens: NDArray[np.uint16]) -> None:
+    def append(self, tokens: NDArray[Any]) -> None:
         """Adds tokens at the end."""
         self.tokens += len(tokens)
         while len(tokens):
@@ -67,7 +74,7 @@ class ShardWriter:
         """Completes the header, brings the file to the disk and returns its sha256."""
         self._write_rest()
         self._file.seek(0)
-        self._file.write(_header(self.tokens))
+        self._file.write(_header(self.tokens, self._version))
         self._flush()
         self._file.close()
         if self._thread:
@@ -89,11 +96,11 @@ class ShardWriter:
         self._write(self._part[: self._filled])
         self._filled = 0
 
-    def _write_through(self, tokens: NDArray[np.uint16]) -> None:
+    def _write_through(self, tokens: NDArray[Any]) -> None:
         self._write(tokens)
         self._flush()
 
-    def _write(self, tokens: NDArray[np.uint16]) -> None:
+    def _write(self, tokens: NDArray[Any]) -> None:
         self._file.write(tokens.data)
         self._sum.update(tokens.data)
 
@@ -102,21 +109,22 @@ class ShardWriter:
         os.fsync(self._file.fileno())
 
 
-def _header(tokens: int) -> bytes:
+def _header(tokens: int, version: int) -> bytes:
     header = np.zeros(HEADER_INTS, "<i4")
-    header[:3] = MAGIC, VERSION, tokens
+    header[:3] = MAGIC, version, tokens
     return header.tobytes()
 
 
-def write_shard(path: Path, tokens: NDArray[Any]) -> str:
+def write_shard(path: Path, tokens: NDArray[Any], wide: bool = False) -> str:
     """Writes a whole shard at once and returns its sha256."""
+    most = 0xFFFFFFFF if wide else 0xFFFF
     if len(tokens) > MAX_TOKENS:
         raise DataError(f"{len(tokens):,} tokens are too many for one shard, which holds at most {MAX_TOKENS:,}")
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= 0xFFFF:
-        raise DataError(f"token ids from {tokens.min()} to {tokens.max()} do not fit a shard, which holds 0 to 65,535")
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= most:
+        raise DataError(f"token ids from {tokens.min()} to {tokens.max()} do not fit a shard, which holds 0 to {most:,}")
     with ExitStack() as files:
-        writer = ShardWriter(path, files, len(tokens))
-        writer.append(tokens.astype(np.uint16, copy=False))
+        writer = ShardWriter(path, files, len(tokens), wide=wide)
+        writer.append(tokens.astype(np.uint32 if wide else np.uint16, copy=False))
         return writer.close()
 
 
@@ -127,8 +135,8 @@ class Header(NamedTuple):
     tokens: int
 
 
-def read_header(path: Path, wide: bool = False) -> Header | Finding:
-    """The header of a shard, or what is wrong with it or with the file's size; `wide`: ids may have 32 bits, as llm.c's have."""
+def read_header(path: Path, foreign: bool = False) -> Header | Finding:
+    """The header of a shard, or what is wrong with it or with the file's size; `foreign`: llm.c's is taken too."""
     try:
         with path.open("rb") as file:
             header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
@@ -138,8 +146,8 @@ def read_header(path: Path, wide: bool = False) -> Header | Finding:
         problem = f"{len(header):,} bytes instead of {HEADER_BYTES:,}: the file is cut short or no shard"
         return Finding("shard-header", str(path), problem, place="header")
     magic, version, count = (int(value) for value in np.frombuffer(header, "<i4", 3))
-    known_version, dtype = HEADERS.get(magic, (None, "")) if wide or magic == MAGIC else (None, "")
-    if version != known_version:
+    dtype = TYPES.get((magic, version)) if foreign or magic == MAGIC else None
+    if dtype is None:
         problem = f"magic {magic} and version {version} instead of {MAGIC} and {VERSION}: the file is damaged or no shard"
         return Finding("shard-header", str(path), problem, place="header")
     expected = HEADER_BYTES + int(dtype[-1]) * count
@@ -153,17 +161,17 @@ def read_header(path: Path, wide: bool = False) -> Header | Finding:
 def has_header(path: Path) -> bool:
     """Whether a file begins as a shard does."""
     with path.open("rb") as file:
-        return int.from_bytes(file.read(4), "little") in HEADERS
+        return int.from_bytes(file.read(4), "little") in {magic for magic, _ in TYPES}
 
 
 def token_count(path: Path) -> int:
     """The tokens of a shard, after its header and size are checked."""
-    return _sound(read_header(path)).tokens
+    return sound_header(path).tokens
 
 
-def open_shard(path: Path, wide: bool = False) -> NDArray[Any]:
-    """The tokens of a shard, mapped from the disk and read only when touched; `wide`: they may have 32 bits."""
-    header = _sound(read_header(path, wide))
+def open_shard(path: Path, foreign: bool = False) -> NDArray[Any]:
+    """The tokens of a shard, mapped from the disk and read only when touched; `foreign`: it may be one of llm.c's."""
+    header = sound_header(path, foreign)
     return map_tokens(path, header.dtype, HEADER_BYTES, header.tokens)
 
 
@@ -186,7 +194,8 @@ def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
         raise DataError(f"cannot map {path}: {error}") from error
 
 
-def _sound(header: Header | Finding) -> Header:
-    if isinstance(header, Finding):
+def sound_header(path: Path, foreign: bool = False) -> Header:
+    """The header of a shard, or an error that says what is wrong with it."""
+    if isinstance(header := read_header(path, foreign), Finding):
         raise header.error()
     return header

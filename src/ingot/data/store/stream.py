@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.store.shards import open_shard
+from ingot.data.tokenizers.base import IdType
 from ingot.errors import DataError
 
 CHUNK_TOKENS = 1 << 22  # looked at at once
@@ -26,7 +27,7 @@ OpenTokens = Callable[[Path], NDArray[Any]]
 class TokenStream:
     """Files one after the other; wider ids than those of `dtype` are checked and narrowed where they are read.
 
-    At most `keep` files stay mapped, None: all.
+    At most `keep` files stay mapped, None: all. `dtype` is uint16 unless it is given.
     """
 
     def __init__(
@@ -36,11 +37,11 @@ class TokenStream:
         open_tokens: OpenTokens = open_shard,
         *,
         keep: int | None = OPEN_FILES,
-        dtype: type[np.unsignedinteger[Any]] = np.uint16,
+        dtype: IdType | None = None,
     ) -> None:
         self.paths, self.sizes, self._ends = paths, sizes, list(accumulate(sizes))
         self.tokens = self._ends[-1] if self._ends else 0
-        self._open, self._keep, self._dtype = open_tokens, keep, np.dtype(dtype)
+        self._open, self._keep, self.dtype = open_tokens, keep, dtype or np.dtype(np.uint16)
         self._maps: dict[int, NDArray[Any]] = {}
 
     def shard(self, number: int) -> NDArray[Any]:
@@ -65,7 +66,7 @@ class TokenStream:
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens {start} to {stop} of a stream of {self.tokens}")
         count = stop - start
-        out = np.empty(count, self._dtype) if out is None else out[:count]
+        out = np.empty(count, self.dtype) if out is None else out[:count]
         number, filled = bisect_right(self._ends, start), 0
         while filled < count:
             begin = start + filled - (self._ends[number] - self.sizes[number])
@@ -81,7 +82,7 @@ class TokenStream:
         number = bisect_right(self._ends, start)
         while start < stop:
             begin = start - (self._ends[number] - self.sizes[number])
-            part = self._fitting(number, begin, begin + min(stop - start, CHUNK_TOKENS)).astype(self._dtype, copy=False)
+            part = self._fitting(number, begin, begin + min(stop - start, CHUNK_TOKENS)).astype(self.dtype, copy=False)
             parts += [part] if len(part) else []
             start += len(part)
             number += start == self._ends[number]
@@ -106,12 +107,11 @@ class TokenStream:
 
     def _fitting(self, number: int, begin: int, end: int) -> NDArray[Any]:
         part = self.shard(number)[begin:end]
-        if part.dtype.itemsize > self._dtype.itemsize:
-            limit = int(np.iinfo(self._dtype).max)
+        if part.dtype.itemsize > self.dtype.itemsize:
+            limit = int(np.iinfo(self.dtype).max)
             if (largest := int(part.max(initial=0))) > limit:
                 raise DataError(
                     f"{self.paths[number]} holds token {largest:,}: ids above {limit:,} do not fit the "
-                    f"{8 * self._dtype.itemsize} bits that shards have; tokenize the text again with a vocabulary of up to "
-                    f"{limit + 1:,} ids"
+                    f"{8 * self.dtype.itemsize} bits that the ids of its tokenizer have; give the one that made the tokens"
                 )
         return part

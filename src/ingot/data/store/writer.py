@@ -10,18 +10,19 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ingot.data.store.dataset import MANIFEST, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
+from ingot.data.store.dataset import MANIFEST, BucketRecord, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
 from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter
 from ingot.data.store.staging import JOURNAL, StagedFolder
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.base import OUTSIDE
+from ingot.data.tokenizers.base import NARROW, OUTSIDE, IdArray
 from ingot.runtime.files import file_sha256, write_atomically
 from ingot.runtime.version import made_by
 
@@ -42,12 +43,14 @@ class SavedSplit(BaseModel):
     shard_tokens: Count = 0
     shard_documents: Count = 0
     shard_bytes: Count = 0
+    token_bytes: Count = TOKEN_BYTES
+    buckets: list[BucketRecord] = []  # with the sums at their beginnings
 
     def files(self, name: str) -> dict[str, int]:
         """The least size of each file of the split called `name`."""
-        sizes = {shard.file: HEADER_BYTES + TOKEN_BYTES * shard.tokens for shard in self.shards}
+        sizes = {shard.file: HEADER_BYTES + self.token_bytes * shard.tokens for shard in self.shards}
         if self.shard_tokens:
-            sizes[shard_name(name, len(self.shards))] = HEADER_BYTES + TOKEN_BYTES * self.shard_tokens
+            sizes[shard_name(name, len(self.shards))] = HEADER_BYTES + self.token_bytes * self.shard_tokens
         return sizes | {index_name(name): INDEX_BYTES * self.documents}
 
 
@@ -84,7 +87,9 @@ def where_to_begin(stage: StagedFolder) -> Point:
 
 def write_manifest(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitRecord], source: Any) -> Manifest:
     """Writes dataset.json."""
-    manifest = Manifest(tokenizer=TokenizerRecord.of(tokenizer), splits=splits, created_by=made_by(), source=source)
+    version: Literal[1, 2] = 2 if tokenizer.vocab_size > NARROW else 1
+    told = TokenizerRecord.of(tokenizer)
+    manifest = Manifest(version=version, tokenizer=told, splits=splits, created_by=made_by(), source=source)
     manifest = manifest.model_copy(update={"fingerprint": identity(manifest.model_dump())})
     write_atomically(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=2) + "\n")
     return manifest
@@ -102,11 +107,21 @@ class SplitWriter:
         saved = saved or SavedSplit()
         self.documents, self.tokens, self.bytes = saved.documents, saved.tokens, saved.bytes
         self.piece_bytes = saved.piece_bytes
-        self._shards = list(saved.shards)
+        self._shards, self._buckets = list(saved.shards), list(saved.buckets)
         self._shard_documents, self._shard_bytes = saved.shard_documents, saved.shard_bytes
         self._shard = self._open_shard(saved.shard_tokens) if saved.shard_tokens else None
         self._index.truncate(INDEX_BYTES * self.documents)
         self._index.seek(0, os.SEEK_END)
+
+    def begin_bucket(self, name: str) -> None:
+        """The documents that follow are of this bucket."""
+        if not self._buckets or self._buckets[-1].name != name:
+            self._buckets.append(self._sums(name))
+
+    def _sums(self, name: str) -> BucketRecord:
+        return BucketRecord(
+            name=name, documents=self.documents, tokens=self.tokens, bytes=self.bytes, piece_bytes=self.piece_bytes
+        )
 
     def add(self, documents: Encoded) -> None:
         """Adds documents; those that the tokenizer leaves nothing of are left out."""
@@ -128,7 +143,7 @@ class SplitWriter:
                 whole += 1
             number, begin = whole, int(ends[whole - 1])
 
-    def add_document(self, parts: Iterable[NDArray[np.uint16]]) -> None:
+    def add_document(self, parts: Iterable[IdArray]) -> None:
         """Adds one document whose text is not known, in parts: together they may be more than the memory holds."""
         start = self.tokens
         tokens, size = self._write_document(parts)
@@ -154,6 +169,8 @@ class SplitWriter:
             shard_tokens=self._shard.tokens if self._shard else 0,
             shard_documents=self._shard_documents,
             shard_bytes=self._shard_bytes,
+            token_bytes=self._tokenizer.dtype.itemsize,
+            buckets=self._buckets,
         )
 
     def close(self) -> SplitRecord:
@@ -171,9 +188,10 @@ class SplitWriter:
             shards=self._shards,
             document_index=index_name(self.name),
             document_index_sha256=file_sha256(self._folder / index_name(self.name)),
+            buckets=[_between(*both) for both in pairwise([*self._buckets, self._sums("")])],
         )
 
-    def _write_document(self, parts: Iterable[NDArray[np.uint16]], left: int | None = None) -> tuple[int, int]:
+    def _write_document(self, parts: Iterable[IdArray], left: int | None = None) -> tuple[int, int]:
         """Adds a document that need not end in the shard where it begins; returns its tokens and its bytes.
 
         `left`: the bytes of the text of a document in one part; without it they are those that the tokens stand for.
@@ -193,7 +211,7 @@ class SplitWriter:
                 previous, begins, tokens, total = int(part[-1]), 0, tokens + len(part), total + size
         return tokens, total
 
-    def _append(self, ids: NDArray[np.uint16], documents: int, size: int) -> None:
+    def _append(self, ids: IdArray, documents: int, size: int) -> None:
         self._shard = self._shard or self._open_shard()
         self._shard.append(ids)
         self._shard_documents += documents
@@ -202,13 +220,20 @@ class SplitWriter:
             self._finish_shard(self._shard)
 
     def _open_shard(self, tokens: int = 0) -> ShardWriter:
-        return ShardWriter(self._folder / shard_name(self.name, len(self._shards)), self._files, self._shard_tokens, tokens)
+        path = self._folder / shard_name(self.name, len(self._shards))
+        return ShardWriter(path, self._files, self._shard_tokens, tokens, wide=self._tokenizer.dtype.itemsize > TOKEN_BYTES)
 
     def _finish_shard(self, shard: ShardWriter) -> None:
         sha256 = shard.close()
         counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
         self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
         self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
+
+
+def _between(begin: BucketRecord, end: BucketRecord) -> BucketRecord:
+    """What a bucket holds, by the sums where it and the next begin."""
+    counts = ("documents", "tokens", "bytes", "piece_bytes")
+    return BucketRecord(name=begin.name, **{count: getattr(end, count) - getattr(begin, count) for count in counts})
 
 
 def shard_name(split: str, number: int) -> str:
@@ -224,7 +249,7 @@ def index_name(split: str) -> str:
 class Encoded(NamedTuple):
     """Documents as ids one after the other; for each its tokens, its bytes, and the bytes that its tokens stand for."""
 
-    ids: NDArray[np.uint16]
+    ids: IdArray
     tokens: NDArray[np.int64]
     bytes: NDArray[np.int64]
     piece_bytes: NDArray[np.int64]

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ingot.data.text.hub_datasets import HUB, fetch
-from ingot.data.text.parquet import read_parquet
-from ingot.data.text.records import read_json, read_lines, read_table, read_text, read_whole
+from ingot.data.text.records import read_json, read_lines, read_parquet, read_table, read_text
 from ingot.data.text.unpacking import CODECS, open_unpacked
 from ingot.errors import DataError
 from ingot.runtime.files import reading
 
-READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
+Text = str | bytes  # a document, or its UTF-8
+READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[Text]]] = {
     ".txt": read_text,
     ".jsonl": read_lines,
     ".ndjson": read_lines,
@@ -31,7 +31,6 @@ READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
 }
 ABOUT = "readme.md"  # tells of a folder of texts and is none of them
 WHOLE = (".txt", ".md")  # one document each
-Text = str | bytes  # a document, or its UTF-8
 PARQUET = ".parquet"  # compressed inside, so never .parquet.gz
 SUFFIXES = (*READERS, PARQUET)
 WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}"
@@ -56,6 +55,13 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             else:
                 files.append(_checked_file(path))
     return files, ignored
+
+
+def file_identity(path: Path) -> list[str | int]:
+    """What tells a file from another, or from itself before it was changed, without reading it."""
+    with reading(path):
+        status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 
 
 def is_text(path: Path) -> bool:
@@ -96,10 +102,7 @@ def read_texts(files: Iterable[Path], text_field: str, advance: Callable[[int], 
                 yield from read_parquet(path, text_field, advance)
                 continue
             with open_unpacked(path, advance) as stream:
-                if _kind(path) in WHOLE:
-                    yield read_whole(stream, path)
-                else:
-                    yield from READERS[_kind(path)](stream, path, text_field)
+                yield from READERS[_kind(path)](stream, path, text_field)
 
 
 def count_documents(files: Iterable[Path], text_field: str, limit: int) -> int:

@@ -9,12 +9,12 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ingot.errors import DataError, Setting
+from ingot.errors import ConfigError, DataError, Setting
 
 TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
 FILE_MARK = "\ufeff"  # in front of a file, never part of a document
@@ -22,15 +22,11 @@ PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
 JSON_BYTES = 1 << 16  # read at once from a JSON file
 JSON_TOKEN = 16  # no escape or literal is longer: an error nearer to the end of what was read may be for want of more
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
+BATCH_ROWS = 256  # read at once from a parquet file
 LONGEST_FIELD = 2**31 - 1  # of a table; the library's own limit is 131,072 characters
 
 
-def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """The file as one document."""
-    yield read_whole(stream, path).decode()
-
-
-def read_whole(stream: BinaryIO, path: Path) -> bytes:
+def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[bytes]:
     """The UTF-8 of a file that is one document, checked in parts: as characters it may take four times the memory."""
     data = stream.read()
     try:
@@ -41,7 +37,7 @@ def read_whole(stream: BinaryIO, path: Path) -> bytes:
             data.decode()
         except UnicodeDecodeError as error:  # which knows the place in the whole
             raise _not_utf8(path, data[error.start], error.start) from None
-    return data
+    yield data
 
 
 def characters(data: bytes) -> Iterator[str]:
@@ -104,6 +100,32 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
         raise DataError(
             f"{path}:{rows.line_num}: no row of a table ({error}); fields with quotes, delimiters or line ends stand in quotes"
         ) from None
+
+
+def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[str]:
+    """A row of one column per document, read a few at a time by pyarrow; `advance` is told each row group's share of the file."""
+    try:
+        import pyarrow  # type: ignore[import-not-found, import-untyped]
+        from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found, import-untyped]
+    except ImportError:
+        raise ConfigError(f"reading {path} needs the package pyarrow; install it with: pip install ingot[parquet]") from None
+    size, row = path.stat().st_size, 0
+    try:
+        with ParquetFile(path) as file:
+            names, groups = file.schema_arrow.names, file.num_row_groups
+            if names.count(text_field) != 1:
+                raise no_field(str(path), text_field, names, "column")
+            for group in range(groups):
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[text_field]):
+                    for value in batch.column(0).to_pylist():
+                        row += 1
+                        yield field_text({text_field: value}, f"{path}, row {row}", text_field)
+                advance(size * (group + 1) // groups - size * group // groups)
+            if not groups:
+                advance(size)
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is not a parquet file, or it is damaged after row {row:,}: {reason}; copy it again") from None
 
 
 def field_text(record: Any, place: str, name: str) -> str:

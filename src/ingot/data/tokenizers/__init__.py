@@ -5,21 +5,19 @@ One file per kind. The libraries behind the kinds are imported where they are fi
 
 from __future__ import annotations
 
-from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, StreamDecoder, Tokenizer, digest
+from ingot.data.tokenizers.base import MAX_VOCABULARY, StreamDecoder, Tokenizer, digest
 from ingot.data.tokenizers.gpt2 import GPT2Tokenizer
 from ingot.data.tokenizers.huggingface import HFTokenizer
-from ingot.data.tokenizers.open import KINDS, from_spec, open_tokenizer
+from ingot.data.tokenizers.open import from_spec, open_tokenizer
 from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 
 __all__ = [
-    "KINDS",
     "MAX_VOCABULARY",
     "ByteTokenizer",
     "CharTokenizer",
     "GPT2Tokenizer",
     "HFTokenizer",
-    "Ids",
     "NumberTokenizer",
     "SentencePieceTokenizer",
     "StreamDecoder",

@@ -1,7 +1,8 @@
 """What every tokenizer can do, and text that arrives token by token.
 
 A tokenizer is its spec: a JSON object that rebuilds it anywhere, with the file it was made from inside. Its fingerprint says
-whether two are the same and never depends on how a file was compressed. Ids are uint16, because shards store them so.
+whether two are the same and never depends on how a file was compressed. Ids have 16 bits, those of a vocabulary above 65,536 have
+32.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from numpy.typing import NDArray
 from ingot.errors import DataError
 
 Ids = Sequence[int] | NDArray[Any]
-MAX_VOCABULARY = 1 << 16
-MAX_FILE_BYTES = 1 << 26  # far more than a vocabulary of 65,536 ids needs; a spec cannot fill the memory
+IdArray = NDArray[np.unsignedinteger[Any]]
+IdType = np.dtype[np.unsignedinteger[Any]]
+VIEWED = (np.uint16, np.uint32, np.int32)  # number types whose ids need no copy
+NARROW = 1 << 16  # the largest vocabulary whose ids have 16 bits
+MAX_VOCABULARY = 1 << 24  # far more than any tokenizer has
+MAX_FILE_BYTES = 1 << 26  # vocabularies of 262,144 ids take half of it; a spec cannot fill the memory
 OUTSIDE = -1  # the token before a document: none
 PACKED = "xz"  # the key of a spec that holds a file
 
@@ -35,6 +40,11 @@ class NoSpacePiece(DataError):
 def digest(value: Any) -> str:
     """The sha256 of a JSON value, independent of key order and white space."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def id_type(vocab_size: int) -> IdType:
+    """The number type of the ids of a vocabulary that large."""
+    return np.dtype(np.uint16 if vocab_size <= NARROW else np.uint32)
 
 
 class Tokenizer(ABC):
@@ -53,8 +63,13 @@ class Tokenizer(ABC):
     lossless: bool = True
     instant: bool = False
 
+    @property
+    def dtype(self) -> IdType:
+        """The number type of its ids."""
+        return id_type(self.vocab_size)
+
     @abstractmethod
-    def encode(self, text: str) -> NDArray[np.uint16]:
+    def encode(self, text: str) -> IdArray:
         """The ids of `text`, without a mark for the start of a document."""
 
     @abstractmethod
@@ -73,21 +88,21 @@ class Tokenizer(ABC):
         """How many bytes each target stands for after the token before it; an id outside the vocabulary, -1 too, for none."""
         return self._sizes.take(self._rows(targets))
 
-    def encode_document(self, text: str) -> NDArray[np.uint16]:
+    def encode_document(self, text: str) -> IdArray:
         """The ids of a whole document, after the start mark where the kind has one."""
         return self._marked(self.encode(text))
 
-    def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
+    def encode_documents(self, texts: Sequence[str]) -> list[IdArray]:
         """`encode_document` of each text, many times faster."""
         ids, counts = self.encode_batch([utf8(text) for text in texts])
         ends = np.cumsum(counts).tolist()
         return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
-    def encode_batch(self, texts: Sequence[bytes]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[IdArray, NDArray[np.int64]]:
         """The ids of whole documents, which are given in UTF-8, one after the other, and how many each has."""
         found = list(self._encode_all(texts))
         counts = np.fromiter(map(len, found), np.int64, len(texts))
-        mark = np.array([] if self.bos is None else [self.bos], np.uint16)
+        mark = np.array([] if self.bos is None else [self.bos], self.dtype)
         return np.concatenate([mark[:0], *(part for ids in found for part in (mark, ids))]), counts + len(mark)
 
     def decode(self, ids: Ids) -> str:
@@ -106,19 +121,19 @@ class Tokenizer(ABC):
         """Equal for tokenizers that give every text the same ids."""
         return digest(self.spec())
 
-    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
         """`encode` of each text, which is given in UTF-8."""
         return (self.encode(text.decode()) for text in texts)
 
-    def _marked(self, ids: NDArray[np.uint16]) -> NDArray[np.uint16]:
-        return ids if self.bos is None else np.concatenate([np.array([self.bos], np.uint16), ids])
+    def _marked(self, ids: IdArray) -> IdArray:
+        return ids if self.bos is None else np.concatenate([np.array([self.bos], self.dtype), ids])
 
     @cached_property
     def _sizes(self) -> NDArray[np.int32]:
         return np.append(self.token_bytes(), np.int32(0))  # the last row is for ids outside the vocabulary
 
     def _rows(self, ids: Ids) -> NDArray[Any]:
-        array = ids if isinstance(ids, np.ndarray) and ids.dtype in (np.uint16, np.int32) else np.asarray(ids, np.int64)
+        array = ids if isinstance(ids, np.ndarray) and ids.dtype in VIEWED else np.asarray(ids, np.int64)
         unsigned = array.view(f"u{array.itemsize}")  # a negative id becomes a large one
         return unsigned if self.vocab_size > np.iinfo(unsigned.dtype).max else np.minimum(unsigned, self.vocab_size)
 
@@ -168,9 +183,7 @@ def utf8(text: str) -> bytes:
 def check_size(vocab_size: int) -> None:
     """Refuse a vocabulary that a shard cannot hold."""
     if not 0 < vocab_size <= MAX_VOCABULARY:
-        raise DataError(
-            f"a vocabulary of {vocab_size:,} ids; shards hold 16 bits for a token, so it may have 1 to {MAX_VOCABULARY:,}"
-        )
+        raise DataError(f"a vocabulary of {vocab_size:,} ids; it may have 1 to {MAX_VOCABULARY:,}")
 
 
 def pack(contents: bytes) -> str:

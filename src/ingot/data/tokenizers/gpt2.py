@@ -18,9 +18,8 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import utf8
+from ingot.data.tokenizers.base import IdArray, utf8
 from ingot.data.tokenizers.fast.table import INNER, Flat, WordTable, flat, trusted
 from ingot.data.tokenizers.pieces import PieceTokenizer, byte_alphabet
 from ingot.errors import DataError
@@ -54,14 +53,14 @@ class GPT2Tokenizer(PieceTokenizer):
         pieces = [*sorted(ranks, key=ranks.__getitem__), None]
         self._use(pieces, [False] * len(pieces), adds_space=False, counts_first_space=True)
 
-    def encode(self, text: str) -> NDArray[np.uint16]:
+    def encode(self, text: str) -> IdArray:
         utf8(text)
         return np.array(self._ids(text), np.uint16)
 
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind}
 
-    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
         return self._table.encode_all(texts, self.encode) if self._table else super()._encode_all(texts)
 
     @cached_property

@@ -15,9 +15,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import PACKED, Ids, NoSpacePiece, check_size, unpack, utf8
+from ingot.data.tokenizers.base import PACKED, IdArray, Ids, NoSpacePiece, check_size, unpack, utf8
 from ingot.data.tokenizers.fast.table import Flat, WordTable, flat, trusted
 from ingot.data.tokenizers.gpt2 import MARKS, SPACES
 from ingot.data.tokenizers.pieces import SPACE, FileTokenizer, byte_alphabet
@@ -30,6 +29,7 @@ STARTS = (
 ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|eos|>", "[EOS]", "[SEP]")
 PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 BYTE = re.compile("<0x([0-9A-F]{2})>")
+ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
 KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # ways to split that drop no text
 Piece = tuple[bytes | None, bool]  # its text, and whether it begins with the space in front of a word
@@ -54,10 +54,10 @@ class HFTokenizer(FileTokenizer):
         adds_space = any(spaced[token] for token in first)
         self._use(pieces, spaced, adds_space=adds_space, counts_first_space=not adds_space)
 
-    def encode(self, text: str) -> NDArray[np.uint16]:
+    def encode(self, text: str) -> IdArray:
         utf8(text)
         with _explained("the tokenizer cannot encode this text"):
-            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint16)
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)
 
     def decode(self, ids: Ids) -> str:
         if self._style == "words":  # only the library knows where these leave spaces out
@@ -67,10 +67,10 @@ class HFTokenizer(FileTokenizer):
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind, "bos": self.bos, PACKED: self.packed}
 
-    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
         if self._table:
             return self._table.encode_all(texts, self.encode)
-        return (np.array(ids, np.uint16) for ids in self._encode_batch([text.decode() for text in texts]))
+        return (np.array(ids, self.dtype) for ids in self._encode_batch([text.decode() for text in texts]))
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         with _explained("the tokenizer cannot encode this text"):
@@ -84,10 +84,10 @@ class HFTokenizer(FileTokenizer):
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
         if not by_rule or config.get("normalizer") or not all(token.get("special") for token in added):
             return None
-        return trusted(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True), self.encode)
+        return trusted(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True, dtype=self.dtype), self.encode)
 
     def _encode_words(self, words: list[bytes], role: int) -> Flat:
-        return flat(self._encode_batch([word.decode() for word in words]))
+        return flat(self._encode_batch([word.decode() for word in words]), self.dtype)
 
 
 def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:
@@ -194,9 +194,6 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Piece]:
             "choose another tokenizer"
         )
     return table
-
-
-ALPHABET = byte_alphabet()
 
 
 def _from_bytes(token: str) -> Piece:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ class RoundTrips:
         return self.tried - len(self.wrong) >= SHARE * self.tried
 
 
-def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[np.uint16]], trust: bool = False) -> RoundTrips:
+def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[Any]], trust: bool = False) -> RoundTrips:
     """Which samples of tokens become the same again when their text is encoded; `trust`: none is tried."""
     found = RoundTrips()
     if trust:
@@ -44,7 +45,7 @@ def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[np.uint16]], tru
     return found
 
 
-def _round_trips(tokenizer: Tokenizer, ids: NDArray[np.uint16]) -> bool | None:
+def _round_trips(tokenizer: Tokenizer, ids: NDArray[Any]) -> bool | None:
     """Whether the first text of `ids` becomes them again; None where they have too little text without a mark in it."""
     marks = np.flatnonzero(tokenizer.target_bytes(ids, ids) == 0)
     text = next((part[:HEAD] for part in np.split(ids, marks) if len(part) > ENOUGH), ids[:0])
@@ -52,6 +53,6 @@ def _round_trips(tokenizer: Tokenizer, ids: NDArray[np.uint16]) -> bool | None:
         return None
     quarter = len(text) // 4
     try:
-        return text[quarter:-quarter].astype(np.uint16).tobytes() in tokenizer.encode(tokenizer.decode(text)).tobytes()
+        return text[quarter:-quarter].astype(tokenizer.dtype).tobytes() in tokenizer.encode(tokenizer.decode(text)).tobytes()
     except DataError:
         return False

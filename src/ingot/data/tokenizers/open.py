@@ -104,7 +104,7 @@ def _file_in(folder: Path) -> Path:
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"{path.stat().st_size:,} bytes are too many for a tokenizer of 65,536 ids")
+            raise DataError(f"{path.stat().st_size:,} bytes are too many for a tokenizer")
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path.name}: {error.strerror}") from error

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import MAX_VOCABULARY, Ids, Tokenizer, check_size, utf8
+from ingot.data.tokenizers.base import NARROW, IdArray, Ids, Tokenizer, check_size, utf8
 from ingot.errors import DataError
 
 PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
@@ -29,10 +29,10 @@ class ByteTokenizer(Tokenizer):
     pad = 0
     instant = True
 
-    def encode(self, text: str) -> NDArray[np.uint16]:
+    def encode(self, text: str) -> IdArray:
         return np.frombuffer(utf8(text), np.uint8) + np.uint16(self.specials)
 
-    def encode_batch(self, texts: Sequence[bytes]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    def encode_batch(self, texts: Sequence[bytes]) -> tuple[IdArray, NDArray[np.int64]]:
         counts = 1 + np.fromiter(map(len, texts), np.int64, len(texts))
         ids = np.frombuffer(b"\0".join([b"", *texts]), np.uint8) + np.uint16(self.specials)
         ids[np.cumsum(counts) - counts] = self.bos
@@ -78,16 +78,16 @@ class CharTokenizer(Tokenizer):
     def __init__(self, characters: Iterable[str]) -> None:
         self.characters = "".join(sorted(set(characters)))
         self.vocab_size = len(self.characters)
-        if self.vocab_size > MAX_VOCABULARY:
+        if self.vocab_size > NARROW:
             raise DataError(
-                f"the text has {self.vocab_size:,} distinct characters and the char tokenizer takes at most {MAX_VOCABULARY:,}; "
+                f"the text has {self.vocab_size:,} distinct characters and the char tokenizer takes at most {NARROW:,}; "
                 "use the byte tokenizer"
             )
         self._codes = _code_points(self.characters)
         self._ids = np.full(0x110000, -1, np.int32)  # every code point there is; -1: not in the vocabulary
         self._ids[self._codes] = np.arange(self.vocab_size)
 
-    def encode(self, text: str) -> NDArray[np.uint16]:
+    def encode(self, text: str) -> IdArray:
         ids = self._ids[_code_points(text)]
         if ids.size and ids.min() < 0:
             unknown = sorted(set(text) - set(self.characters))
@@ -97,9 +97,9 @@ class CharTokenizer(Tokenizer):
                 f"it has the {self.vocab_size} characters of the text it was prepared from: "
                 "remove these, or prepare the data again with text that holds them or with the byte tokenizer"
             )
-        return ids.astype(np.uint16)
+        return ids.astype(self.dtype)
 
-    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
         """A part at a time: characters take up to four bytes each, and numbers of them as much again."""
         for text in texts:
             decoder = codecs.getincrementaldecoder("utf-8")()
@@ -134,14 +134,14 @@ class NumberTokenizer(Tokenizer):
         check_size(vocab_size)
         self.vocab_size = vocab_size
 
-    def encode(self, text: str) -> NDArray[np.uint16]:
+    def encode(self, text: str) -> IdArray:
         numbers = text.split()
         if wrong := next((word for word in numbers if not word.isdecimal() or int(word) >= self.vocab_size), None):
             raise DataError(
                 f"{wrong!r} is none of the ids, which stand for no text; give numbers from 0 to {self.vocab_size - 1:,} with "
                 "spaces between them"
             )
-        return np.array([int(word) for word in numbers], np.uint16)
+        return np.array([int(word) for word in numbers], self.dtype)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         shown = "".join(f" {token}" for token in self._checked(ids))

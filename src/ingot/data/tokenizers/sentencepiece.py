@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import PACKED, NoSpacePiece, check_size, utf8
+from ingot.data.tokenizers.base import PACKED, IdArray, NoSpacePiece, check_size, utf8
 from ingot.data.tokenizers.fast.proof import word_starts
 from ingot.data.tokenizers.fast.table import FIRST, Flat, WordTable, flat, trusted
 from ingot.data.tokenizers.pieces import SPACE, FileTokenizer
@@ -53,9 +53,9 @@ class SentencePieceTokenizer(FileTokenizer):
         adds_space = any(spaced[token] for token in model.encode("a")[:1])
         self._use(pieces, spaced, adds_space=adds_space, counts_first_space=False)
 
-    def encode(self, text: str) -> NDArray[np.uint16]:
+    def encode(self, text: str) -> IdArray:
         utf8(text)
-        return np.array(self._model.encode(text), np.uint16)
+        return np.array(self._model.encode(text), self.dtype)
 
     def token_bytes(self) -> NDArray[np.int32]:
         return np.array(self._piece_sizes, np.int32)
@@ -63,7 +63,7 @@ class SentencePieceTokenizer(FileTokenizer):
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind, PACKED: self.packed}
 
-    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[NDArray[np.uint16]]:
+    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
         return self._table.encode_all(texts, self.encode) if self._table else super()._encode_all(texts)
 
     @cached_property
@@ -71,13 +71,13 @@ class SentencePieceTokenizer(FileTokenizer):
         if (starts := word_starts(self.contents, self._model)) is None:
             return None
         # A U+2581 of the text itself is not a space to the normaliser, but is one in the pieces.
-        return trusted(WordTable(self._encode_words, *starts, foreign=SPACE.encode()), self.encode)
+        return trusted(WordTable(self._encode_words, *starts, foreign=SPACE.encode(), dtype=self.dtype), self.encode)
 
     def _encode_words(self, words: list[bytes], role: int) -> Flat:
         if role == FIRST:
-            return flat(self._model.encode(words, num_threads=1))
+            return flat(self._model.encode(words, num_threads=1), self.dtype)
         letter = len(self._model.encode("a"))
-        return flat([ids[letter:] for ids in self._model.encode([b"a" + word for word in words], num_threads=1)])
+        return flat([ids[letter:] for ids in self._model.encode([b"a" + word for word in words], num_threads=1)], self.dtype)
 
 
 def _entry(model: Any, token: int) -> tuple[bytes | None, bool, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.data.text.files import WHAT, adding_up, file_bytes, find_files, read_documents
-from ingot.data.tokenizers.base import MAX_VOCABULARY, Tokenizer
+from ingot.data.tokenizers.base import NARROW, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
 from ingot.data.tokenizers.pieces import SPACE
@@ -146,8 +146,8 @@ def _check(output: Path, kind: str, vocab_size: int, documents: int | None, over
         raise ConfigError(f"unknown kind of tokenizer {kind!r}; {' and '.join(SUFFIXES)} can be trained")
     if output.suffix != SUFFIXES[kind]:
         raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output a name that ends so, not {output.name}")
-    if not 257 <= vocab_size <= MAX_VOCABULARY:
-        raise ConfigError(f"--vocab-size {vocab_size:,} is out of range; give 257 (all bytes, and a start) to {MAX_VOCABULARY:,}")
+    if not 257 <= vocab_size <= NARROW:
+        raise ConfigError(f"--vocab-size {vocab_size:,} is out of range; give 257 (all bytes, and a start) to {NARROW:,}")
     if documents is not None and documents < 1:
         raise ConfigError(f"--documents {documents} leaves nothing to learn from; give 1 or more")
     if output.exists() and not overwrite:

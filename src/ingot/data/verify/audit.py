@@ -90,6 +90,9 @@ def audit(
     sides, splits = {}, {}
     for name, split in folder.splits.items():
         sides[name], splits[name] = _audit_split(folder, split, limits, meter)
+        for one in split.buckets:
+            size = one.bytes if split.record else None
+            splits[f"{name}/{one.name}"] = _split_counts(one.documents, one.tokens, size, one.piece_bytes)
     comparisons = []
     for other in trains:
         train = sides["train"] if other is folder else _side(other, folder.findings, meter)
@@ -178,7 +181,7 @@ def _side(other: Folder, findings: list[Finding], meter: _Meter) -> ComparedSpli
 def _index(split: AuditSplit, findings: list[Finding]) -> Starts | None:
     """The document index, where there is one that fits the shards."""
     if split.record is None:
-        return None
+        return split.starts
     found, path, told = read_index(split), split.folder / split.record.document_index, split.record.document_index_sha256
     if not isinstance(found, str) and told is not None and file_sha256(path) != told:
         found = "is not what was written: documents begin elsewhere"

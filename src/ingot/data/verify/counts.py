@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer
-from ingot.data.tokenizers.base import OUTSIDE
+from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.base import NARROW, OUTSIDE
 from ingot.data.verify.folder import AuditSplit, Starts
 
 CHUNK_TOKENS = 1 << 20
@@ -21,9 +22,10 @@ CHUNK_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class Counts:
-    """What a pass came to; `ids` has a count for every id that a shard can hold."""
+    """What a pass came to; `ids` has a count for every id of the vocabulary, some outside it, and last all above those."""
 
     ids: NDArray[np.int64]
+    largest: int
     marks: NDArray[np.int64]
     piece_bytes: int
 
@@ -45,21 +47,40 @@ def bytes_per_token(tokens: int, size: int | None, piece_bytes: int | None) -> f
     return known / tokens if tokens and known is not None else None
 
 
+class AuditBucket:
+    """One bucket of a split, which begins where the buckets before it end."""
+
+    def __init__(self, split: AuditSplit, starts: Starts, number: int) -> None:
+        before, record = split.buckets[:number], split.buckets[number]
+        self.name, self.folder, self.tokens = f"{split.name}/{record.name}", split.folder, record.tokens
+        self.bytes = record.bytes if split.record else None
+        self._split, self._first = split, sum(bucket.tokens for bucket in before)
+        first = sum(bucket.documents for bucket in before)
+        self.starts: Starts = starts[first : first + record.documents + 1] - self._first
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Tokens start..stop of the bucket."""
+        return self._split.read(self._first + start, self._first + stop)
+
+
 def count_tokens(
-    split: AuditSplit,
+    split: AuditSplit | AuditBucket,
     tokenizer: Tokenizer,
     starts: Starts | None = None,
     tell: Callable[[int], None] = lambda tokens: None,
 ) -> Counts:
     """Reads a split. `starts` is where documents begin, if more than their marks says so; `tell` hears of the tokens read."""
-    sizes = np.zeros(MAX_VOCABULARY, np.int64)
+    slots = max(NARROW, tokenizer.vocab_size) + 1
+    sizes = np.zeros(slots, np.int64)
     sizes[: tokenizer.vocab_size] = tokenizer.token_bytes()
     special = np.append(sizes == 0, True)  # the last row is for OUTSIDE
-    ids = np.zeros(MAX_VOCABULARY, np.int64)
+    ids, largest = np.zeros(slots, np.int64), 0
     marks, extra, previous = [np.empty(0, np.int64)], 0, OUTSIDE
     for begin in range(0, split.tokens, CHUNK_TOKENS):
-        part = split.read(begin, min(begin + CHUNK_TOKENS, split.tokens))
-        ids += np.bincount(part, minlength=MAX_VOCABULARY)
+        found = split.read(begin, min(begin + CHUNK_TOKENS, split.tokens))
+        largest = max(largest, int(found.max()))
+        part = np.minimum(found, slots - 1)
+        ids += np.bincount(part, minlength=slots)
         if tokenizer.bos is not None:
             marks.append(np.flatnonzero(part == tokenizer.bos) + begin)
         before = np.empty(len(part), np.int64)
@@ -71,26 +92,27 @@ def count_tokens(
         extra += int((tokenizer.target_bytes(before[places], part[places]) - sizes[part[places]]).sum())
         previous = int(part[-1])
         tell(len(part))
-    return Counts(ids, np.concatenate(marks), int(ids @ sizes) + extra)
+    return Counts(ids, largest, np.concatenate(marks), int(ids @ sizes) + extra)
 
 
 def count_documents(
-    split: AuditSplit, tokenizer: Tokenizer, index: Starts | None, tell: Callable[[int], None]
+    split: AuditSplit | AuditBucket, tokenizer: Tokenizer, index: Starts | None, tell: Callable[[int], None]
 ) -> tuple[Counts, Starts]:
     """Reads a split; documents begin where its index says, or else at their marks."""
     counts = count_tokens(split, tokenizer, index, tell)
     return counts, starts_by_marks(split, counts.marks) if index is None else index
 
 
-def starts_by_marks(split: AuditSplit, marks: NDArray[np.int64]) -> Starts:
+def starts_by_marks(split: AuditSplit | AuditBucket, marks: NDArray[np.int64]) -> Starts:
     """Where documents begin if each has a mark in front; what comes before the first mark is a document too."""
     before = [0] if split.tokens and (not len(marks) or marks[0]) else []
     return np.concatenate([np.array(before, np.int64), marks, np.array([split.tokens], np.int64)])
 
 
-def read_index(split: AuditSplit) -> Starts | str:
-    """Where documents begin by the document index, or what is wrong with it."""
-    assert split.record is not None
+def read_index(split: AuditSplit) -> Starts | str | None:
+    """Where documents begin by the document index, or what is wrong with it; None where nothing says it."""
+    if split.record is None:
+        return split.starts
     path, documents = split.folder / split.record.document_index, split.record.documents
     try:
         size = path.stat().st_size

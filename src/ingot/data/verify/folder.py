@@ -1,37 +1,56 @@
 """A folder of tokens as an audit meets it: what can be read of it, and a finding for everything that cannot.
 
-`Dataset.open` refuses a folder at its first problem; here a problem becomes a finding and the rest is still read. Two layouts are
-known: ours, with dataset.json, and bare shards as golf has them, described at best by a manifest.json two folders above.
+`Dataset.open` refuses a folder at its first problem; here a problem becomes a finding and the rest is still read. Three layouts
+are known: ours, with dataset.json, gpt-simple's pairs of .bin and .idx, and bare shards as golf has them, described at best by a
+manifest.json two folders above.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data.formats.buckets import bucket_of
+from ingot.data.formats.gpt_simple import Pair, find_pairs
 from ingot.data.formats.manifest import MANIFEST as PUBLISHED
 from ingot.data.formats.manifest import listed_dataset, paired_tokenizer
 from ingot.data.formats.open import detect
 from ingot.data.formats.shards import NO_TOKENS, VALIDATION
-from ingot.data.store.dataset import MANIFEST, SPLITS, Dataset, SplitRecord, read_description, shard_tokens, tokenizer_finding
+from ingot.data.store.dataset import (
+    MANIFEST,
+    SPLITS,
+    BucketRecord,
+    Dataset,
+    SplitRecord,
+    read_description,
+    shard_tokens,
+    tokenizer_finding,
+)
 from ingot.data.store.findings import Finding
 from ingot.data.store.shards import open_shard
-from ingot.data.store.stream import TokenStream
+from ingot.data.store.stream import OpenTokens, TokenStream
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import reading
 
+UNTOLD = "{} does not say what its tokens stand for; give --tokenizer (gpt2, a .model, tokenizer.json)"
 Starts = NDArray[np.int64]  # where documents begin, and after them the end of the last
+OPEN: OpenTokens = partial(open_shard, foreign=True)
 
 
 class AuditSplit(TokenStream):
-    """What can be read of a split. `record` is what dataset.json says, `listed` the documents a manifest.json counts."""
+    """What can be read of a split. `record` is what dataset.json says, `listed` the documents a manifest.json counts.
+
+    `starts`: where documents begin, where the files themselves say so.
+    """
 
     def __init__(
         self,
@@ -42,9 +61,13 @@ class AuditSplit(TokenStream):
         whole: bool,  # every shard can be read
         record: SplitRecord | None = None,
         listed: int | None = None,
+        starts: Starts | None = None,
+        buckets: Sequence[BucketRecord] = (),
+        open_tokens: OpenTokens = OPEN,
     ) -> None:
-        super().__init__(paths, sizes, partial(open_shard, wide=True))
+        super().__init__(paths, sizes, open_tokens, dtype=np.dtype(np.uint32))
         self.name, self.folder, self.whole, self.record, self.listed = name, folder, whole, record, listed
+        self.starts, self.buckets = starts, record.buckets if record else buckets
 
 
 @dataclass
@@ -63,6 +86,8 @@ def open_folder(path: Path, tokenizer: str | None = None) -> Folder:
     with reading(path):
         if (path / MANIFEST).is_file():
             return _prepared(path, tokenizer)
+        if path.is_dir() and any(find_pairs(path).values()):
+            return _pairs(path, tokenizer)
         shards = sorted(file for file in path.glob("*.bin") if not NO_TOKENS.search(file.stem.lower()))
         if not any(path.glob("*_train_*.bin")) and not any(path.glob("*_val_*.bin")):
             _refuse_other_formats(path)
@@ -99,7 +124,7 @@ def _bare(path: Path, shards: list[Path], name: str | None, findings: list[Findi
     known, stats = _published(path)
     folder = Folder(path, None, findings=findings or [])
     if name is None and known is None and not findings:
-        raise ConfigError(f"{path} does not say what its tokens stand for; give --tokenizer (gpt2, a .model, tokenizer.json)")
+        raise ConfigError(UNTOLD.format(path))
     opened = {one: _open_tokenizer(folder, one) for one in (name, known) if one}
     folder.tokenizer = opened.get(name or known or "")
     if name and known and (mine := opened[name]) and (its := opened[known]) and mine.fingerprint() != its.fingerprint():
@@ -112,6 +137,38 @@ def _bare(path: Path, shards: list[Path], name: str | None, findings: list[Findi
             told = stats.get(f"docs_{split}") if complete else None
             folder.splits[split] = _split(folder, split, paths, listed=told if isinstance(told, int) else None)
     return folder
+
+
+def _pairs(path: Path, name: str | None) -> Folder:
+    if name is None:
+        raise ConfigError(UNTOLD.format(path))
+    folder = Folder(path, None)
+    folder.tokenizer = _open_tokenizer(folder, name)
+    for split, files in find_pairs(path).items():
+        pairs: list[Pair] = []
+        for file in files:
+            try:
+                pairs.append(Pair(file))
+            except DataError as error:
+                folder.findings.append(Finding("pair", str(file), str(error)))
+        streams, begins = {pair.path: pair.stream for pair in pairs}, np.cumsum([0, *(pair.stream.tokens for pair in pairs)])
+        starts = [pair.offsets[:-1] + begin for pair, begin in zip(pairs, begins[:-1], strict=True)]
+        named = groupby((pair for pair in pairs if pair.path.parent.parent == path / split), lambda pair: pair.path.parent.name)
+        folder.splits[split] = AuditSplit(
+            split,
+            path,
+            list(streams),
+            [stream.tokens for stream in streams.values()],
+            len(pairs) == len(files),
+            starts=np.concatenate([*starts, begins[-1:]]).astype(np.int64),
+            buckets=[bucket_of(bucket, list(some)) for bucket, some in named],
+            open_tokens=partial(_mapped, streams),
+        )
+    return folder
+
+
+def _mapped(streams: Mapping[Path, TokenStream], path: Path) -> NDArray[Any]:
+    return streams[path].shard(0)
 
 
 def _open_tokenizer(folder: Folder, name: str) -> Tokenizer | None:

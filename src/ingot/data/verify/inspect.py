@@ -16,8 +16,8 @@ import numpy as np
 
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.verify.counts import Counts, SplitCounts, bytes_per_token, count_documents, read_index
-from ingot.data.verify.folder import AuditSplit, Folder, Starts, open_folder
+from ingot.data.verify.counts import AuditBucket, Counts, SplitCounts, bytes_per_token, count_documents, read_index
+from ingot.data.verify.folder import AuditSplit, Starts, open_folder
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 
@@ -112,7 +112,7 @@ def inspect(
     if split is not None and split not in folder.splits:
         raise DataError(f"{path} has no split {split!r}; it has {', '.join(folder.splits)}")
     chosen = {name: one for name, one in folder.splits.items() if split in (None, name)}
-    done, total = 0, sum(one.tokens for one in chosen.values())
+    done, total = 0, sum(one.tokens * (2 if one.buckets else 1) for one in chosen.values())
 
     def tell(tokens: int) -> None:
         nonlocal done
@@ -120,7 +120,13 @@ def inspect(
         if progress:
             progress(TOKEN_BYTES * done, TOKEN_BYTES * total)
 
-    splits = {name: _inspect(folder, one, top, beginnings, tell) for name, one in chosen.items()}
+    splits = {}
+    for name, one in chosen.items():
+        starts, size = _document_starts(one), one.record.bytes if one.record else None
+        splits[name], starts = _inspect(folder.tokenizer, one, starts, size, top, beginnings, tell)
+        for number in range(len(one.buckets)):
+            bucket = AuditBucket(one, starts, number)
+            splits[bucket.name], _ = _inspect(folder.tokenizer, bucket, bucket.starts, bucket.bytes, top, beginnings, tell)
     return Inspection(path, folder.tokenizer.kind, splits)
 
 
@@ -159,20 +165,29 @@ def plot(inspection: Inspection, file: Path) -> None:
         raise ConfigError(f"--plot {file} cannot be written: {error.strerror}") from None
 
 
-def _inspect(folder: Folder, split: AuditSplit, top: int, beginnings: int, tell: Callable[[int], None]) -> SplitInspection:
-    tokenizer = folder.tokenizer
-    assert tokenizer is not None
-    index = read_index(split) if split.record else None
-    if isinstance(index, str):
+def _document_starts(split: AuditSplit) -> Starts | None:
+    if isinstance(index := read_index(split), str):
         raise DataError(f"{split.folder}: the document index of {split.name} {index}; ingot data verify lists everything")
+    return index
+
+
+def _inspect(
+    tokenizer: Tokenizer,
+    split: AuditSplit | AuditBucket,
+    index: Starts | None,
+    size: int | None,
+    top: int,
+    beginnings: int,
+    tell: Callable[[int], None],
+) -> tuple[SplitInspection, Starts]:
+    """What a split or a bucket holds, and where its documents begin."""
     counts, starts = count_documents(split, tokenizer, index, tell)
     if (outside := int(counts.ids[tokenizer.vocab_size :].sum())) > 0:
         raise DataError(
             f"{split.folder}: {outside:,} tokens of {split.name} are outside the {tokenizer.kind} vocabulary of "
             f"{tokenizer.vocab_size:,} ids; give the tokenizer that made them"
         )
-    size = split.record.bytes if split.record else None
-    return SplitInspection(
+    found = SplitInspection(
         documents=len(starts) - 1,
         tokens=split.tokens,
         bytes=size,
@@ -182,6 +197,7 @@ def _inspect(folder: Folder, split: AuditSplit, top: int, beginnings: int, tell:
         lengths=_lengths(starts),
         beginnings=_beginnings(split, tokenizer, starts, beginnings),
     )
+    return found, starts
 
 
 def _vocabulary(tokenizer: Tokenizer, counts: Counts, top: int) -> Vocabulary:
@@ -209,7 +225,7 @@ def _lengths(starts: Starts) -> Lengths | None:
     return Lengths(int(lengths.min()), float(lengths.mean()), float(np.median(lengths)), int(lengths.max()), bins)
 
 
-def _beginnings(split: AuditSplit, tokenizer: Tokenizer, starts: Starts, count: int) -> list[Beginning]:
+def _beginnings(split: AuditSplit | AuditBucket, tokenizer: Tokenizer, starts: Starts, count: int) -> list[Beginning]:
     """The first words of documents that are spread evenly."""
     documents = len(starts) - 1
     numbers = np.unique(np.linspace(0, documents - 1, max(count, 0)).astype(np.int64)).tolist() if documents else []

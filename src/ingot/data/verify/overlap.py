@@ -32,7 +32,7 @@ class ComparedSplit:
     starts: Starts
     tokenizer: Tokenizer
 
-    def document(self, number: int) -> NDArray[np.uint16]:
+    def document(self, number: int) -> NDArray[Any]:
         """The tokens of one document."""
         return self.split.read(int(self.starts[number]), int(self.starts[number + 1]))
 
@@ -185,7 +185,7 @@ class _Block:
     """Whole documents, or a part of one that is too long."""
 
     first: int  # document
-    ids: NDArray[np.uint16]
+    ids: NDArray[Any]
     starts: Places  # of its documents, in it
     ends: bool  # its last document
 

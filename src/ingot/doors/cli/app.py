@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from ingot.doors.cli.main import MODULES, VERBS
 from ingot.errors import ConfigError
+from ingot.runtime.version import made_by
 
 UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
 
@@ -43,12 +44,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print(f"ingot {version('ingot')}")
-        except PackageNotFoundError:
-            print("ingot, not installed as a package")
+        print(made_by())
         raise typer.Exit
 
 

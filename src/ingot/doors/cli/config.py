@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
+from ingot.doors.cli.options import AsJson, ConfigFile, OutputFile, RecipeName, SettingsCommand, given_settings
+from ingot.doors.entry import warn
 from ingot.doors.output import print_columns, print_json, write_file
 
 
@@ -29,10 +29,10 @@ def show(
 ) -> None:
     """Print every setting, its value and where the value came from."""
     from ingot.config.fields import leaf_values
-    from ingot.config.loading import load_config
     from ingot.config.text import format_value
+    from ingot.doors.cli.configs import resolve
 
-    resolved = load_config(recipe, config, given_settings(ctx))
+    resolved = resolve(recipe, config, given_settings(ctx), told=warn)
     leaves = [(path, value, resolved.origins[".".join(path)]) for path, value in leaf_values(resolved.config)]
     leaves = [leaf for leaf in leaves if not changed or leaf[2] != "default"]
     if as_json:
@@ -59,11 +59,7 @@ def schema() -> None:
     print_json(json_schema())
 
 
-def docs(
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")
-    ] = None,
-) -> None:
+def docs(output: OutputFile = None) -> None:
     """Print docs/configuration.md, made from the schema."""
     from ingot.doors.cli.config_docs import markdown
 

@@ -24,9 +24,11 @@ def resolve(
         return load_config(recipe=recipe, file=file, overrides=overrides)
     if recipe is not None:
         raise ConfigError(f"{file} has gpt-simple's keys, so the recipe {recipe} cannot be given as well; keep one")
-    from ingot.doors.gpt_simple.translate import kept_tokens, translate
+    from ingot.doors.gpt_simple.translate import kept_tokens, tell_batch, translate
 
     config = read_config(file, overrides)
+    kept = kept_tokens(config)
     if told is not None:
         told(f"{file} has gpt-simple's keys and is read as `gpt-simple train --config` reads it")
-    return translate(config, world_size, kept_tokens(config))
+        tell_batch(config, world_size, kept, told)
+    return translate(config, world_size, kept)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,10 +16,11 @@ from ingot.doors.cli.data_verify import print_splits, verify_command
 from ingot.doors.cli.options import AsJson
 from ingot.doors.display import progress_bar
 from ingot.doors.output import print_json
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from ingot.data.prepare.pipeline import Summary
+    from ingot.data.text.buckets import Buckets
 
 
 TOKENIZER = (
@@ -40,20 +40,6 @@ MoreInputs = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="--
 TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
 LARGE_VOCABULARY = 8192  # ids from which a step of the demo takes seconds on a CPU: with 50,257, 3 s on two cores
 GPT2_TOKENS = 100_000_000  # enough text for the 124M parameters of the recipe gpt2 to learn more than to recite it
-
-
-class EngineName(StrEnum):
-    """Who encodes."""
-
-    local = "local"
-    ray = "ray"
-
-
-class TrainableKind(StrEnum):
-    """The tokenizers that can be learned from text."""
-
-    sentencepiece = "sentencepiece"
-    bpe = "bpe"
 
 
 def register(app: typer.Typer) -> None:
@@ -83,6 +69,9 @@ def prepare_command(
             help="This part is (0.1 unless said): of up to 20 documents the end of each, of more whole ones, evenly spread.",
         ),
     ] = None,
+    buckets: Annotated[
+        bool, typer.Option("--buckets", help="The input is a folder with train/NAME/ and val/NAME/, which stay apart as buckets.")
+    ] = False,
     bos: Annotated[
         str | None,
         typer.Option(metavar="TOKEN", help="What starts a document, where a tokenizer.json does not say so; empty: nothing."),
@@ -92,7 +81,9 @@ def prepare_command(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Processes that encode, by default one for each processor; no output differs.")
     ] = None,
-    engine: Annotated[EngineName, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = EngineName.local,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="local: processes of this machine. ray: a Ray cluster.")
+    ] = "local",
     ray_address: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="The cluster; auto: the one that runs here; not given: a new one, here.")
     ] = None,
@@ -113,11 +104,12 @@ def prepare_command(
             val_fraction=val_fraction,
             val_inputs=val_inputs or None,
             val_documents=val_documents,
+            buckets=_buckets(inputs) if buckets else None,
             text_field=text_field,
             shard_tokens=shard_tokens,
             overwrite=force,
             workers=workers,
-            engine=engine.value,
+            engine=engine,
             ray_address=ray_address,
             progress=progress,
         )
@@ -125,6 +117,17 @@ def prepare_command(
         print_json(summary)
     else:
         _print_summary(summary)
+
+
+def _buckets(inputs: list[Path]) -> Buckets:
+    from ingot.data.text.buckets import find_buckets
+    from ingot.data.text.files import is_text
+
+    if len(inputs) != 1:
+        raise ConfigError("--buckets takes one --input, a folder with train/NAME/ and val/NAME/")
+    if not (found := find_buckets(inputs[0], is_text)):
+        raise DataError(f"{inputs[0]} holds no text files in train/NAME/ and val/NAME/, which --buckets asks for")
+    return found
 
 
 def _print_summary(summary: Summary) -> None:
@@ -157,7 +160,7 @@ def next_command(summary: Summary) -> list[str]:
 def train_tokenizer_command(
     inputs: Inputs,
     kind: Annotated[
-        TrainableKind,
+        Literal["sentencepiece", "bpe"],
         typer.Option(help="sentencepiece: BPE that folds white space, as golf has it. bpe: bytes, as GPT-2 has it."),
     ],
     vocab_size: Annotated[int, typer.Option(metavar="N", help="Ids in all, 257 to 65,536.")],
@@ -179,7 +182,7 @@ def train_tokenizer_command(
         tokenizer = train_tokenizer(
             inputs,
             output,
-            kind.value,
+            kind,
             vocab_size,
             documents=documents,
             text_field=text_field,

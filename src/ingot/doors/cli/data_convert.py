@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,14 +14,7 @@ from ingot.doors.cli.options import AsJson
 from ingot.doors.display import progress_bar
 from ingot.doors.output import print_json
 
-
-class TokenFormat(StrEnum):
-    """The formats of token data."""
-
-    ingot = "ingot"
-    nanogpt = "nanogpt"
-    gpt_simple = "gpt-simple"
-    shards = "shards"
+TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 
 
 def convert_command(
@@ -58,13 +50,13 @@ def convert_command(
     from ingot.data.formats.convert import Layout, convert
     from ingot.data.formats.open import open_source
 
-    opened = open_source(source, from_format.value if from_format else None)
+    opened = open_source(source, from_format)
     print(f"{source}: {opened.format}: {opened.about}", file=sys.stderr)
     with progress_bar("converting", in_bytes=True) as progress:
         summary = convert(
             opened,
             output,
-            to.value,
+            to,
             tokenizer=tokenizer,
             mark=mark,
             layout=Layout(name, shard_tokens, max_length, overlap),

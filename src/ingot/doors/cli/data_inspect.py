@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,16 +17,9 @@ if TYPE_CHECKING:
 BAR = 40  # characters of the longest
 
 
-class SplitName(StrEnum):
-    """The splits of a folder."""
-
-    train = "train"
-    val = "val"
-
-
 def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
-    split: Annotated[SplitName | None, typer.Option(help="One split alone.")] = None,
+    split: Annotated[Literal["train", "val"] | None, typer.Option(help="One split alone.")] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="What made the tokens of bare shards.")] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="The most frequent ids to list.")] = 10,
     documents: Annotated[int, typer.Option(metavar="N", help="The documents to show the beginning of.")] = 5,
@@ -41,9 +33,7 @@ def inspect_command(
     if plot:
         check_plot(plot)
     with progress_bar("reading", in_bytes=True) as progress:
-        found = inspect(
-            folder, split.value if split else None, tokenizer=tokenizer, top=top, beginnings=documents, progress=progress
-        )
+        found = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents, progress=progress)
     if plot:
         draw(found, plot)
     if as_json:

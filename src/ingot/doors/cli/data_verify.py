@@ -82,8 +82,9 @@ def print_splits(splits: Mapping[str, Any]) -> bool:
         ratio = "-" if split.bytes_per_token is None else f"{split.bytes_per_token:.4f}"
         counts = [_number(value) for value in (split.documents, split.tokens, split.bytes)]
         rows.append([name, *counts, ratio, _number(split.piece_bytes)])
+    width = max(6, *(len(row[0]) + 1 for row in rows))  # of a name: a bucket's is longer than a split's
     for name, documents, tokens, size, ratio, pieces in rows:
-        print(f"{name:<6}{documents:>12}{tokens:>18}{size:>18}{ratio:>14}{pieces if folded else '':>18}".rstrip())
+        print(f"{name:<{width}}{documents:>12}{tokens:>18}{size:>18}{ratio:>14}{pieces if folded else '':>18}".rstrip())
     return folded
 
 

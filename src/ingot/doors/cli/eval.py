@@ -22,13 +22,13 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     path: OptionalModelPath = None,
     artifact: Annotated[
-        Path | None, typer.Option("--artifact", metavar="FILE", help="Score the model in this file, as `ingot export` wrote it.")
+        Path | None, typer.Option(metavar="FILE", help="Score the model in this file, as `ingot export` wrote it.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="DIR", help="Prepared folder; its validation split is scored. Default: the run's."),
+        typer.Option(metavar="DIR", help="Prepared folder; its validation split is scored. Default: the run's."),
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", metavar="N", help="Score N rows spread over the split.", min=1)] = None,
+    rows: Annotated[int | None, typer.Option(metavar="N", help="Score N rows spread over the split.", min=1)] = None,
     stride: Annotated[
         int | None,
         typer.Option("--stride", metavar="N", help="Tokens from one row to the next. Default: as in its training.", min=1),
@@ -44,6 +44,7 @@ def evaluate(
     """Score a trained model on a validation split: loss and bits per byte."""
     from ingot.api import load
     from ingot.doors.display import progress_bar
+    from ingot.eval.evaluator import bucket_record
 
     if (path is None) == (artifact is None):
         raise ConfigError("give a run folder or checkpoint, or --artifact FILE; one of them")
@@ -57,6 +58,7 @@ def evaluate(
         score = model.evaluate(data, rows, _tell if tell_rows else progress, stride=stride, seq_len=seq_len)
     by = model.scored_by(stride, seq_len)
     size = {"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}
+    buckets = {name: bucket_record(one) for name, one in score.buckets.items()}
     if as_json:
         found = {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
         print_json(
@@ -70,6 +72,7 @@ def evaluate(
                 "seq_len": by.data.seq_len,
                 "stride": by.stride,
                 "bytes_by": score.rule,
+                **({"buckets": buckets} if buckets else {}),
                 **size,
             }
         )
@@ -83,6 +86,7 @@ def evaluate(
             ("tokens", f"{score.tokens:,}"),
             ("bytes", f"{score.bytes:,}, of the {score.rule}"),
             ("rows", f"{score.rows:,} of {score.rows_of:,}, {by.data.seq_len:,} tokens long, {by.stride:,} apart"),
+            *((f"val_bpb {name}", f"{one['val_bpb']:.4f}") for name, one in buckets.items() if "val_bpb" in one),
             *(("artifact", f"{count:,} bytes") for count in size.values()),
         ]
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,18 +16,10 @@ from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
 from ingot.runtime.files import write_atomically
 
 if TYPE_CHECKING:
+    from ingot.config.schema import ArtifactSection
     from ingot.trained.weights import Weights
 
 BY_RUN = "Default: as the run's config says."
-
-
-class Layout(StrEnum):
-    """Who is to read the result."""
-
-    ingot = "ingot"
-    huggingface = "huggingface"
-    nanogpt = "nanogpt"
-    gpt_simple = "gpt-simple"
 
 
 WhichOne = Annotated[
@@ -38,37 +29,21 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: artifact/model.ingot in the run folder.")
 ]
 Format = Annotated[
-    Layout,
+    Literal["ingot", "huggingface", "nanogpt", "gpt-simple"],
     typer.Option(
         "--format",
         help="ingot: one file. Of the gpt2 family: huggingface, a folder for transformers; nanogpt, ckpt.pt. Of the llama "
         "family: gpt-simple, a checkpoint folder.",
     ),
 ]
-Quantiser = Annotated[str | None, typer.Option("--quantiser", metavar="none|int8|int8-golf", help=f"Bytes per weight. {BY_RUN}")]
-Codec = Annotated[str | None, typer.Option("--codec", metavar="none|zlib|lzma|zstd|brotli", help=f"Compression. {BY_RUN}")]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", metavar="fp32|bf16|fp16", help=f"Number format where the quantiser is none. {BY_RUN}")
-]
+Quantiser = Annotated[str | None, typer.Option(metavar="none|int8|int8-golf", help=f"Bytes per weight. {BY_RUN}")]
+Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|zstd|brotli", help=f"Compression. {BY_RUN}")]
+Dtype = Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help=f"Number format where the quantiser is none. {BY_RUN}")]
 WithTokenizer = Annotated[bool | None, typer.Option("--tokenizer/--no-tokenizer", help=f"Put it into the file. {BY_RUN}")]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="BYTES", help="Most bytes allowed. Default: budget.artifact_bytes.", min=1)
-]
+Limit = Annotated[int | None, typer.Option(metavar="BYTES", help="Most bytes allowed. Default: budget.artifact_bytes.", min=1)]
 WithScore = Annotated[bool, typer.Option("--score/--no-score", help="Read the file in a process of its own and score it.")]
-Data = Annotated[
-    str | None, typer.Option("--data", metavar="DIR", help="Prepared folder; the file is scored on it. Default: the run's.")
-]
+Data = Annotated[str | None, typer.Option(metavar="DIR", help="Prepared folder; the file is scored on it. Default: the run's.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """How the file is to be made: the run's settings, and over them what was asked for."""
-
-    quantiser: str
-    codec: str
-    dtype: str
-    limit: int | None
 
 
 def register(app: typer.Typer) -> None:
@@ -80,7 +55,7 @@ def export(
     path: ModelPath,
     which: WhichOne = "latest",
     output: Output = None,
-    layout: Format = Layout.ingot,
+    layout: Format = "ingot",
     quantiser: Quantiser = None,
     codec: Codec = None,
     dtype: Dtype = None,
@@ -96,30 +71,26 @@ def export(
     from ingot.trained.weights import open_weights
 
     source = open_weights(path, which)
-    a = source.config.artifact
-    facts = dict(source.facts)
-    if not (a.tokenizer if tokenizer is None else tokenizer):
-        facts["tokenizer"] = None
-    if layout is Layout.huggingface:
+    asked = {"quantiser": quantiser, "codec": codec, "dtype": dtype, "tokenizer": tokenizer}
+    made = source.config.artifact.model_copy(update={name: value for name, value in asked.items() if value is not None})
+    facts = source.facts if made.tokenizer else {**source.facts, "tokenizer": None}
+    if layout == "huggingface":
         if quantiser or codec or data:
             raise ConfigError(
                 "--format huggingface has no quantiser and no codec and is not scored; leave these out, --dtype makes it smaller"
             )
-        found = _export_folder(source, facts, dtype or a.dtype, output, force) | {"limit": limit}
-    elif layout in (Layout.nanogpt, Layout.gpt_simple):
+        found = _export_folder(source, facts, made.dtype, output, force) | {"limit": limit}
+    elif layout in ("nanogpt", "gpt-simple"):
         if quantiser or codec or dtype or data:
             raise ConfigError(
                 f"--format {layout} is the model as it is, and is not scored; give no quantiser, codec, dtype or data"
             )
-        write = _export_ckpt if layout is Layout.nanogpt else _export_gpt_simple
+        write = _export_ckpt if layout == "nanogpt" else _export_gpt_simple
         found = write(source, output, force) | {"limit": limit}
     else:
-        options = ExportOptions(
-            quantiser or a.quantiser, codec or a.codec, dtype or a.dtype, limit or source.config.budget.artifact_bytes
-        )
         if score and data is None and not facts["data_fingerprint"]:
             raise ConfigError(f"{path} names no text it could be scored on; give --data DIR or --no-score")
-        found = _export_file(source, facts, options, output, force)
+        found = _export_file(source, facts, made, limit or source.config.budget.artifact_bytes, output, force)
         if score and (data is not None or _has_text(source)):
             try:
                 found |= _scores(source, Path(found["artifact"]), data, device)
@@ -130,18 +101,18 @@ def export(
 
 
 def _export_file(
-    source: Weights, facts: dict[str, Any], options: ExportOptions, output: Path | None, force: bool
+    source: Weights, facts: Mapping[str, Any], made: ArtifactSection, limit: int | None, output: Path | None, force: bool
 ) -> dict[str, Any]:
     from ingot.artifact.codecs import check_codec
     from ingot.artifact.container import artifact_name, write_artifact
 
-    check_codec(options.codec)
-    target = _target(source, output, artifact_name(options.codec), force)
+    check_codec(made.codec)
+    target = _target(source, output, artifact_name(made.codec), force)
     _bring_code(source, target)
     records = source.tensors.values()
     with progress_bar("compressing", in_bytes=True) as progress:
         try:
-            report = write_artifact(target, records, facts, options.quantiser, options.codec, options.dtype, progress=progress)
+            report = write_artifact(target, records, facts, made.quantiser, made.codec, made.dtype, progress=progress)
         except OSError as error:
             raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
     found = {
@@ -150,13 +121,11 @@ def _export_file(
         "bytes": report.bytes,
         "payload_bytes": report.payload_bytes,
         "parameters": report.parameters,
-        "quantiser": options.quantiser,
-        "codec": options.codec,
-        "limit": options.limit,
+        "quantiser": made.quantiser,
+        "codec": made.codec,
+        "limit": limit,
     }
-    return (
-        found if options.limit is None or report.bytes <= options.limit else found | _alternatives(source, facts, options.limit)
-    )
+    return found if limit is None or report.bytes <= limit else found | _alternatives(source, facts, limit)
 
 
 def _bring_code(source: Weights, target: Path) -> None:
@@ -189,7 +158,7 @@ def _has_text(source: Weights) -> bool:
 WAYS = (("none", "fp32"), ("none", "fp16"), ("none", "bf16"), ("int8", "fp32"), ("int8-golf", "fp32"))
 
 
-def _alternatives(source: Weights, facts: dict[str, Any], limit: int) -> dict[str, Any]:
+def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict[str, Any]:
     """The least lossy way to store the model that fits, tried out; where none does, the smallest."""
     from ingot.artifact.codecs import available_codecs
     from ingot.artifact.container import artifact_sizes
@@ -209,7 +178,7 @@ def _alternatives(source: Weights, facts: dict[str, Any], limit: int) -> dict[st
     return {"would_fit": None, "smallest": {"options": min(tried)[1], "bytes": min(tried)[0]}}
 
 
-def _export_folder(source: Weights, facts: dict[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
+def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
     """Write Hugging Face's layout, and read it back to see that it says the same."""
     from ingot.artifact.huggingface import CONFIG, read_gpt2, write_gpt2
     from ingot.artifact.quantise import quantise

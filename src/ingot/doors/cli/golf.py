@@ -17,26 +17,20 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, lo
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="DIR", help="The folder to make. Default: records/DATE_NAME.")
 ]
-Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Title of the submission. Default: the first RUN's.")]
-Author = Annotated[str, typer.Option("--author", metavar="TEXT", help="Who submits it.")]
-GithubId = Annotated[str, typer.Option("--github-id", metavar="NAME", help="Account that submits it.")]
-Blurb = Annotated[str, typer.Option("--blurb", metavar="TEXT", help="What is new in it, in a sentence or two.")]
-Reference = Annotated[
-    float, typer.Option("--reference", metavar="BPB", help="Score to be better than; p is counted against it.", min=0)
-]
+Name = Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the submission. Default: the first RUN's.")]
+Author = Annotated[str, typer.Option(metavar="TEXT", help="Who submits it.")]
+GithubId = Annotated[str, typer.Option(metavar="NAME", help="Account that submits it.")]
+Blurb = Annotated[str, typer.Option(metavar="TEXT", help="What is new in it, in a sentence or two.")]
+Reference = Annotated[float, typer.Option(metavar="BPB", help="Score to be better than; p is counted against it.", min=0)]
 Force = Annotated[bool, typer.Option("--force", help="Replace a submission that is there.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     verb = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verb.callback()(golf)
+    verb.callback(help="Make a submission of golf runs; the runs themselves are made by train_gpt.py.")(lambda: None)
     verb.command("pack")(pack_command)
     app.add_typer(verb, name="golf", help="Make a submission of golf runs.")
-
-
-def golf() -> None:
-    """Make a submission of golf runs; the runs themselves are made by train_gpt.py."""
 
 
 def pack_command(

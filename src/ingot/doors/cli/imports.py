@@ -34,9 +34,7 @@ def import_command(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="NAME", help="Default: the model's own, else GPT-2's.")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="Default: the model's own, else GPT-2's.")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -47,7 +45,7 @@ def import_command(
     target = output / artifact_name("none") if output.is_dir() else output
     check_target(target, False, force)
     records, settings, found, scoring = _read(name, tokenizer)
-    weights = foreign_weights(Path(name), records, settings, found, scoring)
+    weights = foreign_weights(Path(name), records, settings, found, scoring=scoring)
     try:
         report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
     except OSError as error:
@@ -86,8 +84,7 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
         weights = open_weights(path)
         return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer), {}
     from ingot.artifact.hf_tokenizer import find_tokenizer
-    from ingot.artifact.hub import fetch_model
-    from ingot.artifact.huggingface import read_gpt2, read_scoring
+    from ingot.artifact.huggingface import fetch_model, read_gpt2, read_scoring
 
     folder = path if path.exists() else fetch_model(name)
     records, settings = read_gpt2(folder)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ingot.doors.cli.options import AsJson, SettingsCommand, given_settings
+from ingot.doors.cli.options import AsJson, OutputFile, SettingsCommand, given_settings
 from ingot.doors.output import print_json, write_file
 
 
@@ -19,9 +18,7 @@ def register(app: typer.Typer) -> None:
 def init(
     ctx: typer.Context,
     recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Recipe whose values are written.")] = "demo",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")
-    ] = None,
+    output: OutputFile = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -15,8 +15,8 @@ from ingot.doors.entry import explained
 from ingot.doors.output import print_json
 
 VERBS = {
-    "Train and use a model": ("train", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
-    "Prepare text": ("data",),
+    "Train and use a model": ("train", "validate", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
+    "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),
 }

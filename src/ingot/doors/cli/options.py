@@ -17,6 +17,7 @@ from ingot.errors import ConfigError
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="YAML file with settings.")]
 RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Recipe to start from, see `ingot recipes`.")]
+OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -48,22 +49,21 @@ class SettingsCommand(TyperCommand):
         formatter.write(f"\n{settings_help()}\n")
 
 
-def given_settings(ctx: typer.Context) -> dict[str, str | bool]:
-    """The settings among the words after a verb."""
-    _hint(ctx.args)
-    return split_overrides(ctx.args, [name for option in ctx.command.params for name in option.opts])
+def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
+    """The settings among the words after a verb, without the first ones."""
+    _hint(ctx.args[skip:])
+    return split_overrides(ctx.args[skip:], [name for option in ctx.command.params for name in option.opts])
+
+
+def first_word(ctx: typer.Context) -> str | None:
+    """What stands before the settings, if it is not one itself."""
+    return ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
 
 
 def _hint(args: list[str]) -> None:
     """Answer the words that people bring from other programs with the ones that are meant here."""
     from ingot.config.fields import known
-    from ingot.config.recipes import list_recipes
 
-    if args and not args[0].startswith("-"):
-        if args[0] in [recipe.name for recipe in list_recipes()]:
-            raise ConfigError(f"unexpected {args[0]!r} on the command line; did you mean --recipe {args[0]}?")
-        if args[0].endswith((".yaml", ".yml")):
-            raise ConfigError(f"unexpected {args[0]!r} on the command line; did you mean --config {args[0]}?")
     for word in args:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if not word.startswith("--") or "." in name:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
-from ingot.doors.entry import process_start, warn
+from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, first_word, given_settings
+from ingot.doors.entry import STARTED_AT, process_start, warn
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ingot.config.loading import ResolvedConfig
+    from ingot.config.schema import Config
     from ingot.runs.result import TrainingResult
 
 
@@ -40,6 +45,14 @@ def train(
             "--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped and is to be continued."
         ),
     ] = 0,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="RUN", help="Continue this run with all its settings; `ingot train RUN` is the same."),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Begin anew: delete what an earlier run left in training.output_dir, and nothing else."),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a model, or continue the run in training.output_dir."""
@@ -47,30 +60,99 @@ def train(
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
-    if nproc_per_node is not None and "RANK" not in os.environ:
-        resolved = resolve(recipe, config, given_settings(ctx), nproc_per_node * nnodes)
+    launching = nproc_per_node is not None and "RANK" not in os.environ
+    world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
+    settings = given_settings(ctx, skip=int(first_word(ctx) is not None))
+    if (run_folder := _run_folder(ctx, resume)) is not None:
+        resolved = _settings_of(run_folder, settings, refused={"--config": config, "--recipe": recipe, "--force": force})
+    else:
+        resolved = resolve(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
+    if not force and _tell_complete(resolved.config, as_json):
+        return 0
+    if nproc_per_node is not None and launching:
         from ingot.doors.launch import launch
-        from ingot.train.start import open_data
-        from ingot.train.walltime import find_walltime
 
-        find_walltime(resolved.config.training, process_start())
-        open_data(resolved.config, nproc_per_node * nnodes)  # a mistake is told once, not by every rank
+        _check_once(resolved.config, world_size, force)
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
-    from ingot.doors.display import make_reporter
-
-    resolved = resolve(recipe, config, given_settings(ctx), ranks.world_size, warn if ranks.first else None)
-    with make_reporter() as reporter:
-        from ingot.train.start import run  # here: a second of imports that is seen to be one
-
-        result = run(resolved, reporter, began=process_start())
+    result = _run(resolved, world_size, force)
     if ranks.first:
         print_json(result) if as_json else _print(result)
         return stop_exit_code if result.status == "stopped" else 0
     return 0
+
+
+def _check_once(config: Config, world_size: int, force: bool) -> None:
+    """Find mistakes before ranks are started: each is told once, not by every rank."""
+    from ingot.plan.validate import check_before_training
+    from ingot.train.start import open_data
+
+    open_data(config, world_size, check_before_training(config, world_size, warn, fresh=force))
+
+
+def _run(resolved: ResolvedConfig, world_size: int, force: bool) -> TrainingResult:
+    """Train as one of the ranks."""
+    from ingot.doors.display import make_reporter
+
+    with make_reporter() as reporter:
+        from ingot.plan.validate import check_before_training  # here: a second of imports that is seen to be one
+        from ingot.train.start import run
+
+        reporter.waiting("checking the run")
+        dataset = None
+        if STARTED_AT not in os.environ:  # else whoever launched the ranks has checked it
+            dataset = check_before_training(resolved.config, world_size, reporter.message, fresh=force)
+        return run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
+
+
+def _run_folder(ctx: typer.Context, named: Path | None) -> Path | None:
+    """The run that is to be continued with its own settings: the option's, or the first word."""
+    word = first_word(ctx)
+    if word is not None and named is not None:
+        raise ConfigError(f"--resume {named} and {word} both name a run; keep one")
+    if word is not None and not Path(word).is_dir():
+        raise ConfigError(
+            f"{word} is not a run folder; a recipe is named by --recipe {word}, a file of settings by --config {word}"
+        )
+    return Path(word) if word is not None else named
+
+
+def _settings_of(folder: Path, given: Mapping[str, Any], refused: Mapping[str, Any]) -> ResolvedConfig:
+    """All settings of a run, with those given on top; what was set besides its config.yaml is known to its checkpoints."""
+    from ingot.config.fields import leaf_values
+    from ingot.config.loading import load_config
+    from ingot.config.render import is_record
+    from ingot.runs.run import Run
+    from ingot.train.finished import saved_config
+
+    for option in (name for name, value in refused.items() if value):
+        raise ConfigError(
+            f"{option} does not go together with a run that is continued with its own settings; leave one of them out"
+        )
+    own = {"training.output_dir": str(folder), "training.resume": "auto"}
+    for name in own.keys() & given.keys():
+        raise ConfigError(f"{name} is given, and {folder} is continued where it is; leave {name} or the run out")
+    run = Run.open(folder)
+    written, saved = dict(leaf_values(run.config)), saved_config(folder)
+    besides = {".".join(path): value for path, value in leaf_values(saved) if written.get(path) != value} if saved else {}
+    resolved = load_config(file=run.config_path, overrides={**besides, **given, **own})
+    ours = is_record(run.config_path.read_text(errors="replace"))  # then it may be written anew
+    return replace(resolved, files=()) if ours else resolved
+
+
+def _tell_complete(config: Config, as_json: bool) -> bool:
+    """Say what a run came to that is complete with these settings; whether there is one."""
+    from ingot.runtime.ranks import ranks_from_environment
+    from ingot.train.finished import completed
+
+    result = completed(config)
+    if result is not None and ranks_from_environment().first:
+        warn(f"{result.run_dir} is complete: raise training.max_steps or budget.seconds to go on, or begin anew with --force")
+        print_json(result) if as_json else _print(result)
+    return result is not None
 
 
 def _print(result: TrainingResult) -> None:
@@ -95,6 +177,6 @@ def _print(result: TrainingResult) -> None:
         print(f"\n{result.sample.strip()}\n")
     print_columns(rows)
     if result.status == "stopped":
-        print("\nContinue with the same command and --training.output_dir", result.run_dir)
+        print(f"\nContinue with: ingot train {result.run_dir}")
     elif result.checkpoint_path is not None:
         print(f"\nLet it write more: ingot generate {result.run_dir}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import bz2
-import importlib.metadata
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import ingot
 from ingot.doors.golf.alone.bundle import NONE, with_settings
 from ingot.doors.golf.linker import Read, link
+from ingot.runtime.version import made_by
 
 ENTRY = "ingot.doors.golf.main"
 WIDTH = 130  # of the lines of packed text
@@ -27,12 +27,18 @@ LEFT_OUT = (
     "ingot.backends.mlx",
     "ingot.data.formats.buckets",
     "ingot.data.formats.nanogpt",
+    "ingot.data.loading.already_read",
     "ingot.data.loading.mixture",
     "ingot.data.loading.packing",
     "ingot.data.prepare",
     "ingot.data.text",
     "ingot.data.tokenizers.plain",
+    "ingot.eval.buckets",
     "ingot.generate",
+    "ingot.runs.clearing",
+    "ingot.runs.finding",
+    "ingot.runs.tracking",
+    "ingot.doors.golf.usage",
     "ingot.trained",
 )
 
@@ -44,9 +50,11 @@ INSTEAD = {
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
+    "ingot.model.own": "ingot.doors.golf.alone.own",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
     "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
+    "ingot.train.fitting": "ingot.doors.golf.alone.fitting",
 }
 
 LOADER = '''\
@@ -60,7 +68,7 @@ import base64, bz2, importlib.abc, importlib.util, os, sys, traceback
 
 # What this run sets, unless the environment does.
 SETTINGS = {{}}
-# The model of its own that it trains, if it has one: it is put beside this file, where MODEL_FILE names it.
+# The text of MODEL_FILE, which is put beside this file.
 MODEL = None
 
 PACKED = """
@@ -127,7 +135,7 @@ def bundle(settings: Mapping[str, str] = NONE, model: str | None = None) -> byte
 
 @cache
 def _unset() -> bytes:
-    return one_file("ingot", ENTRY, _read, LEFT_OUT, version())
+    return one_file("ingot", ENTRY, _read, LEFT_OUT, made_by().removeprefix("ingot "))
 
 
 def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (), version: str = "") -> bytes:
@@ -138,15 +146,6 @@ def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (
     letters = base64.b85encode(small).decode()
     packed = "\n".join(letters[start : start + WIDTH] for start in range(0, len(letters), WIDTH))
     return LOADER.format(package=package, entry=entry, version=version, packed=packed).encode()
-
-
-@cache
-def version() -> str:
-    """The version of this package."""
-    try:
-        return importlib.metadata.version("ingot")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 @cache

@@ -22,6 +22,7 @@ from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
 
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
+ROUND_TRIP = "final_int8_zlib_roundtrip"  # what the score of the quantised file is called
 
 
 class GolfExporter:
@@ -36,12 +37,9 @@ class GolfExporter:
 
     def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
         """Called on every rank: the first writes, all of them score what the file holds."""
-        p, line = trainer.progress, self._run_log.line
-        if p.step < self._v["ITERATIONS"]:
-            milliseconds = timing(p.elapsed_seconds, p.step).split()[0]
-            line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{self._v['ITERATIONS']}")
+        tell_early_stop(trainer, self._run_log, self._v["ITERATIONS"])
         allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
-        line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
+        self._run_log.line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
         weights, content = trainer.backend.weights(), b""
         if trainer.outputs is not None:
             self._write(trainer, weights)
@@ -78,7 +76,7 @@ class GolfExporter:
             f"Serialized model int8+zlib: {report.bytes} bytes "
             f"(payload:{report.payload} raw_torch:{report.raw} payload_ratio:{ratio:.2f}x)"
         )
-        self._keep(trainer)
+        keep_copies(trainer, {f"artifact/{PACKED}": PACKED.read_bytes(), CODE: self._code})
         total, limit = report.bytes + len(code), v["ARTIFACT_LIMIT_BYTES"]
         line(f"Total submission size int8+zlib: {total} bytes")
         if 0 < limit < total:
@@ -88,16 +86,25 @@ class GolfExporter:
                 f"{_what_would_fit(trainer, limit - len(code), report.bytes)}"
             )
 
-    def _keep(self, trainer: Trainer) -> None:
-        """A copy of the file and of the code in the run folder: the next run here writes over the file."""
-        assert trainer.outputs is not None
-        folder = trainer.outputs.folder
-        for path, content in ((folder.artifact / PACKED.name, PACKED.read_bytes()), (folder.path / CODE, self._code)):
-            with writing(path):
-                write_atomically(path, content)
+
+def tell_early_stop(trainer: Trainer, run_log: RunLog, iterations: int) -> None:
+    """Say that the clock ended the run, where it did."""
+    p = trainer.progress
+    if p.step < iterations:
+        milliseconds = timing(p.elapsed_seconds, p.step).split()[0]
+        run_log.line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{iterations}")
 
 
-def score_lines(trainer: Trainer, run_log: RunLog, name: str = "final_int8_zlib_roundtrip") -> Score:
+def keep_copies(trainer: Trainer, files: Mapping[str, bytes]) -> None:
+    """Copies of what a run wrote, in its folder: the next run writes over the files."""
+    assert trainer.outputs is not None
+    for name, content in files.items():
+        path = trainer.outputs.folder.path / name
+        with writing(path):
+            write_atomically(path, content)
+
+
+def score_lines(trainer: Trainer, run_log: RunLog, name: str = ROUND_TRIP) -> Score:
     """Score what the model now holds and write it, once to read and once exactly."""
     began = time.perf_counter()
     score = trainer.score("val", None)

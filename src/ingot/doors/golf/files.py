@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ FORMAT = "int8_clean_per_row_v1"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
 LARGEST = 1 << 32  # bytes that a file may unpack to
+
+Encode = Callable[[Iterable[TensorRecord], str, Sequence[str], Sequence[str]], tuple[bytes, int]]  # `pack`, or another's
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,33 @@ def write_packed(
     quantiser: str = "int8-golf",
     control: Sequence[str] = CONTROL,
     keep: Sequence[str] = CONTROL,
+    encode: Encode | None = None,
 ) -> PackedReport:
-    """Write the quantised file. Names with a word of `control` are never quantised, those with one of `keep` stay float32."""
-    data, payload = pack(records, quantiser, control, keep)
-    packed = zlib.compress(data, 9)
+    """Write the quantised file, which `encode` makes before zlib.
+
+    Names with a word of `control` are never quantised, those with one of `keep` stay float32.
+    """
+    data, payload = (encode or pack)(records, quantiser, control, keep)
+    smaller = zlib.compress(data, 9)
     with writing(path):
-        write_atomically(path, packed)
-    return PackedReport(len(packed), payload, len(data), sum(len(one.data) for one in records))
+        write_atomically(path, smaller)
+    return PackedReport(len(smaller), payload, len(data), sum(len(one.data) for one in records))
 
 
 def pack(records: Iterable[TensorRecord], quantiser: str, control: Sequence[str], keep: Sequence[str]) -> tuple[bytes, int]:
     """The torch file of the quantised tensors, and the bytes of the tensors in it."""
+    contents, payload = packed(records, quantiser, control, keep, tensor)
+    return _saved(contents), payload
+
+
+def packed(
+    records: Iterable[TensorRecord],
+    quantiser: str,
+    control: Sequence[str],
+    keep: Sequence[str],
+    convert: Callable[[TensorRecord], Any],
+) -> tuple[dict[str, Any], int]:
+    """What the file holds of the quantised tensors, each as `convert` makes it, and the bytes of them."""
     contents: dict[str, Any] = {"__quant_format__": FORMAT, "quantized": {}, "scales": {}, "dtypes": {}, "passthrough": {}}
     meta: dict[str, Any] = {}
     formats: dict[str, str] = {}
@@ -73,7 +91,7 @@ def pack(records: Iterable[TensorRecord], quantiser: str, control: Sequence[str]
         how, dtype = ("none", "fp32" if any(word in one.name for word in keep) else "fp16") if steers else (quantiser, "fp32")
         stored, was = quantise([one], how, dtype, keep)
         payload += sum(len(part.data) for part in stored)
-        codes, *scales = (tensor(part) for part in stored)
+        codes, *scales = (convert(part) for part in stored)
         if not scales:
             contents["passthrough"][one.name] = codes
             if was:
@@ -84,7 +102,7 @@ def pack(records: Iterable[TensorRecord], quantiser: str, control: Sequence[str]
         if scales[0].ndim:
             meta[one.name] = {"scheme": "per_row", "axis": 0}
     contents |= {key: value for key, value in (("qmeta", meta), ("passthrough_orig_dtypes", formats)) if value}
-    return _saved(contents), payload
+    return contents, payload
 
 
 def read_file(path: Path) -> bytes:
@@ -105,15 +123,13 @@ def is_state(data: bytes) -> bool:
 def read_golf(data: bytes, path: Path) -> dict[str, TensorRecord]:
     """The weights in either file, in their original number formats."""
     try:
-        file = io.BytesIO(data if is_state(data) else _unpacked(data))
+        file = io.BytesIO(data if is_state(data) else unpacked(data))
         contents = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(contents, dict):
             raise ValueError("it holds no tensors by name")
         if "__quant_format__" not in contents:
             return {name: record(name, value) for name, value in contents.items()}
-        if contents["__quant_format__"] != FORMAT:
-            raise ValueError(f"its format is {contents['__quant_format__']!r:.40} and not {FORMAT}")
-        return _restored(contents)
+        return restored(contents, record)
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{path} is damaged, or holds more than weights; it was not loaded, because it could run code"
@@ -123,7 +139,10 @@ def read_golf(data: bytes, path: Path) -> dict[str, TensorRecord]:
         raise CheckpointError(f"{path} is not a model that golf wrote, or it is damaged: {said:.160}") from None
 
 
-def _restored(contents: Mapping[str, Any]) -> dict[str, TensorRecord]:
+def restored(contents: Mapping[str, Any], record: Callable[[str, Any], TensorRecord]) -> dict[str, TensorRecord]:
+    """The weights in what a quantised file holds; ValueError says what does not fit together."""
+    if contents["__quant_format__"] != FORMAT:
+        raise ValueError(f"its format is {contents['__quant_format__']!r:.40} and not {FORMAT}")
     stored = {name: record(name, value) for name, value in {**contents["quantized"], **contents["passthrough"]}.items()}
     if contents["scales"].keys() != contents["quantized"].keys():
         raise ValueError("its codes and its scales have different names")
@@ -132,7 +151,8 @@ def _restored(contents: Mapping[str, Any]) -> dict[str, TensorRecord]:
     return dequantise(stored, {name: NAMES[dtype] for name, dtype in formats.items()})
 
 
-def _unpacked(data: bytes) -> bytes:
+def unpacked(data: bytes) -> bytes:
+    """What zlib made smaller; ValueError where it is damaged."""
     unpacker = zlib.decompressobj()
     try:
         found = unpacker.decompress(data, LARGEST)

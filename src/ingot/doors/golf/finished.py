@@ -13,6 +13,7 @@ from typing import Any
 from ingot.doors.golf.variables import CODE, LOG, PACKED, read_variables
 from ingot.errors import CheckpointError
 from ingot.runs.run import Run
+from ingot.runtime.files import readable
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,7 @@ def _score(value: float | None) -> float:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with readable(path, CheckpointError):
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing; a run that train_gpt.py finished has it")
         return path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; a run that train_gpt.py finished has it") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None

@@ -14,7 +14,6 @@ from ingot.doors.golf.minify import last_names, smaller, written
 from ingot.errors import ConfigError
 
 Read = Callable[[str], str | None]  # the source of a module by its name; None: there is no such module
-Names = dict[str, list[ast.stmt]]
 
 # Classes and decorators that call no method by themselves; of anything else a method is kept even if nobody mentions it.
 PASSIVE_BASES = {"ABC", "BaseModel", "Exception", "Generic", "NamedTuple", "Protocol", "object"}
@@ -25,9 +24,12 @@ PASSIVE_DECORATORS = {"abstractmethod", "cache", "cached_property", "classmethod
 class _Module:
     name: str
     body: list[ast.stmt]
-    names: Names  # what the top of the module defines, imports included
+    names: dict[str, list[ast.stmt]]  # what the top of the module defines, imports included, and nothing else
     rooms: dict[str, str]  # names that stand for modules of ours, anywhere in the module
     kept: set[int] = field(default_factory=set)  # ids of statements and methods
+
+
+NO_MODULE = _Module("", [], {}, {})
 
 
 def link(package: str, entry: str, read: Read, left_out: Iterable[str] = ()) -> dict[str, str]:
@@ -37,42 +39,39 @@ def link(package: str, entry: str, read: Read, left_out: Iterable[str] = ()) -> 
     """
     linker = _Linker(package, read, tuple(left_out))
     linker.reach(linker.load(entry), "main")
-    linker.run()
-    return {name: _text(module) for name, module in sorted(linker.modules.items()) if module is not None}
+    while linker.todo:
+        linker.follow(*linker.todo.pop())
+    return {name: _text(module) for name, module in sorted(linker.modules.items()) if module is not NO_MODULE}
 
 
 class _Linker:
     def __init__(self, package: str, read: Read, left_out: tuple[str, ...]):
         self.package, self.read, self.left_out = package, read, left_out
-        self.modules: dict[str, _Module | None] = {}
+        self.modules: dict[str, _Module] = {}
         self.todo: list[tuple[_Module, ast.AST]] = []
         self.mentioned: set[str] = set()
         self.waiting: dict[str, list[tuple[_Module, ast.stmt]]] = {}  # methods that nobody has mentioned yet
 
-    def run(self) -> None:
-        while self.todo:
-            module, node = self.todo.pop()
-            self._follow(module, node)
-
-    def load(self, name: str) -> _Module | None:
-        """A module of ours and the packages it lies in; None: it is not ours, left out, or no module."""
+    def load(self, name: str) -> _Module:
+        """A module of ours and the packages it lies in; NO_MODULE: it is not ours, left out, or no module."""
         if name in self.modules:
             return self.modules[name]
         ours = name == self.package or name.startswith(f"{self.package}.")
-        source = self.read(name) if ours and not self._is_left_out(name) else None
-        self.modules[name] = None
+        left_out = any(name == other or name.startswith(f"{other}.") for other in self.left_out)
+        source = self.read(name) if ours and not left_out else None
+        self.modules[name] = NO_MODULE
         if source is None:
-            return None
+            return NO_MODULE
         self.load(name.rpartition(".")[0])
         body = list(_one_name_each(smaller(ast.parse(source)).body))
-        module = self.modules[name] = _Module(name, body, _defined(body), self._rooms(body))
+        module = self.modules[name] = _Module(name, body, {}, self._rooms(body))
         for statement in body:
-            if not _names_of(statement):
+            names = _names_of(statement)
+            for defined in names:
+                module.names.setdefault(defined, []).append(statement)
+            if not names:
                 self.keep(module, statement)
         return module
-
-    def _is_left_out(self, name: str) -> bool:
-        return any(name == other or name.startswith(f"{other}.") for other in self.left_out)
 
     def _rooms(self, body: list[ast.stmt]) -> dict[str, str]:
         return {
@@ -89,17 +88,11 @@ class _Linker:
             module.kept.add(id(node))
             self.todo.append((module, node))
 
-    def _keep_all(self, module: _Module | None) -> None:
-        for statement in module.body if module is not None else ():
-            assert module is not None
+    def reach(self, module: _Module, name: str) -> None:
+        for statement in module.names.get(name, ()):
             self.keep(module, statement)
 
-    def reach(self, module: _Module | None, name: str) -> None:
-        for statement in module.names.get(name, ()) if module is not None else ():
-            assert module is not None
-            self.keep(module, statement)
-
-    def _follow(self, module: _Module, node: ast.AST) -> None:
+    def follow(self, module: _Module, node: ast.AST) -> None:
         """Keep what one statement or expression needs."""
         if isinstance(node, ast.Name):
             self.reach(module, node.id)
@@ -110,8 +103,9 @@ class _Linker:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
             self._mention(node.value)
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                self._keep_all(self.load(alias.name))
+            for home in map(self.load, [alias.name for alias in node.names]):
+                for statement in home.body:
+                    self.keep(home, statement)
         elif isinstance(node, ast.ImportFrom):
             if node.level or node.module is None:
                 raise ConfigError(f"{module.name} has a relative import; write `from {self.package}.... import`")
@@ -122,7 +116,7 @@ class _Linker:
         idle = self._idle_methods(module, node) if isinstance(node, ast.ClassDef) else []
         for child in ast.iter_child_nodes(node):
             if child not in idle:
-                self._follow(module, child)
+                self.follow(module, child)
 
     def _mention(self, name: str) -> None:
         self.mentioned.add(name)
@@ -153,9 +147,8 @@ class _Linker:
             for base in node.bases
         )
 
-    def _is_ours(self, module: _Module | None, name: str) -> bool:
-        for found in module.names.get(name, ()) if module is not None else ():
-            assert module is not None
+    def _is_ours(self, module: _Module, name: str) -> bool:
+        for found in module.names.get(name, ()):
             if isinstance(found, ast.ClassDef):
                 return self._is_passive(module, found)
             if isinstance(found, ast.ImportFrom) and found.module is not None:
@@ -174,27 +167,16 @@ def _one_name_each(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _defined(body: list[ast.stmt]) -> Names:
-    """The statements that do nothing but define names, by name."""
-    names: Names = {}
-    for node in body:
-        for name in _names_of(node):
-            names.setdefault(name, []).append(node)
-    return names
-
-
 def _names_of(node: ast.stmt) -> list[str]:
+    """The names that a statement defines, if it does nothing else."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.ImportFrom | ast.Import):
-        return [] if isinstance(node, ast.ImportFrom) and node.module == "__future__" else [_bound(node.names[0])]
+        bound = node.names[0].asname or node.names[0].name.partition(".")[0]
+        return [] if isinstance(node, ast.ImportFrom) and node.module == "__future__" else [bound]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
     return [part.id for part in parts if isinstance(part, ast.Name)] if all(isinstance(part, ast.Name) for part in parts) else []
-
-
-def _bound(alias: ast.alias) -> str:
-    return alias.asname or alias.name.partition(".")[0]
 
 
 def _text(module: _Module) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,12 @@ class RunLog:
         """What the original's log has no line for."""
         self.line(f"note: {text}")
 
-    def head(self, resolved: ResolvedConfig, values: Mapping[str, Any]) -> None:
-        """What proves what ran: version, settings, the source of the model and the optimizer, Python, torch and the GPU."""
-        from ingot.model import golf, layers, loss
-        from ingot.optim import groups, muon, orthogonal, schedules
-
-        sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
-        if values["MODEL_FILE"]:
-            sources.append(own_source(values["MODEL_FILE"]))
+    def head(self, resolved: ResolvedConfig, values: Mapping[str, Any], sources: Sequence[str], machine: Sequence[str]) -> None:
+        """What proves what ran: version, settings, the source of the model and the optimizer, Python and what it runs on."""
+        if values.get("MODEL_FILE"):
+            sources = [*sources, own_source(values["MODEL_FILE"])]
         head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
-        head += [f"Running Python {sys.version}", f"Running PyTorch {framework_version()}", _gpu(), RULE]
+        head += [f"Running Python {sys.version}", *machine, RULE]
         self.line("\n".join(head), console=False)
 
 
@@ -96,6 +92,15 @@ def own_source(file: str) -> str:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"MODEL_FILE={file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def torch_head() -> tuple[list[str], list[str]]:
+    """What the head of a log says of torch: the sources that compute, and what they run on."""
+    from ingot.model import golf, layers, loss
+    from ingot.optim import groups, muon, orthogonal, schedules
+
+    sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
+    return sources, [f"Running PyTorch {framework_version()}", _gpu()]
 
 
 def _append(path: Path, text: str) -> None:
@@ -146,11 +151,15 @@ class GolfReporter(Reporter):
         if report.epoch > self._epoch:
             self._epoch = report.epoch
             self._run_log.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
+        self._tell(report)
+
+    def _tell(self, report: StepReport, more: str = "") -> None:
+        """The line of a step, where it has one."""
         every = self._v["TRAIN_LOG_EVERY"]
         if report.step <= ALWAYS_LOGGED or (every > 0 and report.step % every == 0):
             self._run_log.line(
                 f"step:{report.step}/{self._v['ITERATIONS']} train_loss:{report.loss:.4f} "
-                f"{timing(report.elapsed_seconds, report.step)}"
+                f"{timing(report.elapsed_seconds, report.step)}{more}"
             )
 
     def evaluation(self, report: EvaluationReport) -> None:

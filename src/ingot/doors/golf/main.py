@@ -1,4 +1,7 @@
-"""`python train_gpt.py`: the challenge's script, driven by environment variables, on our engine."""
+"""`python train_gpt.py`: the challenge's script, driven by environment variables, on our engine.
+
+The challenge has another script, for Macs; what the two do in different ways is a Script, and `run_script` is what they share.
+"""
 
 from __future__ import annotations
 
@@ -7,134 +10,232 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import ResolvedConfig
 from ingot.doors.entry import explained, process_start, warn
-from ingot.doors.golf.data.check import check_data
-from ingot.doors.golf.log import GolfReporter, RunLog
+from ingot.doors.golf.data.check import Found, check_data, tell_data
+from ingot.doors.golf.log import GolfReporter, RunLog, torch_head
 from ingot.doors.golf.translate import advice, translate, variable
-from ingot.doors.golf.variables import NAMES, STATE, look_alikes, read_variables, usage
+from ingot.doors.golf.usage import usage
+from ingot.doors.golf.variables import NAMES, STATE, Variable, look_alikes, read_variables
 from ingot.errors import ConfigError, IngotError
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
+from ingot.runs.report import Reporter
 from ingot.runs.state import read_state
 from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
+from ingot.runtime.tensors import TensorRecord
+from ingot.train.export import Exported
+from ingot.train.stopping import Shutdown
+from ingot.train.trainer import Trainer
 
-LOGS = Path("logs")
+
+class FileExporter(Protocol):
+    """Writes and scores the files of a script; `over` says afterwards by how many bytes they are too large."""
+
+    over: int
+
+    def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported: ...
+
+
+class Script(Protocol):
+    """What one of the challenge's scripts has of its own."""
+
+    name: str
+    variables: Mapping[str, Variable]
+    one_at_a_time: bool  # in a folder, because the files of a run have fixed names
+
+    def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
+        """The value of every variable, and which of the processes this is."""
+
+    def logs(self, values: Mapping[str, Any]) -> Path:
+        """The folder of logs and run folders."""
+
+    def config(self, values: Mapping[str, Any], ranks: Ranks, folder: Path) -> ResolvedConfig:
+        """The config of a run."""
+
+    def variable(self, path: str) -> str:
+        """What its users know a setting as."""
+
+    def head(self) -> tuple[list[str], list[str]]:
+        """The sources that compute and what they run on, for the head of the log."""
+
+    def tell_data(self, values: Mapping[str, Any], found: Found) -> list[str]:
+        """The lines of the log on the data."""
+
+    def reporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> Reporter: ...
+
+    def exporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> FileExporter: ...
+
+    def weights(self, content: bytes, path: Path, values: Mapping[str, Any]) -> tuple[dict[str, TensorRecord], str]:
+        """The weights in one of its files, and what its score is called."""
+
+
+class TorchScript:
+    """train_gpt.py."""
+
+    name, one_at_a_time = "train_gpt.py", True
+    variables: Mapping[str, Variable] = NAMES
+
+    def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
+        return read_variables(environment), ranks_from_environment(environment)
+
+    def logs(self, values: Mapping[str, Any]) -> Path:
+        return Path("logs")
+
+    def config(self, values: Mapping[str, Any], ranks: Ranks, folder: Path) -> ResolvedConfig:
+        return translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
+
+    def variable(self, path: str) -> str:
+        return variable(path)
+
+    def head(self) -> tuple[list[str], list[str]]:
+        return torch_head()
+
+    def tell_data(self, values: Mapping[str, Any], found: Found) -> list[str]:
+        return tell_data(values, found)
+
+    def reporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> Reporter:
+        return GolfReporter(values, run_log)
+
+    def exporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> FileExporter:
+        from ingot.doors.golf.export import GolfExporter
+
+        return GolfExporter(values, run_log, data)
+
+    def weights(self, content: bytes, path: Path, values: Mapping[str, Any]) -> tuple[dict[str, TensorRecord], str]:
+        from ingot.doors.golf.export import ROUND_TRIP
+        from ingot.doors.golf.files import is_state, read_golf
+
+        return read_golf(content, path), STATE.stem if is_state(content) else ROUND_TRIP
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Run as the environment says; a user's mistake is one line and the exit code of its class."""
-    with explained("train_gpt.py", variable, advice) as outcome:
+    return started(TorchScript(), arguments)
+
+
+def started(script: Script, arguments: Sequence[str]) -> int:
+    """Run a script as the environment says; the only argument is --help."""
+    with explained(script.name, script.variable, advice) as outcome:
         if list(arguments) in (["--help"], ["-h"]):
-            print(usage())
+            print(usage(script.name, script.variables.values()))
         elif arguments:
-            raise ConfigError(_no_argument(arguments[0]))
+            raise ConfigError(_no_argument(script, arguments[0]))
         else:
-            outcome.code = golf(os.environ)
+            outcome.code = run_script(script, os.environ)
     return outcome.code
 
 
-def _no_argument(word: str) -> str:
+def _no_argument(script: Script, word: str) -> str:
     name, given, value = word.lstrip("-").partition("=")
     name = name.replace("-", "_").upper()
-    example = f"{name}={value if given else 'VALUE'}" if name in NAMES else "ITERATIONS=100"
+    example = f"{name}={value if given else 'VALUE'}" if name in script.variables else "ITERATIONS=100"
     return (
-        f"train_gpt.py takes no arguments and was given {word}; settings are variables before the command, as in {example} "
-        "python train_gpt.py, and --help lists them"
+        f"{script.name} takes no arguments and was given {word}; settings are variables before the command, as in {example} "
+        f"python {script.name}, and --help lists them"
     )
 
 
 def golf(environment: Mapping[str, str]) -> int:
+    """train_gpt.py with these variables."""
+    return run_script(TorchScript(), environment)
+
+
+def run_script(script: Script, environment: Mapping[str, str]) -> int:
     """Train, or score what EVAL_ONLY_PATH names; 1 where the artifact is over its limit."""
-    values, ranks = read_variables(environment), ranks_from_environment(environment)
-    for warning in look_alikes(environment) if ranks.first else ():
-        warn(f"train_gpt.py: warning: {warning}")
-    run_id = values["RUN_ID"] or str(uuid.uuid4())
+    values, ranks = script.read(environment)
+    for warning in look_alikes(environment, script.variables) if ranks.first else ():
+        warn(f"{script.name}: warning: {warning}")
+    logs, run_id = script.logs(values), values["RUN_ID"] or str(uuid.uuid4())
     if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable():
-        raise ConfigError(f"RUN_ID={run_id} names a file in {LOGS}/; it may not be a path or have line breaks")
-    folder = _run_folder(run_id) if ranks.first else LOGS / run_id
-    resolved = translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
-    run_log = RunLog(LOGS / f"{run_id}.txt" if ranks.first else None)
+        raise ConfigError(f"RUN_ID={run_id} names a file in {logs}/; it may not be a path or have line breaks")
+    folder = _run_folder(logs, run_id) if ranks.first else logs / run_id
+    values["RUN_ID"] = run_id
+    resolved = script.config(values, ranks, folder)
+    run_log = RunLog(logs / f"{run_id}.txt" if ranks.first else None)
     if ranks.first:
-        run_log.head(resolved, values)
-    data = check_data(values, run_log, ranks.first)
-    with _logs_folder(ranks.first, bool(values["EVAL_ONLY_PATH"])):
+        run_log.head(resolved, values, *script.head())
+    data = check_data(values, run_log, ranks.first, script.tell_data)
+    with _logs_folder(logs, ranks.first, shared=not script.one_at_a_time or bool(values["EVAL_ONLY_PATH"])):
         run_log.show()
         try:
             if values["EVAL_ONLY_PATH"]:
-                return _score(values, resolved, ranks, run_log)
-            return _train(values, resolved, run_log, run_id, data)
+                return _score(script, values, resolved, ranks, run_log, data)
+            return _train(script, values, resolved, run_log, data)
         except IngotError as error:
-            run_log.line(f"error: {error.render(variable, advice)}", console=False)
+            run_log.line(f"error: {error.render(script.variable, advice)}", console=False)
             raise
 
 
 @contextmanager
-def _logs_folder(first: bool, shared: bool) -> Iterator[None]:
-    """logs/ for this process, alone unless it is shared; one made for a start that failed is removed again."""
+def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
+    """The folder of logs for this process, alone unless it is shared; one made for a start that failed is removed again."""
     if not first:
         yield
         return
-    new = not LOGS.exists()
-    with writing(LOGS):
-        LOGS.mkdir(exist_ok=True)
-    lock = RunLock(LOGS, elsewhere="another folder to run in")
+    new = not logs.exists()
+    with writing(logs):
+        logs.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(logs, elsewhere="another folder to run in")
     try:
         if not shared:
             lock.acquire()
         yield
     finally:
-        if new and not [path for path in LOGS.iterdir() if path.name != LOCK]:
-            (LOGS / LOCK).unlink(missing_ok=True)  # before it is released: whoever waits for it looks whether it is still there
+        if new and not [path for path in logs.iterdir() if path.name != LOCK]:
+            (logs / LOCK).unlink(missing_ok=True)  # before it is released: whoever waits for it looks whether it is still there
             with suppress(OSError):
-                LOGS.rmdir()
+                logs.rmdir()
         lock.release()
 
 
-def _train(values: Mapping[str, Any], resolved: ResolvedConfig, run_log: RunLog, run_id: str, data: Mapping[str, Any]) -> int:
-    from ingot.doors.golf.export import GolfExporter
+def _train(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, run_log: RunLog, data: Mapping[str, Any]) -> int:
     from ingot.train.start import run
 
-    exporter = GolfExporter(values, run_log, data)
-    result = run(resolved, GolfReporter(values, run_log), exporter, process_start())
+    exporter = script.exporter(values, run_log, data)
+    result = run(resolved, script.reporter(values, run_log, data), exporter, process_start())
     if result.status == "stopped":
-        run_log.note(f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={run_id} goes on")
+        run_log.note(
+            f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={values['RUN_ID']} goes on"
+        )
     return 1 if exporter.over else 0
 
 
-def _score(values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, run_log: RunLog) -> int:
+def _score(
+    script: Script,
+    values: Mapping[str, Any],
+    resolved: ResolvedConfig,
+    ranks: Ranks,
+    run_log: RunLog,
+    data: Mapping[str, Any],
+) -> int:
     """Read a file of an earlier run and score it as the end of a run does."""
     from ingot.doors.golf.export import score_lines
-    from ingot.doors.golf.files import is_state, read_file, read_golf
-    from ingot.runs.report import Reporter
+    from ingot.doors.golf.files import read_file
     from ingot.train.progress import Progress
     from ingot.train.start import open_data
-    from ingot.train.trainer import Trainer
 
     path = Path(values["EVAL_ONLY_PATH"])
-    content = read_file(path)
+    weights, name = script.weights(read_file(path), path, values)
     dataset, rows = open_data(resolved.config, ranks.world_size)
     backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, ranks)
-    backend.load_weights(read_golf(content, path), str(path))
+    backend.load_weights(weights, str(path))
     run_log.write()
     run_log.line(f"model_params:{backend.parameters}")
-    trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), Reporter(), None)
-    if is_state(content):
-        score_lines(trainer, run_log, STATE.stem)
-    else:
-        score_lines(trainer, run_log)
+    reporter = script.reporter(values, run_log, data)
+    score_lines(Trainer(resolved.config, dataset, rows, backend, Progress(), reporter, None), run_log, name)
     backend.close()
     return 0
 
 
-def _run_folder(run_id: str) -> Path:
+def _run_folder(logs: Path, run_id: str) -> Path:
     """logs/RUN_ID; after a run that is complete there, the next free or unfinished one: logs/RUN_ID-2 and so on."""
-    folder, number = LOGS / run_id, 1
+    folder, number = logs / run_id, 1
     while (state := read_state(folder)) is not None and state.status == "completed":
         number += 1
-        folder = LOGS / f"{run_id}-{number}"
+        folder = logs / f"{run_id}-{number}"
     return folder

@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.doors.golf.variables import read_variables
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Rename
 
 SPANS = 8  # parts in which a step is read, whatever the ranks: the original's ranks times its accumulation steps
 HEARD = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # by the optimizer and the quantiser too
@@ -71,22 +71,38 @@ def accumulation(world_size: int) -> int:
 
 def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
     """The config of a run with these variables; a mistake is told in the words of its variables."""
-    _check(values, world_size)
-    settings = {path: values[name] for name, path in SETTINGS.items()} | _computed(values, world_size, on_gpu)
-    settings["model.control"] = ",".join(values["CONTROL_TENSOR_NAME_PATTERNS"])
-    if values["MODEL_FILE"]:
-        settings = {path: value for path, value in settings.items() if path not in OF_THE_BASELINE.values()}
-        settings |= {"model.family": "file", "model.file": values["MODEL_FILE"]}
+    check_model(values)
+    _check_batch(values)
+    steps = accumulation(world_size)
+    settings = {
+        "data.spans": SPANS,
+        "evaluation.micro_batch": validation_rows(
+            values, world_size * steps, f"WORLD_SIZE={world_size} and GRAD_ACCUM_STEPS={steps}"
+        ),
+        "budget.artifact_bytes": values["ARTIFACT_LIMIT_BYTES"] if values["ARTIFACT_LIMIT_BYTES"] > 0 else None,
+    }
+    return config_of(values, settings, on_gpu, folder)
+
+
+def config_of(
+    values: Mapping[str, Any], settings: Mapping[str, Any], on_gpu: bool, folder: Path | None, name: Rename = variable
+) -> ResolvedConfig:
+    """The config of a run with these variables and a script's own settings, which win."""
+    known = {path: values[name] for name, path in SETTINGS.items()} | _computed(values, on_gpu) | dict(settings)
+    known["model.control"] = ",".join(values["CONTROL_TENSOR_NAME_PATTERNS"])
+    if values.get("MODEL_FILE"):
+        known = {path: value for path, value in known.items() if path not in OF_THE_BASELINE.values()}
+        known |= {"model.family": "file", "model.file": values["MODEL_FILE"]}
     if folder is not None:
-        settings["training.output_dir"] = str(folder)
+        known["training.output_dir"] = str(folder)
     try:
-        return load_config(python=settings, environment={})
+        return load_config(python=known, environment={})
     except ConfigError as error:
         untied = {} if values["TIE_EMBEDDINGS"] else {"optimizer.embedding_learning_rate": "EMBED_LR"}
-        raise ConfigError(error.render(lambda path: untied.get(path) or variable(path))) from None
+        raise ConfigError(error.render(lambda path: untied.get(path) or name(path))) from None
 
 
-def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, Any]:
+def _computed(v: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
     """The settings that say what several variables say, or what golf never lets anybody choose."""
     warmdown, cap, every = v["WARMDOWN_ITERS"], v["MAX_WALLCLOCK_SECONDS"], max(v["VAL_LOSS_EVERY"], 0)
     embedding = v["EMBED_DTYPE"] if v["EMBED_DTYPE"] != "auto" else "bf16" if on_gpu else "fp32"
@@ -94,7 +110,6 @@ def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, 
         "model.family": "golf",
         "model.embedding_dtype": embedding,
         "data.sampling": "stream",
-        "data.spans": SPANS,
         "optimizer.name": "muon",
         "optimizer.embedding_learning_rate": v["TIED_EMBED_LR"] if v["TIE_EMBEDDINGS"] else v["EMBED_LR"],
         "optimizer.weight_decay": 0.0,
@@ -107,13 +122,11 @@ def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, 
         "optimizer.clip_norm": max(v["GRAD_CLIP_NORM"], 0.0),
         "budget.seconds": cap if 0 < cap < math.inf else None,
         "budget.overshoot": True,
-        "budget.artifact_bytes": v["ARTIFACT_LIMIT_BYTES"] if v["ARTIFACT_LIMIT_BYTES"] > 0 else None,
         "evaluation.every": every,
         "evaluation.at_start": every > 0,
         "evaluation.final_rows": None,
         "evaluation.whole_rows": True,
         "evaluation.bytes": "pieces",
-        "evaluation.micro_batch": v["VAL_BATCH_SIZE"] // (world_size * accumulation(world_size)) // v["TRAIN_SEQ_LEN"],
         "artifact.quantiser": "int8-golf" if v["INT8_RULE"] == "golf" else "int8",
         "artifact.codec": "zlib",
         "artifact.tokenizer": False,
@@ -121,13 +134,13 @@ def _computed(v: Mapping[str, Any], world_size: int, on_gpu: bool) -> dict[str, 
     }
 
 
-def _check(v: Mapping[str, Any], world_size: int) -> None:
+def check_model(v: Mapping[str, Any]) -> None:
     """The mistakes that golf's users know, in its words."""
-    dim, heads, kv_heads, length = v["MODEL_DIM"], v["NUM_HEADS"], v["NUM_KV_HEADS"], v["TRAIN_SEQ_LEN"]
+    dim, heads, kv_heads = v["MODEL_DIM"], v["NUM_HEADS"], v["NUM_KV_HEADS"]
     for name in ("TRAIN_SEQ_LEN", "TRAIN_BATCH_TOKENS", "NUM_HEADS", "NUM_KV_HEADS"):
         if v[name] < 1:
             raise ConfigError(f"{name}={v[name]} must be positive")
-    if v["MODEL_FILE"]:
+    if v.get("MODEL_FILE"):
         baseline = read_variables({})
         idle = [name for name in OF_THE_BASELINE if v[name] != baseline[name] and name not in HEARD]
         if idle:
@@ -145,7 +158,12 @@ def _check(v: Mapping[str, Any], world_size: int) -> None:
         raise ConfigError(f"LOGIT_SOFTCAP={v['LOGIT_SOFTCAP']} must be positive")
     if not v["TOKENIZER_PATH"].endswith(".model"):
         raise ConfigError(f"TOKENIZER_PATH={v['TOKENIZER_PATH']} must be a SentencePiece .model file")
-    batch, part = v["TRAIN_BATCH_TOKENS"], SPANS * length
+
+
+def _check_batch(v: Mapping[str, Any]) -> None:
+    """Refuse a step that does not fill its spans."""
+    length, batch = v["TRAIN_SEQ_LEN"], v["TRAIN_BATCH_TOKENS"]
+    part = SPANS * length
     if batch < part or batch % part:
         below = batch // part * part
         nearest = f"{below} and {below + part}" if below else f"{part}"
@@ -153,9 +171,14 @@ def _check(v: Mapping[str, Any], world_size: int) -> None:
             f"TRAIN_BATCH_TOKENS={batch} is not a multiple of {SPANS} x TRAIN_SEQ_LEN={length}, the {SPANS} spans of a step; "
             f"the nearest that is: {nearest}"
         )
-    steps = accumulation(world_size)
-    if v["VAL_BATCH_SIZE"] // (world_size * steps) < length:
+
+
+def validation_rows(v: Mapping[str, Any], parts: int, named: str) -> int:
+    """The rows of one validation pass, of which VAL_BATCH_SIZE has so many parts; `named` says why."""
+    length = v["TRAIN_SEQ_LEN"]
+    if (rows := int(v["VAL_BATCH_SIZE"] // parts // length)) < 1:
         raise ConfigError(
-            f"VAL_BATCH_SIZE={v['VAL_BATCH_SIZE']} over WORLD_SIZE={world_size} and GRAD_ACCUM_STEPS={steps} is less than a row "
-            f"of TRAIN_SEQ_LEN={length}; give at least {world_size * steps * length}"
+            f"VAL_BATCH_SIZE={v['VAL_BATCH_SIZE']} over {named} is less than a row of TRAIN_SEQ_LEN={length}; "
+            f"give at least {parts * length}"
         )
+    return rows

@@ -6,7 +6,7 @@ docs/golf.md shows this table, and the door knows no other. Defaults are the bas
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -113,13 +113,14 @@ OF_RECORDS = (
     "GATE_WINDOW", "MLP_HIDDEN", "MUON_WD", "ADAM_WD", "EMBED_WD", "MUON_ROW_NORMALIZE", "EMA_DECAY", "EMA_ENABLED",
     "MATRIX_BITS", "EMBED_BITS", "GPTQ_CALIBRATION_BATCHES", "GPTQ_RESERVE_SECONDS", "COMPRESSOR", "LATE_QAT_THRESHOLD",
     "ARTIFACT_DIR", "TTT_EVAL_ONLY", "FORCE_STOP_STEP", "GRAD_ACCUM_STEPS", "MLX_MAX_MICROBATCH_TOKENS", "LOGIT_CHUNK_TOKENS",
+    "MLX_EAGER_EVAL",
 )  # fmt: skip
 
 
-def read_variables(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The value of every variable."""
-    given = {name: variable.read(environment[name]) for name, variable in NAMES.items() if name in environment}
-    values = {**{name: variable.default for name, variable in NAMES.items()}, **given}
+def read_variables(environment: Mapping[str, str], names: Mapping[str, Variable] = NAMES) -> dict[str, Any]:
+    """The value of every variable of a script."""
+    given = {name: variable.read(environment[name]) for name, variable in names.items() if name in environment}
+    values = {**{name: variable.default for name, variable in names.items()}, **given}
     if values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] is None:
         values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] = values["CONTROL_TENSOR_NAME_PATTERNS"]
     return values
@@ -141,44 +142,33 @@ def differing(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: as_text(value) for name, value in values.items() if name not in OF_ONE_RUN and value != baseline[name]}
 
 
-def look_alikes(environment: Mapping[str, str]) -> list[str]:
+def look_alikes(environment: Mapping[str, str], names: Mapping[str, Variable] = NAMES) -> list[str]:
     """A sentence for every variable that is set, has no effect, and was probably meant to have one."""
     said = []
-    for name in sorted(environment.keys() - NAMES.keys() - set(RANKS)):
-        if name in OF_RECORDS:
-            said.append(f"{name} belongs to scripts of some records and has no effect here")
-        elif meant := _meant(name.upper()):
-            said.append(f"{name} has no effect; did you mean {meant[0]}?")
+    for name in sorted(environment.keys() - names.keys() - set(RANKS)):
+        if name in OF_RECORDS or name in NAMES:
+            owner = "train_gpt.py" if name in NAMES else "scripts of some records"
+            said.append(f"{name} belongs to {owner} and has no effect here")
+        elif meant := _meant(name.upper(), names):
+            said.append(f"{name}={environment[name]:.40} has no effect; did you mean {meant[0]}?")
     return said
 
 
-def _meant(name: str) -> list[str]:
+def _meant(name: str, names: Iterable[str]) -> list[str]:
     """The variable that a name resembles, or words of which it is."""
     words = name.count("_") and len(name) > 5  # the shell itself sets `_`
-    return get_close_matches(name, NAMES, n=1, cutoff=0.8) or [other for other in NAMES if words and f"_{name}_" in f"_{other}_"]
+    return get_close_matches(name, names, n=1, cutoff=0.8) or [other for other in names if words and f"_{name}_" in f"_{other}_"]
 
 
-def markdown() -> str:
+def markdown(table: Iterable[Variable] = TABLE) -> str:
     """The table as docs/golf.md shows it."""
     rows = ["| variable | kind | default | meaning |", "|---|---|---|---|"]
     rows += [
-        f"| `{v.name}` | {' or '.join(v.choices) or v.kind} | {_default(v).replace(',', ', ')} | {v.meaning} |" for v in TABLE
+        f"| `{v.name}` | {' or '.join(v.choices) or v.kind} | {default_of(v).replace(',', ', ')} | {v.meaning} |" for v in table
     ]
     return "\n".join(rows) + "\n"
 
 
-def usage() -> str:
-    """What `train_gpt.py --help` prints: every variable with its default and meaning."""
-    lines = [
-        f"usage: [VARIABLE=value ...] python {CODE}",
-        f"       [VARIABLE=value ...] torchrun --standalone --nproc_per_node=N {CODE}",
-        "",
-        "Trains and scores a golf model. It takes no arguments; settings are environment variables:",
-    ]
-    lines += [f"  {v.name}={_default(v)}\n      {v.meaning} ({' or '.join(v.choices) or v.kind})" for v in TABLE]
-    return "\n".join(lines)
-
-
-def _default(v: Variable) -> str:
+def default_of(v: Variable) -> str:
     """The default as the environment would have it; nothing where unset means something else."""
     return as_text(v.default) if v.default is not None else ""

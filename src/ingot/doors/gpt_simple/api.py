@@ -41,12 +41,15 @@ def train(
     *,
     skip_runtime_probe: bool = False,
 ) -> TrainingResult:
-    """Train as a file or a Config says; a section that is given stands for the whole section of it. Nothing given is changed."""
+    """Train as a file or a Config says; a section that is given stands for the whole section of it. Nothing given is changed.
+
+    A run tries no step beforehand: its first one is told from, so skip_runtime_probe is taken and has no effect.
+    """
     whole = config if isinstance(config, Config) else Config.from_file(config) if config is not None else None
     given = {"model": model, "data": data, "optimizer": optimizer, "training": training}
     sections = {name: section for name, section in given.items() if section is not None}
     chosen = replace(whole, **sections) if whole is not None else Config(**sections)  # type: ignore[arg-type]
-    return run_training(chosen, Log(), skip_runtime_probe)[1]
+    return run_training(chosen, Log())[1]
 
 
 def load_for_inference(

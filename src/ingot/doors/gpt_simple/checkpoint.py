@@ -41,6 +41,7 @@ from ingot.runtime.tensors import TensorRecord
 
 OPTIMIZER, SCHEDULER, CURSORS = "optimizer.bin", "scheduler.bin", "dataloader_state"
 CURSOR_VERSION = 2
+ALL = -1  # rows of a file that was read to its end
 Keys = Mapping[str, Mapping[str, Any]]  # its four sections
 
 
@@ -203,7 +204,7 @@ CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "P
 
 
 def read_cursors(path: Path) -> dict[str, dict[int, int]] | None:
-    """How many rows of each file had been read, by bucket and number of the file; -1: all. None: the folder does not say.
+    """How many rows of each file had been read, by bucket and number of the file. None: the folder does not say.
 
     The files of all ranks are taken together, as the original does; one without any worker says nothing.
     """
@@ -218,8 +219,8 @@ def read_cursors(path: Path) -> dict[str, dict[int, int]] | None:
             for worker in state["worker_states"].values():
                 known = True
                 for bucket, cursor in _field(worker, "bucket_cursors").items():
-                    for number, rows in _field(cursor, "file_progress").items():
-                        _count(found.setdefault(str(bucket), {}), int(number), int(rows))
+                    progress = {int(number): int(rows) for number, rows in _field(cursor, "file_progress").items()}
+                    count_rows(found, {str(bucket): progress})
             continue
         raise CheckpointError(f"{file} is damaged: it does not say where the data had been read to")
     return found if known else None
@@ -229,6 +230,10 @@ def _field(record: Any, name: str) -> Any:
     return record[name] if isinstance(record, dict) else vars(record)[name]
 
 
-def _count(files: dict[int, int], number: int, rows: int) -> None:
-    before = files.get(number, 0)
-    files[number] = -1 if -1 in (before, rows) else max(before, rows)
+def count_rows(known: dict[str, dict[int, int]], more: Mapping[str, Mapping[int, int]]) -> None:
+    """Add what another worker or checkpoint has read: of each file the most rows count, and all are more than any."""
+    for bucket, files in more.items():
+        counts = known.setdefault(bucket, {})
+        for number, rows in files.items():
+            before = counts.get(number, 0)
+            counts[number] = ALL if ALL in (before, rows) else max(before, rows)

@@ -22,12 +22,10 @@ from ingot.errors import CheckpointError, IngotError
 from ingot.runs.checkpoints import load_checkpoint, read_kind
 from ingot.runs.report import BeginReport, Reporter, StepReport
 from ingot.runs.steps import Kind, saved_steps
-from ingot.runs.wandb import NAME as WANDB
 from ingot.runs.wandb import read_id
 from ingot.runtime.files import to_json, write_atomically, writing
 
-RUN_STATE, STOP_FLAG, STOP_CHAIN = ".run_state.json", ".shutdown_requested", ".stop_chain"
-OWNED = (CONFIG, TOKENIZER, RUN_STATE, STOP_FLAG, STOP_CHAIN)  # beside the checkpoints
+RUN_STATE = ".run_state.json"
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
 STATUSES = {"failed": "error"}  # what it calls a status
 
@@ -119,7 +117,7 @@ class RunFiles(Reporter):
         if not names:
             return
         checkpoint = load_checkpoint(path)
-        facts = {"wandb_run_id": read_id(self._folder / WANDB), "resumed_from": self._resumed_from}
+        facts = {"wandb_run_id": read_id(self._folder), "resumed_from": self._resumed_from}
         for name in names:
             write_checkpoint(folder / name, checkpoint, self._keys, facts)
         found = saved_checkpoints(self._folder)
@@ -176,14 +174,6 @@ def rename_final(saved: Sequence[Saved], step: int) -> None:
             shutil.rmtree(old.path, ignore_errors=True)
         else:
             old.path.rename(name)
-
-
-def delete_checkpoints(run: Path) -> list[Path]:
-    """Delete the checkpoints of gpt-simple's in a run folder, and say which there were."""
-    found = [saved.path for saved in saved_checkpoints(run)]
-    for path in found:
-        shutil.rmtree(path, ignore_errors=True)
-    return found
 
 
 def now() -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.output import print_json
 from ingot.doors.status_line import duration
 from ingot.errors import CheckpointError, RunError
 from ingot.runs.run import Run, RunStatus
+from ingot.runs.state import read_state
 
+RUN_STATE = ".run_state.json"
 PATIENCE_SECONDS = 600.0  # for the run to save and end
 LOOK_SECONDS = 0.5
 HISTORY = 5  # newest checkpoints that are listed
@@ -29,13 +33,15 @@ WORDS = {
 
 def status(options: Namespace, log: Log) -> int:
     """Show how the run in a folder is doing."""
+    if (theirs := _of_the_original(Path(options.output_dir))) is not None:
+        print_json(theirs) if options.json else _print(_their_rows(theirs))
+        return 0
     run = _open(options.output_dir)
     found = run.status()
     if options.json:
         print_json({"run": str(run.path), "status": found.status, **vars(found.state)})
         return 0
-    for name, value in _rows(run, found):
-        print(f"{name + ':':<12}{value}")
+    _print(_rows(run, found))
     return 0
 
 
@@ -70,6 +76,36 @@ def _open(folder: str) -> Run:
         return Run.open(folder)
     except CheckpointError:
         raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
+
+
+def _of_the_original(folder: Path) -> dict[str, Any] | None:
+    """What the original said of a run that was never trained here; None for any other folder."""
+    if read_state(folder) is not None:
+        return None
+    try:
+        found = json.loads((folder / RUN_STATE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _their_rows(said: dict[str, Any]) -> list[tuple[str, str]]:
+    names = {
+        "Status": "status",
+        "Started": "started_at",
+        "Progress": "global_step",
+        "Loss": "loss",
+        "Tokens": "tokens_trained",
+        "Checkpoint": "latest_checkpoint",
+    }
+    rows = [(name, str(said[key])) for name, key in names.items() if said.get(key) is not None]
+    note = ", as gpt-simple's own trainer last said" if said.get("status") == "running" else " (trained by gpt-simple)"
+    return [(name, value.upper() + note if name == "Status" else value) for name, value in rows]
+
+
+def _print(rows: list[tuple[str, str]]) -> None:
+    for name, value in rows:
+        print(f"{name + ':':<12}{value}")
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -63,7 +63,7 @@ class Key:
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if value is None or (isinstance(value, Plain) and value.lower() in NULLS):
-            return None
+            return "" if self.kind == "str" and not self.optional else None
         match self.kind:
             case "str":
                 return self._text(value)

@@ -10,6 +10,7 @@ from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ingot.doors.entry import explained
@@ -17,14 +18,20 @@ from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.names import key_name
 from ingot.doors.overrides import split_overrides
 from ingot.errors import ConfigError
+from ingot.generate.sampling import DTYPES
 
 PROGRAM = "gpt-simple"
+DTYPES_THERE = ("fp32", "fp16", "bf16")
 WITH_KEYS = ("train", "validate")  # commands that take any key
 HOMES = {
+    "batch-generate": "writing",
+    "generate": "writing",
     "init": "template",
     "status": "following",
     "stop": "following",
+    "tokenize": "tokenizing",
     "train": "training",
+    "validate": "validating",
 }  # the modules whose functions the commands are
 
 
@@ -94,7 +101,9 @@ def _flags(parser: Parser, command: str) -> list[str]:
 def _train(parser: ArgumentParser) -> None:
     _config(parser)
     parser.add_argument("--force", action="store_true", help="delete the run in output_dir and start anew")
-    parser.add_argument("--skip-runtime-probe", action="store_true", help="do not try a step before the run")
+    parser.add_argument(
+        "--skip-runtime-probe", action="store_true", help="taken and without effect: no step is tried before the run"
+    )
     parser.add_argument("--nproc_per_node", type=int, default=1, metavar="N", help="ranks on this machine (1)")
     parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="machines that train together (1)")
     parser.add_argument("--node_rank", type=int, default=0, metavar="K", help="which of them this is, from 0")
@@ -126,8 +135,71 @@ def _init(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", choices=("small", "medium", "large"), help="size of the model: 124M, 360M or 1.3B")
 
 
+def _validate(parser: ArgumentParser) -> None:
+    _config(parser)
+    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks that will train together (1)")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _generate(parser: ArgumentParser) -> None:
+    _model(parser, required=True)
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", metavar="TEXT", help="what to continue")
+    prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="objects with a prompt, one per line of JSON")
+    _drawing(parser, DTYPES_THERE)
+    parser.add_argument("--stream", action="store_true", help="print a line for each piece as it is written, too")
+
+
+def _batch_generate(parser: ArgumentParser) -> None:
+    parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="requests, one per line of JSON")
+    _model(parser, required=False)
+    _drawing(parser, tuple(sorted(DTYPES)))
+    parser.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and open nothing")
+    parser.add_argument("--json", action="store_true", help="print what would be done as JSON")
+
+
+def _model(parser: ArgumentParser, required: bool) -> None:
+    models = parser.add_mutually_exclusive_group(required=required)
+    models.add_argument("--checkpoint", metavar="DIR", help="a checkpoint")
+    models.add_argument("--output-dir", metavar="RUN", help="the newest checkpoint of a run")
+
+
+def _drawing(parser: ArgumentParser, dtypes: Sequence[str]) -> None:
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the lines of JSON there instead of printing them")
+    parser.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
+    parser.add_argument("--dtype", default="bf16", choices=dtypes, help="number format of the weights (bf16)")
+    parser.add_argument("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to write (100)")
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 is the same as --greedy (0.8)")
+    parser.add_argument("--top-k", type=int, default=50, metavar="K", help="draw from the K likeliest tokens; 0: all (50)")
+    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="draw from the likeliest that sum to P (0.95)")
+    parser.add_argument("--greedy", action="store_true", help="always take the likeliest token")
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: what is written already is less likely (1.0)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same texts")
+    parser.add_argument("--return-full-text", action="store_true", help="put the prompt before its text")
+
+
+def _tokenize(parser: ArgumentParser) -> None:
+    parser.add_argument("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
+    parser.add_argument("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
+    parser.add_argument("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
+    parser.add_argument("--max_length", type=int, default=3072, metavar="N", help="tokens in a window, its end mark too (3072)")
+    parser.add_argument("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share (256)")
+    parser.add_argument("--probabilistic_overlap", action="store_true", help="only some documents' windows overlap")
+    parser.add_argument("--overlap_probability", type=float, default=0.7, metavar="P", help="how many of them (0.7)")
+    parser.add_argument("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
+    parser.add_argument("--num_workers", type=int, default=1, metavar="N", help="files at once (1)")
+
+
 COMMANDS: dict[str, tuple[str, Any]] = {
     "train": ("Train a model, or go on with the run in output_dir", _train),
+    "tokenize": ("Turn JSON lines into files of tokens", _tokenize),
+    "validate": ("Check a run before it starts", _validate),
+    "generate": ("Let a model continue prompts", _generate),
+    "batch-generate": ("Let models answer a file of requests", _batch_generate),
     "init": ("Write a config file with every key explained", _init),
     "status": ("Show how a run is doing", _status),
     "stop": ("Ask a run to save and stop", _stop),

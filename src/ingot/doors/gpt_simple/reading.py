@@ -54,7 +54,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"{file} is not valid JSON: {error}") from None
     else:
-        tree = parse_yaml(text, str(file))
+        tree = parse_yaml(text, str(file), aliases=True)
     if tree is None:
         return {}
     if not isinstance(tree, dict):

@@ -6,9 +6,13 @@ those that were predicted.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.gpt_simple import FINAL, SHUTDOWN, saved_checkpoints
 from ingot.config.schema import Config as IngotConfig
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
@@ -21,23 +25,32 @@ RULE = "=" * 60
 KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
 REASONS = {"stop_file": "flag_file"}  # what gpt-simple calls a reason to stop
 HALTED = "halted"
+MOST_NATS = 20.0  # whose exponential is sent; more is shown as this
 
 
 class GptSimpleReporter(Reporter):
-    """Prints what `gpt-simple train` prints; `interval_loss` is the mean of the last line, None before the first."""
+    """Prints what `gpt-simple train` prints, after `files` has written what gpt-simple writes.
 
-    def __init__(self, config: Config, resolved: IngotConfig, log: Log) -> None:
-        self._config, self._resolved, self._log = config, resolved, log
+    `told` are warnings for the start: a run that does not start has one line to say. `interval_loss` is the mean of the last
+    line, None before the first; `checkpoint` the newest folder, by gpt-simple's name.
+    """
+
+    def __init__(self, config: Config, resolved: IngotConfig, log: Log, files: Reporter, told: Sequence[str] = ()) -> None:
+        self._config, self._resolved, self._log, self._files, self._told = config, resolved, log, files, told
         self.interval_loss: float | None = None
-        self.checkpoint: Path | None = None  # the newest that was saved
+        self.checkpoint: Path | None = None
+        self._announced: set[Path] = set()
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._targets = 0  # of these steps
-        self._tokens = 0
+        self._numbers: dict[str, float] = {}  # of the last line
         self._seconds = 0.0
 
     def begin(self, report: BeginReport) -> None:
+        self._files.begin(report)
         self._seconds = report.elapsed_seconds
+        for line in self._told:
+            self._log.warn(line)
         for line in summary_lines(self._config, self._resolved, report):
             self._log.info(line)
         if report.resumed_at >= self._config.training.max_steps:
@@ -47,26 +60,26 @@ class GptSimpleReporter(Reporter):
             )
 
     def step(self, report: StepReport, log: bool) -> None:
+        self._files.step(report, log)
         self._losses.append(report.loss)
         self._norms.append(report.grad_norm)
-        self._targets += report.tokens - self._tokens
-        self._tokens = report.tokens
+        self._targets += report.targets
         if report.step % self._config.training.logging_steps:
             return
         steps, seconds = len(self._losses), report.elapsed_seconds - self._seconds
         self.interval_loss = sum(self._losses) / steps
         scale = learning_rate_scale(self._resolved, report.step, report.elapsed_seconds)
-        self._log.info(
-            step_line(
-                step=report.step,
-                loss=self.interval_loss,
-                learning_rate=self._resolved.optimizer.learning_rate * scale,
-                grad_norm=sum(self._norms) / steps,
-                seconds_per_step=seconds / steps,
-                tokens_per_second=self._targets / seconds if seconds else 0.0,
-                packing=100 * self._targets / (steps * self._resolved.training.tokens_per_step),
-            )
-        )
+        self._numbers = {
+            "train/loss": self.interval_loss,
+            "train/learning_rate": self._resolved.optimizer.learning_rate * scale,
+            "train/grad_norm": sum(self._norms) / steps,
+            "throughput/tokens_per_sec": self._targets / seconds if seconds else 0.0,
+            "throughput/time_per_step": seconds / steps,
+            "throughput/total_tokens": report.tokens,
+            "throughput/packing_efficiency": 100 * self._targets / (steps * self._resolved.training.tokens_per_step),
+            **({"curriculum/phase": report.phase} if self._config.data.curriculum else {}),
+        }
+        self._log.info(step_line(report.step, self._numbers))
         self._losses, self._norms, self._targets, self._seconds = [], [], 0, report.elapsed_seconds
 
     def evaluation(self, report: EvaluationReport) -> None:
@@ -76,8 +89,23 @@ class GptSimpleReporter(Reporter):
         self._log.info(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        self.checkpoint = path
-        self._log.info(f"{KINDS[kind]} saved to {path} (step {int(path.name.rpartition('-')[2])}, {0.0:.1f}s)")
+        began = time.monotonic()
+        self._files.saved(path, kind)
+        step, seconds = int(path.name.rpartition("-")[2]), time.monotonic() - began
+        # The last step may be one at which the original saves anyway. It saves nothing for a best evaluation, as ours does.
+        for one in ("regular", kind) if kind == "final" else (kind,):
+            self.checkpoint = their_folder(path, one)
+            if self.checkpoint != path and self.checkpoint not in self._announced:
+                self._announced.add(self.checkpoint)
+                self._log.info(f"{KINDS[one]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
+
+    def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
+        if isinstance(report, EvaluationReport):
+            return {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, MOST_NATS))}
+        return {} if report.step % self._config.training.logging_steps else self._numbers
+
+    def tracked_config(self) -> Mapping[str, Any] | None:
+        return self._config.to_dict()
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         if not done:
@@ -87,6 +115,7 @@ class GptSimpleReporter(Reporter):
         self._log.warn(text)
 
     def end(self, result: Any) -> None:
+        self._files.end(result)
         if result.status == "completed":
             for line in (RULE, "TRAINING COMPLETE!", RULE):
                 self._log.info(line)
@@ -97,19 +126,20 @@ class GptSimpleReporter(Reporter):
         self._log.info(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
 
 
-def step_line(
-    step: int,
-    loss: float,
-    learning_rate: float,
-    grad_norm: float,
-    seconds_per_step: float,
-    tokens_per_second: float,
-    packing: float,
-) -> str:
-    """Steps, as gpt-simple logs them."""
+def their_folder(path: Path, kind: Kind) -> Path:
+    """The folder of gpt-simple's that a checkpoint of ours was written as; ours, where gpt-simple would have written none."""
+    step = int(path.name.rpartition("-")[2])
+    names = {"regular": f"checkpoint-{step}", "shutdown": f"checkpoint-{step}{SHUTDOWN}", "final": FINAL}
+    theirs = path.with_name(names[kind])
+    return theirs if theirs.is_dir() else path
+
+
+def step_line(step: int, n: Mapping[str, float]) -> str:
+    """Steps, as gpt-simple logs them, by the numbers that it sends to Weights & Biases."""
     return (
-        f"Step {step:6d} | Loss {loss:.4f} | LR {learning_rate:.2e} | GradNorm {grad_norm:.3f} | "
-        f"{seconds_per_step:.2f}s/step | {tokens_per_second:,.0f} tok/s | Packing {packing:.1f}%"
+        f"Step {step:6d} | Loss {n['train/loss']:.4f} | LR {n['train/learning_rate']:.2e} | "
+        f"GradNorm {n['train/grad_norm']:.3f} | {n['throughput/time_per_step']:.2f}s/step | "
+        f"{n['throughput/tokens_per_sec']:,.0f} tok/s | Packing {n['throughput/packing_efficiency']:.1f}%"
     )
 
 
@@ -131,7 +161,7 @@ def summary_lines(config: Config, resolved: IngotConfig, report: BeginReport) ->
         f"LR: {o.learning_rate}  (warmup={o.warmup_steps}, decay={cosine_steps(config)})",
     ]
     if report.resumed_at:
-        folder = Path(t.output_dir) / "checkpoints"
-        checkpoint = saved_steps(folder).get(report.resumed_at, folder)
+        theirs = [one.path for one in saved_checkpoints(Path(t.output_dir)) if one.step == report.resumed_at]
+        checkpoint = theirs[-1] if theirs else saved_steps(Path(t.output_dir) / "checkpoints").get(report.resumed_at, "")
         lines.append(f"Resuming from step {report.resumed_at}  (checkpoint: {checkpoint})")
     return [*lines, RULE]

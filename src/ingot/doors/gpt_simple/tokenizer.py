@@ -5,10 +5,12 @@ Another tokenizer is never taken in the place of one that cannot be opened, and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers.huggingface import HFTokenizer
 from ingot.doors.gpt_simple.translate import tokenizer_name
 from ingot.errors import ConfigError
 
@@ -23,9 +25,8 @@ class SimpleLLMTokenizer:
 
     def __init__(self, model_name: str = "gpt2", tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer if tokenizer is not None else open_tokenizer(tokenizer_name(model_name))
-        pad: int | None = getattr(self.tokenizer, "pad", None)
-        self.eos_token_id: int | None = getattr(self.tokenizer, "eos", None)
-        self.eod_token_id = self.eos_token_id
+        pad = self.tokenizer.pad
+        self.eos_token_id = self.eod_token_id = self.tokenizer.eos
         self.bos_token_id = self.tokenizer.bos if self.tokenizer.bos is not None else self.eos_token_id
         self.pad_token_id: int = self.tokenizer.vocab_size if pad is None else pad
         self.vocab_size = self.tokenizer.vocab_size + (pad is None)
@@ -92,8 +93,15 @@ class SimpleLLMTokenizer:
     def _names(self) -> dict[str, int]:
         named = {PAD: self.pad_token_id}
         if self.eos_token_id is not None:
-            named["<|endoftext|>" if self.tokenizer.kind == "gpt2" else "</s>"] = self.eos_token_id
+            named[self._end_name()] = self.eos_token_id
         return named
+
+    def _end_name(self) -> str:
+        if isinstance(self.tokenizer, HFTokenizer):
+            for added in json.loads(self.tokenizer.contents).get("added_tokens", []):
+                if added.get("id") == self.eos_token_id:
+                    return str(added["content"])
+        return "<|endoftext|>" if self.tokenizer.kind == "gpt2" else "</s>"
 
     def _text(self, ids: Sequence[int], skip_special: bool) -> str:
         if skip_special:

@@ -6,19 +6,30 @@ import math
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ingot.doors.entry import process_start
+from ingot.doors.entry import STARTED_AT, process_start
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
+from ingot.doors.gpt_simple.names import key_name
 from ingot.doors.gpt_simple.reading import read_config
-from ingot.doors.gpt_simple.translate import kept_tokens, tokens_per_step, translate, warnings
+from ingot.doors.gpt_simple.translate import ALREADY_READ, kept_tokens, named_tokenizer, tell_batch, translate, warnings
 from ingot.runtime.ranks import ranks_from_environment
+
+if TYPE_CHECKING:
+    from ingot.config.schema import Config as IngotConfig
+    from ingot.data.store.dataset import Dataset
 
 MODULE = "ingot.doors.gpt_simple"
 PORT = 29500  # at which machines meet, where none is named
+# What --force deletes besides what is ours. Not config.json: it may be the very file that the run is started from.
+THEIR_FILES = (
+    "tokenizer", ".run_state.json", ".shutdown_requested", ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*",
+    "checkpoints/final",
+)  # fmt: skip
 
 
 @dataclass
@@ -35,8 +46,8 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
     """Train as a file and a command line say; returns the exit code."""
     config = configured(options, overrides)
     if "RANK" not in os.environ and (options.nproc_per_node > 1 or options.nnodes > 1):
-        return _launch(config, options, words)
-    status, result = run_training(config, log)
+        return _launch(config, options, words, log)
+    status, result = run_training(config, log, options.force)
     if status == "completed" and ranks_from_environment().first:
         log.info(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
     return options.stop_exit_code if status == "stopped" else 0
@@ -48,50 +59,56 @@ def configured(options: Namespace, overrides: Mapping[str, Any]) -> Config:
     return read_config(options.config, {**overrides, **flags})
 
 
-def run_training(config: Config, log: Log, skip_probe: bool = False) -> tuple[str, TrainingResult]:
-    """Train on this rank; how it ended, and what it came to."""
+def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, TrainingResult]:
+    """Train on this rank; how it ended, and what it came to. With `force` an earlier run in the folder is deleted first."""
+    from ingot.doors.gpt_simple.files import RunFiles
+    from ingot.doors.gpt_simple.foreign import settle
     from ingot.doors.gpt_simple.reporter import GptSimpleReporter
     from ingot.train.start import run
 
-    ranks, kept = ranks_from_environment(), kept_tokens(config)
-    resolved = translate(config, ranks.world_size, kept)
-    if ranks.first:
-        warnings(config, log.warn)
-        _tell_batch(config, ranks.world_size, kept, log)
-    reporter = GptSimpleReporter(config, resolved.config, log)
-    result = run(resolved, reporter, began=process_start())
+    ranks = ranks_from_environment()
+    if not force:
+        settle(config, ranks, log.info, log.warn)
+    kept = None if force else kept_tokens(config)
+    tokenizer = named_tokenizer(config)
+    resolved = translate(config, ranks.world_size, kept, tokenizer)
+    told: list[str] = []
+    warnings(config, told.append)
+    tell_batch(config, ranks.world_size, kept, told.append)
+    # Whoever launched the ranks has checked the run.
+    dataset = None if STARTED_AT in os.environ else check(config, resolved.config, ranks.world_size, told.append, force)
+    spec = tokenizer.spec() if tokenizer is not None else None
+    files = RunFiles(Path(config.training.output_dir), config.to_dict(), spec, log.warn)
+    reporter = GptSimpleReporter(config, resolved.config, log, files, told)
+    try:
+        result = run(resolved, reporter, began=process_start(), force=force, files=THEIR_FILES, dataset=dataset)
+    except Exception as error:
+        files.failed(error)
+        raise
+    if files.failure is not None:
+        raise files.failure
     last = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
     path = reporter.checkpoint or result.checkpoint_path
-    told = TrainingResult(
-        last if last is not None else math.inf, str(path) if path is not None else "", result.total_tokens, result.total_steps
-    )
-    return result.status, told
+    final_loss, checkpoint = last if last is not None else math.inf, str(path) if path is not None else ""
+    return result.status, TrainingResult(final_loss, checkpoint, result.total_tokens, result.total_steps)
 
 
-def _tell_batch(config: Config, world_size: int, kept: int | None, log: Log) -> None:
-    """Say that a run keeps the batch it began with, where its keys would make another one of it."""
-    t, now = config.training, tokens_per_step(config, world_size)
-    if kept is None or kept == now:
-        return
-    rows, length = kept // config.data.max_length, config.data.max_length
-    times = -(-rows // (t.per_device_batch_size * world_size))
-    log.warn(
-        f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} "
-        f"rank{'s' if world_size > 1 else ''}, with {times} forward pass{'es' if times > 1 else ''} each, where "
-        f"gradient_accumulation_steps={t.gradient_accumulation_steps} would give {now:,}; another batch needs another output_dir"
-    )
+def check(config: Config, resolved: IngotConfig, world_size: int, told: Callable[[str], None], force: bool) -> Dataset | None:
+    """Refuse a run that cannot go well; gives the data, if it had to be opened."""
+    from ingot.plan.validate import check_before_training
+
+    workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
+    return check_before_training(resolved, world_size, told, workers=workers, allow_mismatch=mismatch, fresh=force, name=key_name)
 
 
-def _launch(config: Config, options: Namespace, words: Sequence[str]) -> int:
+def _launch(config: Config, options: Namespace, words: Sequence[str], log: Log) -> int:
     """Start the ranks; a mistake is told once, before any of them."""
     from ingot.doors.launch import launch
     from ingot.train.start import open_data
-    from ingot.train.walltime import find_walltime
 
     world_size = options.nproc_per_node * options.nnodes
-    resolved = translate(config, world_size, kept_tokens(config)).config
-    find_walltime(resolved.training, process_start())
-    open_data(resolved, world_size)
+    resolved = translate(config, world_size, None if options.force else kept_tokens(config)).config
+    open_data(resolved, world_size, check(config, resolved, world_size, log.warn, options.force))
     return launch(
         options.nproc_per_node,
         words,

@@ -13,27 +13,35 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.gpt_simple import model_settings
+from ingot.artifact.gpt_simple import is_checkpoint, model_settings, read_saved
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.names import SETTINGS, key_name
 from ingot.errors import CheckpointError, ConfigError, IngotError
+from ingot.runs.steps import INDEX, saved_steps
 
 DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone
 VOCAB_MULTIPLE = 128
 EVAL_BATCHES = 100  # where max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # that need no file
 PRECISIONS = {None: "auto", "no": "fp32"}
+ALREADY_READ = "already-read.json"  # of a run that the original began: documents that it has read
 RESUMES = {"scratch": "never"}
 
 
-def translate(config: Config, world_size: int = 1, kept_tokens: int | None = None) -> ResolvedConfig:
-    """The config of a run with these keys on so many ranks; `kept_tokens` are those of a step of the run it goes on with."""
+def translate(
+    config: Config, world_size: int = 1, kept_tokens: int | None = None, tokenizer: Tokenizer | None = None
+) -> ResolvedConfig:
+    """The config of a run with these keys on so many ranks; `kept_tokens` are those of a step of the run it goes on with.
+
+    `tokenizer` is that of the keys, where it is open already.
+    """
     config.check()
     settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items() if not theirs.startswith("model.")}
-    settings |= _computed(config)
+    settings |= _computed(config, tokenizer or named_tokenizer(config))
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
+    settings["data.already_read"] = _already_read(config) if kept_tokens is not None else None
     if decided := sorted(settings.keys() & config.settings.keys()):
         raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set besides")
     try:
@@ -54,18 +62,33 @@ def kept_tokens(config: Config) -> int | None:
     They are part of what a checkpoint says, so another number of ranks, or another batch in the file, does not change them.
     """
     from ingot.runs.checkpoints import read_index
-    from ingot.runs.steps import INDEX, saved_steps
 
     if config.training.resume == "scratch":
         return None
     checkpoint = resume_path(config)
-    found = [checkpoint] if checkpoint is not None and (checkpoint / INDEX).is_file() else []
+    found: list[Path] = []
+    if checkpoint is not None:
+        found = [checkpoint] if (checkpoint / INDEX).is_file() else list(saved_steps(checkpoint / "checkpoints").values())[::-1]
     for path in found or reversed(list(saved_steps(Path(config.training.output_dir) / "checkpoints").values())):
         try:
             return int(read_index(path)["progress"]["config"]["training"]["tokens_per_step"])
         except (CheckpointError, KeyError, TypeError):
             continue  # a damaged one: the run goes on from the one before
     return None
+
+
+def tell_batch(config: Config, world_size: int, kept: int | None, told: Callable[[str], None]) -> None:
+    """Say that a run keeps the batch it began with, where its keys would make another one of it."""
+    t, now = config.training, tokens_per_step(config, world_size)
+    if kept is None or kept == now:
+        return
+    rows, length = kept // config.data.max_length, config.data.max_length
+    times = -(-rows // (t.per_device_batch_size * world_size))
+    told(
+        f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} "
+        f"rank{'s' if world_size > 1 else ''}, with {times} forward pass{'es' if times > 1 else ''} each, where "
+        f"gradient_accumulation_steps={t.gradient_accumulation_steps} would give {now:,}; another batch needs another output_dir"
+    )
 
 
 def resume_path(config: Config) -> Path | None:
@@ -75,7 +98,31 @@ def resume_path(config: Config) -> Path | None:
         return None
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     below = Path(config.training.output_dir) / path
-    return below if not path.exists() and below.exists() else path
+    found = below if not path.exists() and below.exists() else path
+    if is_checkpoint(found):  # of gpt-simple's layout: beside it may lie the one of ours that it was made from
+        return saved_steps(found.parent).get(read_saved(found).step, found)
+    return found
+
+
+def _resume(config: Config) -> str:
+    """training.resume of ours; a checkpoint of the original becomes one of ours in output_dir before the run."""
+    path = resume_path(config)
+    if path is not None and is_checkpoint(path):
+        return "auto"
+    return str(path or RESUMES.get(config.training.resume, config.training.resume))
+
+
+def _already_read(config: Config) -> str | None:
+    """The list of documents that the original has read, of this run or of the one whose state it begins with."""
+    named = resume_path(config)
+    runs = [named, named.parent.parent] if named is not None else []
+    paths = [already_read_path(config), *(run / ALREADY_READ for run in runs)]
+    return next((str(path) for path in paths if path.exists()), None)
+
+
+def already_read_path(config: Config) -> Path:
+    """Where a run that the original began keeps the list of the documents which that has read."""
+    return Path(config.training.output_dir) / ALREADY_READ
 
 
 def buckets(config: Config) -> list[str]:
@@ -91,9 +138,17 @@ def tokenizer_name(name: str) -> str:
     return f"hf:{name}" if bare else name
 
 
+def named_tokenizer(config: Config) -> Tokenizer | None:
+    """The tokenizer of the run; None where it cannot be opened, which the checks before a run tell in their words."""
+    try:
+        return open_tokenizer(tokenizer_name(config.data.tokenizer))
+    except IngotError:
+        return None
+
+
 def padded_vocabulary(tokenizer: Tokenizer) -> int:
     """Rows of the embedding: all ids, one more where there is none to pad with, up to a multiple of 128."""
-    ids = tokenizer.vocab_size + (getattr(tokenizer, "pad", None) is None)
+    ids = tokenizer.vocab_size + (tokenizer.pad is None)
     return -(-ids // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
@@ -130,17 +185,16 @@ def _value(config: Config, path: str) -> Any:
     return getattr(getattr(config, section), name)
 
 
-def _computed(config: Config) -> dict[str, Any]:
+def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The settings that several keys decide, whose words differ, or that gpt-simple never lets anybody choose."""
     m, d, o, t = config.model, config.data, config.optimizer, config.training
     eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
-    name = tokenizer_name(config.data.tokenizer)
-    rows = _vocabulary(name)
+    rows = padded_vocabulary(tokenizer) if tokenizer is not None else None
     model = model_settings({**asdict(m), "vocab_size": rows or 1, "n_positions": max(m.n_positions, d.max_length)}, "the config")
     return {
         **{f"model.{setting}": value for setting, value in model.items()},
         "model.vocab_size": rows,
-        "data.tokenizer": name,
+        "data.tokenizer": tokenizer_name(d.tokenizer),
         "data.sampling": "pack" if d.packing else "document",
         "data.document_mask": m.attention_mode != "causal",
         "data.overlap": d.overlap_size if d.format == "jsonl" else 0,
@@ -154,7 +208,7 @@ def _computed(config: Config) -> dict[str, Any]:
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": PRECISIONS.get(t.mixed_precision, t.mixed_precision),
         "training.priming_steps": 0,
-        "training.resume": str(resume_path(config) or RESUMES.get(t.resume, t.resume)),
+        "training.resume": _resume(config),
         "training.save_seconds": 0,
         "training.keep_every": t.keep_milestone_every or 0,
         "evaluation.at_start": False,
@@ -165,14 +219,6 @@ def _computed(config: Config) -> dict[str, Any]:
         "artifact.write": False,
         **_tracking(config),
     }
-
-
-def _vocabulary(name: str) -> int | None:
-    """The rows of the embedding; None where the tokenizer cannot be opened, which the checks before a run tell in their words."""
-    try:
-        return padded_vocabulary(open_tokenizer(name))
-    except IngotError:
-        return None
 
 
 def _mix(config: Config) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from torch import Tensor
 from ingot.backends.torch.saved import adamw_memory, adamw_state, load_saved, shared_tensor, state_records
 from ingot.backends.torch.state import check_fits
 from ingot.config.loading import load_config
-from ingot.doors.nanogpt.model import config_of, split_by_decay
+from ingot.doors.nanogpt.model import split_by_decay
+from ingot.doors.nanogpt.translate import args_of
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.gpt2 import GPT2
 from ingot.runs.checkpoints import Checkpoint
@@ -50,12 +51,6 @@ class Ckpt:
     missing: tuple[str, ...]
 
 
-def model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A `model` section as nanoGPT's model_args, in its order."""
-    given = asdict(config_of(settings))
-    return {name: given[name] for name in ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout")}
-
-
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], best_val_loss: float | None = None) -> None:
     """Write a checkpoint of ours as a ckpt.pt, whole or not at all; `config` are nanoGPT's 33 keys.
 
@@ -82,7 +77,7 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
             betas=(config["beta1"], config["beta2"]),
             fused="cuda" in str(config.get("device")) or None,
         ),
-        "model_args": model_args(settings),
+        "model_args": asdict(args_of(settings)),
         "iter_num": checkpoint.step,
         "best_val_loss": torch.tensor(NO_LOSS_YET if loss is None else loss),
         "config": dict(config),

@@ -140,8 +140,5 @@ def _hint(name: str, keys: Mapping[str, Key]) -> str:
 
 
 def _example(key: Key) -> str:
-    return (
-        {bool: "True", int: "N", float: "X", str: "TEXT"}[key.type]
-        if key.default is None or key.type is bool
-        else str(key.default)
-    )
+    kind = {bool: "True", int: "N", float: "X", str: "TEXT"}[key.type]
+    return kind if key.default is None or key.type is bool else str(key.default)

@@ -21,18 +21,17 @@ from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import Dataset
-from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, model_args, read_ckpt
+from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, read_ckpt
 from ingot.doors.nanogpt.keys import key_name
 from ingot.doors.nanogpt.pretrained import read_pretrained
-from ingot.doors.nanogpt.translate import ModelArgs, data_path, fresh_args, translate, vocabulary
+from ingot.doors.nanogpt.translate import ModelArgs, args_of, data_path, fresh_args, translate, vocabulary
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Evaluator
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, save_checkpoint
-from ingot.runs.folder import RunFolder
+from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runs.steps import DAMAGED, saved_steps
-from ingot.runs.wandb import NAME as WANDB
 from ingot.runtime.files import fsync_dir, writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.progress import Progress
@@ -67,7 +66,7 @@ def check_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out_dir={out} is a file; give a folder")
     if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # what lies beside these is set aside
-        RunFolder(out).refuse_strangers([WANDB])
+        RunFolder(out).refuse_strangers([WANDB_ID])
     if (out / LOCK).exists():
         with RunLock(out):
             pass
@@ -84,18 +83,18 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
     if name != "resume":
         weights, settings = read_pretrained(name)
         say(f"a model with the weights of {name}")
-        return _fitted(Start(_args(settings), settings["gelu"], weights=weights), values, name)
+        return _fitted(Start(args_of(settings), settings["gelu"], weights=weights), values, name)
     ours = _own_checkpoint(out, warn, values["eval_only"])
     if ours is not None:
         say(f"resuming from {ours.path}")
         settings, tensors = ours.progress["config"]["model"], ours.tensors
         if settings["family"] != "gpt2":
             raise CheckpointError(f"{ours.path} is a model of the family {settings['family']}; continue it with: ingot train")
-        start = Start(_args(settings), settings["gelu"], ours.step, tensors["model"], tensors["optimizer"], ours=ours)
+        start = Start(args_of(settings), settings["gelu"], ours.step, tensors["model"], tensors["optimizer"], ours=ours)
         return _fitted(start, values, str(ours.path))
     ckpt = read_ckpt(out / CKPT)
     say(f"resuming from {ckpt.path} at iteration {ckpt.iter_num}")
-    start = Start(_args(ckpt.settings), ckpt.settings["gelu"], ckpt.iter_num, ckpt.weights, ckpt.optimizer, ckpt.best_val_loss)
+    start = Start(args_of(ckpt.settings), ckpt.settings["gelu"], ckpt.iter_num, ckpt.weights, ckpt.optimizer, ckpt.best_val_loss)
     missing = f"{ckpt.path} does not hold {', '.join(ckpt.missing)}"
     return _fitted(replace(start, missing=missing), values, str(ckpt.path))
 
@@ -200,10 +199,6 @@ def _keep(path: Path, suffix: str) -> str:
         kept = next(name for name in names if not path.with_name(name).exists())
         path.rename(path.with_name(kept))
     return kept
-
-
-def _args(settings: Mapping[str, Any]) -> ModelArgs:
-    return ModelArgs(**model_args(settings))
 
 
 def _fitted(start: Start, values: Mapping[str, Any], where: str) -> Start:

@@ -137,7 +137,7 @@ SETTINGS = {
     "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
     "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
     "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer", "trust_tokens": "data.trust_tokens",
-    "deterministic": "training.deterministic",
+    "deterministic": "training.deterministic", "wandb_run_name": "tracking.wandb_run_name",
 }  # fmt: skip
 NAMES = {path: name for name, path in SETTINGS.items()} | {
     "data.tokenizer": "--tokenizer", "data.trust_tokens": "--trust_tokens",

@@ -29,7 +29,7 @@ def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) 
         folder = pretrained_folder(init_from)
         tokenizer = find_tokenizer(folder, settings["vocab_size"])
         return open_model(foreign_weights(folder, records.values(), settings, tokenizer), tokenizer, device)
-    if (out_dir / CKPT).is_file() or is_ckpt(out_dir):
+    if (out_dir / CKPT).is_file() or (out_dir.is_file() and out_dir.suffix in (".pt", ".pth")):
         try:
             return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
         except DamagedFile as error:
@@ -42,16 +42,11 @@ def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) 
     return load(out_dir, device=device)
 
 
-def is_ckpt(path: Path) -> bool:
-    """Whether a path looks like nanoGPT's."""
-    return path.is_file() and path.suffix in (".pt", ".pth")
-
-
 def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -> LoadedModel:
     """A model from a ckpt.pt, with its own tokenizer or the one that is named."""
     ckpt = read_ckpt(path)
     found = ckpt_tokenizer(ckpt, say, tokenizer)
-    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, found, ckpt.scoring), found, device)
+    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, found, scoring=ckpt.scoring), found, device)
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
@@ -64,7 +59,10 @@ def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
         found = from_spec(ckpt.tokenizer)
     elif dataset and meta.is_file():
         say(f"Loading meta from {meta}...")
-        found = _characters(meta)
+        characters = char_tokenizer(meta)
+        if characters is None:
+            raise DataError(f"{meta} does not list single characters in their order, so nothing can be written with it")
+        found = characters
     elif rows >= GPT2_IDS:
         say("No meta.pkl found, assuming GPT-2 encodings...")
         found = GPT2Tokenizer()
@@ -75,11 +73,4 @@ def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
         )
     if found.vocab_size > rows:
         raise DataError(f"the {found.kind} tokenizer has {found.vocab_size:,} ids and the model of {ckpt.path} only {rows:,}")
-    return found
-
-
-def _characters(meta: Path) -> Tokenizer:
-    found = char_tokenizer(meta)
-    if found is None:
-        raise DataError(f"{meta} does not list single characters in their order, so nothing can be written with it")
     return found

@@ -7,7 +7,7 @@ module of its own, so that a state dict has the same keys. Nothing is computed h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ingot.backends.torch.state import load_model
 from ingot.doors.nanogpt.pretrained import read_pretrained
+from ingot.doors.nanogpt.translate import args_of
 from ingot.errors import ConfigError
 from ingot.generate.sampling import Sampling
 from ingot.generate.torch.decode import generate
@@ -127,7 +128,8 @@ class GPT(GPT2):
             raise ConfigError(f"from_pretrained cannot override {unknown[0]}; only dropout")
         print(f"loading weights from pretrained gpt: {model_type}")
         records, settings = read_pretrained(model_type)
-        model = cls(config_of(settings | dict(override_args or {})), settings["gelu"])
+        args = args_of(settings | dict(override_args or {}))
+        model = cls(GPTConfig(**asdict(args)), settings["gelu"])
         load_model(model, records, model_type)
         return model
 
@@ -164,19 +166,6 @@ class GPT(GPT2):
         device = self.transformer.wte.weight.device
         known = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         return per_token * c.block_size * fwdbwd_per_iter / dt / (peak or known or A100_FLOPS)
-
-
-def config_of(settings: Mapping[str, Any]) -> GPTConfig:
-    """The GPTConfig of a `model` section of ours."""
-    return GPTConfig(
-        block_size=settings["context"],
-        vocab_size=settings["vocab_size"],
-        n_layer=settings["layers"],
-        n_head=settings["heads"],
-        n_embd=settings["width"],
-        dropout=settings["dropout"],
-        bias=settings["bias"],
-    )
 
 
 def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

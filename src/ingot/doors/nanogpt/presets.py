@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError
+from ingot.runtime.files import readable
 
 OPERATORS: dict[type[ast.operator] | type[ast.unaryop], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -32,16 +33,10 @@ LONGEST = 10_000  # of the texts
 
 def read_preset(path: Path, known: Mapping[str, Any]) -> tuple[str, list[Setting]]:
     """The text of a preset and what it sets, in order. `known` are the values its names may refer to."""
-    try:
+    with readable(path, ConfigError):
+        if not path.exists():
+            raise ConfigError(f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value")
         text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -9,8 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.hub import cached_model, fetch_model
-from ingot.artifact.huggingface import CONFIG, read_gpt2
+from ingot.artifact.huggingface import CONFIG, cached_model, fetch_model, read_gpt2
 from ingot.errors import ConfigError
 from ingot.runtime.tensors import TensorRecord
 

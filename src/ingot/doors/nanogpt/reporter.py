@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from ingot.doors.nanogpt.mfu import RunningMfu
-from ingot.doors.nanogpt.translate import learning_rate
+from ingot.doors.nanogpt.translate import learning_rate, record
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
 from ingot.runs.steps import Kind
 
-Tracker = Callable[[Mapping[str, Any]], None]
-
 
 class NanoGPTReporter(Reporter):
     """Prints what train.py prints.
 
-    `write` makes a ckpt.pt of a checkpoint, `elapsed` are the seconds of earlier sessions, `track` takes what goes to W&B, and
-    `behind` is a checkpoint whose ckpt.pt an earlier session could not write any more.
+    `write` makes a ckpt.pt of a checkpoint, `elapsed` are the seconds of earlier sessions, and `behind` is a checkpoint whose
+    ckpt.pt an earlier session could not write any more.
     """
 
     def __init__(
@@ -32,11 +30,10 @@ class NanoGPTReporter(Reporter):
         warn: Callable[[str], None],
         write: Callable[[Checkpoint], None],
         elapsed: float = 0.0,
-        track: Tracker | None = None,
         behind: Path | None = None,
     ) -> None:
         self._values, self._mfu, self._say, self._warn, self._write = values, mfu, say, warn, write
-        self._elapsed, self._track, self._behind = elapsed, track, behind
+        self._elapsed, self._behind = elapsed, behind
         self._iterations = 0  # of this session
         self._announced: int | None = None
         self.failure: CheckpointError | None = None
@@ -57,20 +54,23 @@ class NanoGPTReporter(Reporter):
 
     def evaluation(self, report: EvaluationReport) -> None:
         self._elapsed = report.elapsed_seconds
-        train_loss = report.train_loss if report.train_loss is not None else math.nan
-        self._say(evaluation_line(report.step, train_loss, report.val_loss))
-        if self._track is not None:
-            self._track(
-                {
-                    "iter": report.step,
-                    "train/loss": train_loss,
-                    "val/loss": report.val_loss,
-                    "lr": learning_rate(self._values, report.step),
-                    "mfu": 100 * self._mfu.value,
-                }
-            )
+        self._say(evaluation_line(report.step, _train_loss(report), report.val_loss))
         if report.step and (report.best or self._values["always_save_checkpoint"]):
             self._announce(report.step)
+
+    def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float]:
+        if isinstance(report, StepReport):
+            return {}
+        return {
+            "iter": report.step,
+            "train/loss": _train_loss(report),
+            "val/loss": report.val_loss,
+            "lr": learning_rate(self._values, report.step),
+            "mfu": 100 * self._mfu.value,
+        }
+
+    def tracked_config(self) -> Mapping[str, Any]:
+        return record(self._values)
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         try:
@@ -95,6 +95,10 @@ class NanoGPTReporter(Reporter):
         if step != self._announced:
             self._announced = step
             self._say(f"saving checkpoint to {self._values['out_dir']}")
+
+
+def _train_loss(report: EvaluationReport) -> float:
+    return report.train_loss if report.train_loss is not None else math.nan
 
 
 def iteration_line(iteration: int, loss: float, seconds: float, mfu: float) -> str:

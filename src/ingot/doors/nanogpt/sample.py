@@ -13,6 +13,7 @@ from ingot.doors.entry import say, warn
 from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.keys import PRECISIONS
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import readable
 
 if TYPE_CHECKING:
     from ingot.backends.torch.inference import TorchInference
@@ -38,7 +39,8 @@ def sample(given: Given) -> None:
     start = read_start(str(values["start"]))
     device, precision = _machine(str(values["device"]), values["dtype"])
     loaded = open_named(str(values["init_from"]), Path(str(values["out_dir"])), str(device), say, warn)
-    say(f"number of parameters: {_parameters(_backend(loaded)) / 1e6:.2f}M")
+    counted = (p for name, p in _backend(loaded).model.named_parameters() if name != "transformer.wpe.weight")  # as nanoGPT does
+    say(f"number of parameters: {sum(p.numel() for p in counted) / 1e6:.2f}M")
     if values["compile"]:
         warn("compile=True changes nothing here: on a GPU steps are recorded and replayed as they are")
     if not start:
@@ -105,12 +107,8 @@ def read_start(start: str) -> str:
     if not start.startswith(FILE):
         return start
     path = Path(start.removeprefix(FILE))
-    try:
+    with readable(path, DataError):
         return path.read_text(encoding="utf-8-sig")  # with any kind of line ends, and the mark that some editors put first
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def start_ids(tokenizer: Tokenizer, start: str) -> list[int]:
@@ -118,8 +116,6 @@ def start_ids(tokenizer: Tokenizer, start: str) -> list[int]:
     from ingot.data.tokenizers.gpt2 import END_OF_TEXT
     from ingot.generate.sampling import prompt_ids
 
-    if not start:
-        return prompt_ids(tokenizer, start)
     parts = [tokenizer.encode(part).tolist() for part in (start.split(END_OF_TEXT) if tokenizer.kind == "gpt2" else [start])]
     ids = list(parts[0])
     for part in parts[1:]:
@@ -158,8 +154,3 @@ def _backend(loaded: LoadedModel) -> TorchInference:
 
     assert isinstance(loaded.backend, TorchInference)
     return loaded.backend
-
-
-def _parameters(backend: TorchInference) -> int:
-    """As nanoGPT counts them: without the table of positions."""
-    return sum(p.numel() for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")

@@ -6,10 +6,9 @@ The folder `out_dir` is a run folder of ours with nanoGPT's ckpt.pt in it, so ev
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(given: Given) -> None:
     """Train, continue or evaluate as the keys say."""
     from ingot.backends.open import find_device
-    from ingot.runs.wandb import WandbRun, check_installed
+    from ingot.runs.wandb import check_installed
 
     ranks = ranks_from_environment()
     model = Path(sys.argv[0]).with_name("model.py")
@@ -44,9 +43,10 @@ def train(given: Given) -> None:
             f"train.py: warning: {model} has code of its own, which train.py does not run: it trains Ingot's GPT-2. A class "
             f"Model there is trained by: ingot train --recipe shakespeare-char --model.file {model}; docs/nanogpt.md shows how"
         )
-    values = settle(given, ranks.world_size, warn if ranks.first else _nothing)
+    first_warns = warn if ranks.first else lambda line: None
+    values = settle(given, ranks.world_size, first_warns)
     check_data(values)
-    settle_tokenizer(values, warn if ranks.first else _nothing)
+    settle_tokenizer(values, first_warns)
     if values["eval_only"]:
         if ranks.first:
             evaluate(values)
@@ -56,15 +56,9 @@ def train(given: Given) -> None:
     device = find_device(values["device"], ranks.local_rank)
     args, resolved, elapsed = _agreed_start(values, ranks, device)
     values["block_size"] = args.block_size
-    with contextlib.ExitStack() as stack:
-        track = None
-        if ranks.first:
-            _tell_model(args, values)
-            if values["wandb_log"]:
-                out, continued = Path(values["out_dir"]), values["init_from"] == "resume"
-                wandb = WandbRun(out, values["wandb_project"], values["wandb_run_name"], record(values), warn, continued)
-                track = stack.enter_context(wandb).log
-        _run(values, resolved, args, ranks, device, elapsed, track)
+    if ranks.first:
+        _tell_model(args, values)
+    _run(values, resolved, args, ranks, device, elapsed)
 
 
 def is_edited(model: Path) -> bool:
@@ -83,7 +77,6 @@ def _run(
     ranks: Ranks,
     device: Device,
     elapsed: float,
-    track: Callable[[Mapping[str, Any]], None] | None,
 ) -> None:
     from ingot.doors.nanogpt.checkpoint import CKPT, write_ckpt
     from ingot.doors.nanogpt.reporter import NanoGPTReporter
@@ -101,7 +94,7 @@ def _run(
     def write(checkpoint: Checkpoint) -> None:
         write_ckpt(path, checkpoint, record(values), best_val_loss(checkpoint.progress))
 
-    reporter = NanoGPTReporter(values, mfu, say, warn, write, elapsed, track, behind=unwritten(path))
+    reporter = NanoGPTReporter(values, mfu, say, warn, write, elapsed, behind=unwritten(path))
     run(resolved, reporter, began=process_start())
     if reporter.failure is not None:
         raise reporter.failure
@@ -146,7 +139,6 @@ def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: Device) -> tu
     from ingot.doors.nanogpt.initial import check_folder, find_start, settle_folder
 
     group = open_group(device, ranks)
-    told: dict[str, Any] = {}
     if ranks.first:
         try:
             check_folder(Path(values["out_dir"]))
@@ -155,8 +147,7 @@ def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: Device) -> tu
         except IngotError as error:
             group.broadcast(json.dumps({"exit_code": error.exit_code}))
             raise
-        told = {"args": asdict(start.args), "gelu": start.gelu}
-        group.broadcast(json.dumps(told))
+        group.broadcast(json.dumps({"args": asdict(start.args), "gelu": start.gelu}))
         return start.args, resolved, elapsed
     told = json.loads(group.broadcast(""))
     if "exit_code" in told:
@@ -177,7 +168,3 @@ def _tell_model(args: ModelArgs, values: Mapping[str, Any]) -> None:
         say(f"num {words} parameter tensors: {tensors}, with {parameters:,} parameters")
     if values["compile"]:
         say("the first iteration compiles the model and takes about a minute")
-
-
-def _nothing(line: str) -> None:
-    pass

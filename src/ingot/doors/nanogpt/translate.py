@@ -32,7 +32,7 @@ BELOW_ONE = ("dropout", "beta1", "beta2")
 
 @dataclass(frozen=True)
 class ModelArgs:
-    """What nanoGPT calls model_args: all that its model is built from."""
+    """What nanoGPT calls model_args, in its order: all that its model is built from."""
 
     n_layer: int
     n_head: int
@@ -64,6 +64,19 @@ class ModelArgs:
     def flops_per_token(self) -> int:
         """Of a training step: six for each parameter, and attention."""
         return 6 * self.parameters + 12 * self.n_layer * self.n_embd * self.block_size
+
+
+def args_of(settings: Mapping[str, Any]) -> ModelArgs:
+    """The args of a `model` section of ours."""
+    return ModelArgs(
+        n_layer=settings["layers"],
+        n_head=settings["heads"],
+        n_embd=settings["width"],
+        block_size=settings["context"],
+        bias=settings["bias"],
+        vocab_size=settings["vocab_size"],
+        dropout=settings["dropout"],
+    )
 
 
 def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -193,6 +206,7 @@ def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any
         "evaluation.train_rows": v["eval_iters"] * v["batch_size"],
         "evaluation.micro_batch": v["batch_size"],
         "artifact.write": False,
+        "tracking.wandb_project": v["wandb_project"] if v["wandb_log"] else None,
     }
 
 

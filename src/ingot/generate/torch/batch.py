@@ -1,4 +1,4 @@
-"""Several texts after one prompt, written side by side."""
+"""Several texts side by side, after one prompt or each after its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ from ingot.generate.sampling import Sampling
 from ingot.generate.torch.decode import generate
 
 LOOK_EVERY = 16  # tokens between looks at whether all texts have ended; each look waits for the device
+
+
+def continue_prompts(
+    model: nn.Module, prompts: Sequence[list[int]], sampling: Sampling, vocab_size: int, record: bool
+) -> Iterator[list[int]]:
+    """The next token of every prompt, for ever; MemoryError: the GPU does not hold so many texts."""
+    lengths = [len(prompt) for prompt in prompts]
+    filled = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
+    start = torch.tensor(filled, device=next(model.parameters()).device)
+    try:
+        for tokens in generate(model, start, sampling, vocab_size, record=record, lengths=lengths):
+            yield tokens.tolist()
+    except torch.OutOfMemoryError:
+        raise MemoryError(f"the GPU's memory does not hold {len(prompts)} texts at once") from None
 
 
 def write_texts(

@@ -13,14 +13,16 @@ import re
 import string
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
-Tokens = NDArray[np.uint16]
+Tokens = NDArray[np.unsignedinteger[Any]]
+IdType = np.dtype[np.unsignedinteger[Any]]
+UINT16: IdType = np.dtype(np.uint16)
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Flat = tuple[Tokens, Numbers]  # ids one after the other, and how many belong to each word
@@ -48,10 +50,10 @@ SAMPLE = (
 SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # where bits begin in a key, and in what is kept for it
 
 
-def flat(encoded: Sequence[Sequence[int] | Tokens]) -> Flat:
+def flat(encoded: Sequence[Sequence[int] | Tokens], dtype: IdType = UINT16) -> Flat:
     """What `EncodeWords` returns, from the ids of each word."""
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    return np.fromiter(chain.from_iterable(encoded), np.uint16, int(counts.sum())), counts
+    return np.fromiter(chain.from_iterable(encoded), dtype, int(counts.sum())), counts
 
 
 def trusted(table: WordTable, encode: Callable[[str], Tokens]) -> WordTable | None:
@@ -90,13 +92,20 @@ class WordTable:
     _used: int  # ids in the pool
 
     def __init__(
-        self, encode: EncodeWords, spaces: bytes, marks: bytes, *, other_spaces: bool = False, foreign: bytes | None = None
+        self,
+        encode: EncodeWords,
+        spaces: bytes,
+        marks: bytes,
+        *,
+        other_spaces: bool = False,
+        foreign: bytes | None = None,
+        dtype: IdType = UINT16,
     ) -> None:
         self._encode, self._other_spaces, self._foreign = encode, other_spaces, foreign
         kinds = dict.fromkeys(LETTERS, LETTER) | dict.fromkeys(marks, MARK) | dict.fromkeys(spaces, SPACE)
         self._kinds = bytes(kinds.get(byte, 0) for byte in range(256))
         self._word = re.compile(NO_SPACE_BEFORE + b"[" + re.escape(spaces) + b"]")
-        self._pool = np.empty(MAX_IDS, np.uint16)
+        self._pool = np.empty(MAX_IDS, dtype)
         self._clear()
 
     def encode_all(self, texts: Sequence[bytes], encode: Callable[[str], Tokens]) -> list[Tokens]:
@@ -238,7 +247,7 @@ class WordTable:
 
     def _store(self, ids: Tokens, at: int) -> None:
         if at + len(ids) > len(self._pool):
-            self._pool = np.concatenate([self._pool[:at], np.empty(len(ids) + MAX_IDS // 4, np.uint16)])
+            self._pool = np.concatenate([self._pool[:at], np.empty(len(ids) + MAX_IDS // 4, self._pool.dtype)])
         self._pool[at : at + len(ids)] = ids
 
     def _clear(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,8 +20,21 @@ from ingot.errors import ConfigError, DataError
 COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
-def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool) -> dict[str, Any]:
-    """Refuse data that would train or score wrongly, and write and return what was found; only the first rank counts."""
+@dataclass(frozen=True)
+class Found:
+    """What a script's log says of the data."""
+
+    name: str  # of its folder
+    shards: int  # to train on
+    listed: int | None  # that the manifest of the data has
+    usable: int  # tokens that are scored
+
+
+Tell = Callable[[Mapping[str, Any], Found], list[str]]
+
+
+def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, tell: Tell) -> dict[str, Any]:
+    """Refuse data that would train or score wrongly; write by `tell` and return what was found, which the first rank counts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
@@ -31,7 +45,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool) -> dict[
                 raise DataError(f"{path} also holds {others[0]}, which is none of {pattern(values, split)}; move it elsewhere")
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; download it or set TOKENIZER_PATH")
-    warnings = check_tokenizer_pair(path, tokenizer)
+    listed = check_tokenizer_pair(path, tokenizer)
     dataset = open_dataset(str(path), str(tokenizer), values["TRUST_TOKENS"])
     if (found := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
         raise ConfigError(f"VOCAB_SIZE={values['VOCAB_SIZE']} does not match the tokenizer's vocab_size={found}")
@@ -41,11 +55,10 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool) -> dict[
         raise DataError(f"the validation split has {val.tokens} tokens and needs more than TRAIN_SEQ_LEN={length}")
     if not first:
         return {}
-    run_log.line(f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}")
     shards = len(dataset.manifest.splits["train"].shards)
     name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
-    run_log.line(f"train_loader:dataset:{name} train_shards:{shards}")
-    run_log.line(f"val_loader:shards pattern={pattern(values, 'val')} tokens:{usable}")
+    for line in tell(values, Found(name, shards, listed, usable)):
+        run_log.line(line)
     documents, size = _counts(dataset, val, usable)
     validation = (
         f"validation: {val.tokens} tokens in {documents} documents; scored: {usable} tokens, {size} bytes, "
@@ -53,28 +66,45 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool) -> dict[
     )
     run_log.note(validation)
     _check_listed(path, val.tokens, documents)
-    for warning in warnings:
-        run_log.note(f"warning: {warning}")
     return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
 
 
-def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> list[str]:
-    """Refuse a tokenizer that is not the data set's by its manifest; returns warnings."""
+def tell_data(values: Mapping[str, Any], found: Found) -> list[str]:
+    """What the log of train_gpt.py says of the data."""
+    lines = [
+        f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
+        f"train_loader:dataset:{found.name} train_shards:{found.shards}",
+        f"val_loader:shards pattern={pattern(values, 'val')} tokens:{found.usable}",
+    ]
+    if found.listed is not None and found.shards < found.listed:
+        lines.append(
+            f"note: warning: DATA_PATH={values['DATA_PATH']} has {found.shards:,} of the {found.listed:,} train shards that its "
+            "manifest lists; the data repeats sooner"
+        )
+    return lines
+
+
+def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
+    """Refuse a tokenizer that is not the data set's by its manifest, and return the train shards that it lists."""
     found, entry = manifest_of(dataset), listed_dataset(dataset)
     if found is None or entry is None:
-        return []
+        return None
     where, manifest = found
     expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
     if expected and tokenizer.name != expected:
-        raise DataError(f"{dataset} was made with the tokenizer {expected} by {where}, not with {tokenizer.name}")
+        raise DataError(
+            f"DATA_PATH={dataset} was made with the tokenizer {expected} by {where}, not with TOKENIZER_PATH={tokenizer}"
+        )
     stats = entry.get("stats")
     listed = stats.get("files_train") if isinstance(stats, dict) else None
     here = len(list(dataset.glob("fineweb_train_*.bin")))
-    if not isinstance(listed, int) or here == listed:
-        return []
+    if not isinstance(listed, int):
+        return None
     if here > listed:
-        raise DataError(f"{dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set")
-    return [f"{dataset} has {here:,} of the {listed:,} train shards that {where} lists; the data repeats sooner"]
+        raise DataError(
+            f"DATA_PATH={dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set"
+        )
+    return listed
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:

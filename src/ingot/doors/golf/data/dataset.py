@@ -76,8 +76,13 @@ def export_dataset(one: Built, plan: Plan, target: Path, notify: Notify, progres
                 prefix=PREFIX,
                 tell=partial(_report, one.spec.dataset, plan.docs.documents, notify),
             )
-            _check_count(plan.docs, last.documents)
-            _set_aside(target)
+            if last.documents != plan.docs.documents:
+                raise DataError(
+                    f"{plan.docs.path} holds {last.documents:,} documents instead of the {plan.docs.documents:,} that it should; "
+                    "it was changed, or the file beside it is wrong: fetch both again"
+                )
+            if target.resolve().exists():
+                target.resolve().rename(_aside(target))  # makes room
         with writing(target):
             _keep_others(target)
     except BaseException:
@@ -102,14 +107,6 @@ def _report(name: str, expected: int, notify: Notify, written: range) -> None:
         notify(f"{name}: {written.stop:,} of {expected:,} documents")
 
 
-def _check_count(docs: Docs, found: int) -> None:
-    if found != docs.documents:
-        raise DataError(
-            f"{docs.path} holds {found:,} documents instead of the {docs.documents:,} that it should; it was changed, or the "
-            "file beside it is wrong: fetch both again"
-        )
-
-
 def _finished(target: Path, work: dict[str, Any]) -> Manifest | None:
     """What a folder holds, if it is the whole outcome of the same work."""
     try:
@@ -117,12 +114,6 @@ def _finished(target: Path, work: dict[str, Any]) -> Manifest | None:
     except DataError:
         return None
     return manifest if isinstance(manifest.source, dict) and manifest.source.get("golf") == work else None
-
-
-def _set_aside(target: Path) -> None:
-    """Make room for a complete data set: what lies there goes to a hidden name beside it."""
-    if target.resolve().exists():
-        target.resolve().rename(_aside(target))
 
 
 def _bring_back(target: Path) -> None:
@@ -145,4 +136,5 @@ def _keep_others(target: Path) -> None:
 
 
 def _aside(target: Path) -> Path:
+    """The hidden name beside a data set that the one it replaces has for a moment."""
     return target.resolve().with_name(f".{target.resolve().name}.replaced")

@@ -118,7 +118,8 @@ def checked(output: Path, repo: str | None = None, root: str | None = None, sha2
         )
     documents = _number(sidecar or {}, "num_docs", beside)
     if documents is None:
-        documents = sum(not _is_blank(line) for line in _raw_lines(path))
+        with reading(path), path.open("rb") as file:
+            documents = sum(not _is_blank(line) for line in file)
     if not documents:
         raise DataError(f"{path} holds no documents; it needs a JSON object with a field 'text' in every line")
     return Docs(path, documents, sha256, sidecar, repo, root)
@@ -233,11 +234,6 @@ def _lines(file: BinaryIO, skip: int, advance: Callable[[int], None]) -> Iterato
             yield _without_halves(line) if HALF.search(line) else line
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    with reading(path), path.open("rb") as file:
-        yield from file
-
-
 def _is_blank(line: bytes) -> bool:
     return line.isspace() or (line[:1] != b"{" and line.decode(errors="replace").isspace())
 
@@ -251,12 +247,10 @@ def _without_halves(line: bytes) -> bytes:
 
 def _sidecar(output: Path) -> dict[str, Any] | None:
     path = output / DOCS_SOURCE
-    try:
-        return parse_manifest(path.read_bytes(), str(path))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path):
+        return parse_manifest(path.read_bytes(), str(path))
 
 
 def _number(sidecar: dict[str, Any], key: str, where: Path) -> int | None:

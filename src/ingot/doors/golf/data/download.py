@@ -18,7 +18,7 @@ from ingot.data.hub import FileInfo, Hub, Stopped, client_messages
 from ingot.data.store.dataset import MANIFEST as PREPARED
 from ingot.data.store.output import alone_in, writing
 from ingot.data.store.shards import token_count
-from ingot.doors.golf.data import PREFIX, REPO
+from ingot.doors.golf.data import PREFIX
 from ingot.doors.golf.data.manifest import (
     DOCS,
     DOCS_SOURCE,
@@ -32,7 +32,7 @@ from ingot.doors.golf.data.manifest import (
 )
 from ingot.doors.golf.data.placing import check_space, disk_of, in_threads, place, sweep
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import write_atomically
+from ingot.runtime.files import reading, write_atomically
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,15 @@ class Downloaded:
 
 def download(
     output: Path,
+    hub: Hub,
     *,
     variant: str = "sp1024",
     train_shards: int | None = None,
-    repo: str = REPO,
     prefix: str = PREFIX,
     revision: str | None = None,
     with_docs: bool = False,
     skip_manifest: bool = False,
     workers: int = 4,
-    attempts: int = 5,
-    first_wait: float = 1.0,
-    endpoint: str | None = None,
-    cache: Path | None = None,
     notify: Callable[[str], None] = lambda line: None,
     progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Downloaded:
@@ -97,7 +93,6 @@ def download(
     if {".", "..", ""} & set(prefix.split("/")) and prefix:
         raise ConfigError(f"the prefix {prefix!r} is not a folder of a repository")
     with client_messages(notify):
-        hub = Hub(repo, endpoint=endpoint, cache=cache, attempts=attempts, first_wait=first_wait, notify=notify)
         job = _Job(hub, output, prefix, notify, progress)
         job.find_manifest(revision, skip_manifest)
         plan = job.plan(variant, train_shards, with_docs)
@@ -140,12 +135,10 @@ class _Job:
 
     def _take_local_manifest(self, why: str) -> None:
         path = self.output / MANIFEST
-        try:
+        with reading(path):
+            if not path.exists():
+                raise DataError(f"{why} and there is no {path}; without it the manifest is downloaded")
             self.content = path.read_bytes()
-        except FileNotFoundError:
-            raise DataError(f"{why} and there is no {path}; without it the manifest is downloaded") from None
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
         if self.source is None:
             self.notify(f"using {path}, which does not say where it came from; what is missing is fetched from {self.hub.repo}")
             return
@@ -320,7 +313,8 @@ class _Job:
                 **{name: self.facts[name] for name in names if name in self.facts},
             }
             digest = hashlib.sha256(self.content).hexdigest()
-            write_manifest(self.output, self.content, Source(repo, self.prefix, str(self.commit), digest, files))
+            origin = Source(repo=repo, prefix=self.prefix, commit=str(self.commit), manifest_sha256=digest, files=files)
+            write_manifest(self.output, self.content, origin)
 
     def _ensure(self, name: str) -> None:
         """Make one file be there and whole."""

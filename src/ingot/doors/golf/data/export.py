@@ -144,8 +144,7 @@ def _docs(output: Path, hub: Hub, root: str, shards: Path | None, settings: Sett
 
 
 def _held_out(docs: Docs, given: int | None) -> int:
-    count = given if given is not None else docs.val_documents
-    count = VAL_DOCUMENTS if count is None else count
+    count = next(count for count in (given, docs.val_documents, VAL_DOCUMENTS) if count is not None)
     if count > docs.documents:
         raise ConfigError(
             f"{count:,} documents are to be validation and {docs.path} has {docs.documents:,}; give fewer with --num-val-docs"

@@ -7,10 +7,11 @@ arguments and its counts. Where a manifest came from stands in a small file besi
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from ingot.data.formats.manifest import MANIFEST, Record
 from ingot.data.hub import FileInfo
@@ -110,33 +111,29 @@ def _artifacts(entry: Record, repo: str, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(BaseModel):
     """Where a manifest came from, and what the hub said of the files downloaded with it."""
 
     repo: str
     prefix: str
     commit: str
     manifest_sha256: str
-    files: dict[str, FileInfo] = field(default_factory=dict)
+    files: dict[str, FileInfo]
 
 
 def read_source(folder: Path) -> Source | None:
     """Where the manifest in a folder came from; None if that is not known or it was changed since."""
     try:
-        record = json.loads((folder / SOURCE).read_bytes())
+        source = Source.model_validate_json((folder / SOURCE).read_bytes())
         here = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-        files = {name: FileInfo.from_dict(facts) for name, facts in record["files"].items()}
-        source = Source(record["repo"], record["prefix"], record["commit"], record["manifest_sha256"], files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
-    texts = (source.repo, source.prefix, source.commit)
-    return source if all(isinstance(text, str) for text in texts) and source.manifest_sha256 == here else None
+    return source if source.manifest_sha256 == here else None
 
 
 def write_manifest(folder: Path, content: bytes, source: Source) -> None:
     """Put a manifest and its origin into a folder; killed in between, the origin counts as unknown."""
-    record = {**vars(source), "files": {name: facts.as_dict() for name, facts in source.files.items()}}
-    for path, wanted in ((folder / SOURCE, (json.dumps(record, indent=1) + "\n").encode()), (folder / MANIFEST, content)):
+    record = source.model_dump_json(indent=1, exclude_none=True) + "\n"
+    for path, wanted in ((folder / SOURCE, record.encode()), (folder / MANIFEST, content)):
         if not path.is_file() or path.read_bytes() != wanted:
             write_atomically(path, wanted)

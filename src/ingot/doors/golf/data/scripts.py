@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.data import SHARD_TOKENS
+from ingot.doors.display import work_line
 from ingot.doors.entry import explained, warn
 from ingot.doors.golf.data import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.doors.output import print_json
-from ingot.doors.status_line import StatusLine, Work, fit, is_terminal
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingot.doors.golf.data.download import Downloaded, Progress
-    from ingot.doors.golf.data.export import Exported, Settings
+    from ingot.doors.golf.data.export import Exported
 
 QUIET_SECONDS = 30.0  # without a terminal, a slow file is heard of this often
 THREADS, BATCH = "MATCHED_FINEWEB_TOKENIZER_THREADS", "MATCHED_FINEWEB_SP_BATCH_SIZE"
@@ -67,16 +65,17 @@ def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -
     return outcome.code
 
 
-def download_and_print(output: Path, as_json: bool, **request: Any) -> None:
+def download_and_print(output: Path, as_json: bool, repo: str, **request: Any) -> None:
     """Download, showing how far it is on stderr and what it came to on stdout."""
+    from ingot.data.hub import Hub
     from ingot.doors.golf.data.download import download
 
     def tell(progress: Progress) -> None:
         assert show is not None
         show("downloading", progress.bytes, progress.of_bytes, f"{progress.files} of {progress.of_files} files")
 
-    with _display() as (notify, show):
-        result = download(output, notify=notify, progress=tell if show else _Lines(), **request)
+    with work_line("asking the hub", "bytes") as (notify, show):
+        result = download(output, Hub(repo, notify=notify), notify=notify, progress=tell if show else _Lines(), **request)
     if as_json:
         print_json(result)
     else:
@@ -121,7 +120,7 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
     given = _export_parser(name, folder).parse_args(list(argv))
     with explained(name, interrupted=CONTINUES) as outcome:
         from ingot.data.hub import Hub
-        from ingot.doors.golf.data.export import export
+        from ingot.doors.golf.data.export import Settings, export
         from ingot.doors.golf.data.specs import load_specs
 
         specs = load_specs(
@@ -130,8 +129,8 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
             train_documents=given.tokenizer_train_docs,
             reuse=given.reuse_sp_model,
         )
-        settings = _settings()
-        with _display() as (notify, show):
+        threads, tiktoken, batch, decode = map(_number, (THREADS, TIKTOKEN_THREADS, BATCH, DECODE_BATCH))
+        with work_line("asking the hub", "bytes") as (notify, show):
             result = export(
                 given.output_root,
                 specs,
@@ -140,7 +139,7 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
                 val_documents=given.num_val_docs,
                 chunk_tokens=given.chunk_tokens,
                 gpt2_shards=given.from_gpt2_shards,
-                settings=settings,
+                settings=Settings(threads, tiktoken, batch or Settings.batch, decode),
                 notify=notify,
                 progress=show or (lambda what, done, total: None),
             )
@@ -183,13 +182,6 @@ def _export_parser(name: str, folder: Path) -> argparse.ArgumentParser:
     return parser
 
 
-def _settings() -> Settings:
-    from ingot.doors.golf.data.export import Settings
-
-    threads, tiktoken, batch, decode = map(_number, (THREADS, TIKTOKEN_THREADS, BATCH, DECODE_BATCH))
-    return Settings(threads, tiktoken, batch or Settings.batch, decode)
-
-
 def _number(variable: str) -> int | None:
     """The number that a variable sets, at least 1; None if it sets none."""
     if not (text := os.environ.get(variable, "").strip()):
@@ -208,24 +200,3 @@ def _print(result: Exported) -> None:
             files, tokens, documents = (stats[f"{what}_{split}"] for what in ("files", "tokens", "docs"))
             print(f"  {name}: {documents:,} documents, {tokens:,} tokens, {files:,} {'shard' if files == 1 else 'shards'}")
     print(f"{result.folder}/manifest.json lists them, {result.seconds:.1f} s")
-
-
-@contextmanager
-def _display() -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
-    """Where lines and progress go: lines above one that shows how far a piece of work is; without a terminal lines alone."""
-    if not is_terminal(sys.stderr):
-        yield warn, None
-        return
-    work, part = Work("asking the hub", "bytes"), ""
-    with StatusLine(lambda width: fit(work.parts(width), width)) as line:
-
-        def show(what: str, done: int, total: int, name: str = "") -> None:
-            nonlocal work, part
-            often = (what, name or what) == (part, work.what)
-            if what != part:
-                work, part = Work(what, "bytes"), what
-            work.what = name or what
-            work.update(done, total)
-            line.draw(often)
-
-        yield lambda text: line.above(f"{text}\n"), show

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ingot.data.tokenizers.base import MAX_VOCABULARY
+from ingot.data.tokenizers.base import NARROW
 from ingot.errors import ConfigError
 
 VERSION = "10B"
@@ -42,6 +42,14 @@ KEYS = {
     SENTENCEPIECE: (*EVERY, "model_prefix", *LEARNED),
     HF_BPE: (*EVERY, "filename", *LEARNED),
     TIKTOKEN: (*EVERY, "filename"),
+}
+NAMES = {BYTE: "pure_byte_260", SENTENCEPIECE: "sp_bpe_{}", HF_BPE: "hf_bpe_{}", TIKTOKEN: "gpt2"}
+SUFFIXES = {BYTE: "byte260", SENTENCEPIECE: "sp{}", HF_BPE: "hfbpe{}", TIKTOKEN: "gpt2"}
+FILES = {
+    BYTE: "fineweb_pure_byte_260.json",
+    SENTENCEPIECE: "fineweb_{}_bpe.model",
+    HF_BPE: "fineweb_{}_hf_bpe.json",
+    TIKTOKEN: "gpt2.tiktoken",
 }
 OURS = ("input", "sentence_iterator", "model_prefix", "model_writer")  # settings of a trainer that say what it reads and writes
 Record = dict[str, Any]
@@ -79,7 +87,7 @@ def load_specs(
         ("data set", [spec.dataset for spec in specs]),
         ("file", [name.lower() for spec in specs for name in files_of(spec)]),
     ):
-        if twice := _doubles(names):
+        if twice := [name for number, name in enumerate(names) if name in names[:number]]:
             raise ConfigError(f"{path} names the {what} {twice[0]} twice; give each its own name")
     if unused := set(models) - {spec.vocab_size for spec in specs if spec.kind == SENTENCEPIECE}:
         raise ConfigError(
@@ -114,9 +122,7 @@ def _records(path: Path) -> list[Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
-    records = content
-    if isinstance(content, dict):
-        records = content.get("tokenizer_specs", content.get("tokenizers"))
+    records = content.get("tokenizer_specs", content.get("tokenizers")) if isinstance(content, dict) else content
     if not isinstance(records, list) or not records:
         raise ConfigError(f"{path} lists no tokenizers; it is a list of them, or an object with the list under tokenizers")
     return records
@@ -156,16 +162,6 @@ def _spec(record: Any, where: str, train_documents: int | None, models: dict[int
     )
 
 
-NAMES = {BYTE: "pure_byte_260", SENTENCEPIECE: "sp_bpe_{}", HF_BPE: "hf_bpe_{}", TIKTOKEN: "gpt2"}
-SUFFIXES = {BYTE: "byte260", SENTENCEPIECE: "sp{}", HF_BPE: "hfbpe{}", TIKTOKEN: "gpt2"}
-FILES = {
-    BYTE: "fineweb_pure_byte_260.json",
-    SENTENCEPIECE: "fineweb_{}_bpe.model",
-    HF_BPE: "fineweb_{}_hf_bpe.json",
-    TIKTOKEN: "gpt2.tiktoken",
-}
-
-
 def _kind(record: Record, where: str) -> str:
     """What a tokenizer is: by its kind, else its builder, else its data set, else because it has a size."""
     for key, known in (("kind", KINDS), ("builder", BUILDERS)):
@@ -187,8 +183,8 @@ def _vocab_size(record: Record, kind: str, where: str) -> int:
         if size not in (None, FIXED[kind]):
             raise ConfigError(f"{where}: the {kind} tokenizer has {FIXED[kind]:,} ids, not vocab_size {size}")
         return FIXED[kind]
-    if type(size) is not int or not 0 < size <= MAX_VOCABULARY:
-        raise ConfigError(f"{where}: vocab_size is {size!r}; shards hold 16 bits for a token, so give 1 to {MAX_VOCABULARY:,}")
+    if type(size) is not int or not 0 < size <= NARROW:
+        raise ConfigError(f"{where}: vocab_size is {size!r}; shards hold 16 bits for a token, so give 1 to {NARROW:,}")
     return size
 
 
@@ -220,7 +216,3 @@ def _overrides(record: Record, where: str) -> Record:
     if refused := [key for key in OURS if key in overrides]:
         raise ConfigError(f"{where}: trainer_overrides cannot replace {refused[0]}, which says where text and vocabulary are")
     return overrides
-
-
-def _doubles(names: list[str]) -> list[str]:
-    return [name for number, name in enumerate(names) if name in names[:number]]

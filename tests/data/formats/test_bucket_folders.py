@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from bucket_files import EOS, documents_of, write_buckets, write_pair
 
-from ingot.config.schema import DataSection
+from ingot.config.data_section import DataSection
+from ingot.data.formats.gpt_simple import index_bytes, token_width
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import DataError
@@ -30,6 +31,17 @@ def test_buckets_lie_apart_and_the_split_is_all_of_them(folder):
         assert (bucket.documents, bucket.tokens) == (len(documents), sum(map(len, documents)))
     everything = [t for document in documents_of("b", 5) + documents_of("w", 7) for t in document]
     assert train.read(0, train.tokens).tolist() == everything
+
+
+def test_an_index_has_the_bytes_that_gpt_simple_writes():
+    index = index_bytes([0, 5, 12, 14], [0, 0, 0], 2)
+    assert len(index) == 16 + 32 + 6 == 54
+    assert struct.unpack("<4sIII", index[:16]) == (b"GPTS", 1, 2, 3)
+    assert struct.unpack("<4q", index[16:48]) == (0, 5, 12, 14)
+
+
+def test_ids_have_32_bits_from_a_vocabulary_of_65536_on():
+    assert [token_width(size) for size in (50_258, 65_535, 65_536, 128_256)] == [2, 2, 4, 4]
 
 
 def test_a_bucket_is_not_read_past_its_end(folder):
@@ -72,7 +84,7 @@ def test_a_tokenizer_that_did_not_make_the_tokens_is_refused(folder):
 
 def test_a_bucket_without_validation_is_named(folder):
     write_pair(folder / "train" / "code" / "0.bin", [[5, EOS]])
-    with pytest.raises(DataError, match=r"train/code has no counterpart .*val/code"):
+    with pytest.raises(DataError, match=r"train/code has no counterpart: there is nothing in .*val/code"):
         open_dataset(str(folder), "byte")
 
 

@@ -1,0 +1,206 @@
+"""JSON lines to gpt-simple's .bin and .idx: a pair for every file, with the same name.
+
+A window has at most `max_length` tokens, the end mark included, and the last one of a document ends with it. Beside each pair
+lies NAME.tokens.json, which says what made it: the tokenizer, the windows, and how many lines were left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.data.formats.gpt_simple import DTYPES, check_windows, cut_windows, index_bytes, token_width
+from ingot.data.text.unpacking import open_unpacked
+from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
+from ingot.errors import ConfigError, DataError, IngotError, RunError
+from ingot.runtime.children import python_command
+from ingot.runtime.files import replace_file, write_atomically
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+AT_ONCE = 256  # texts that are encoded at once
+BOOT = "from ingot.data.formats.tokenize import run_worker; run_worker()"
+Progress = Callable[[int, int], None]  # files done, files in all
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How documents are cut, and which are left out."""
+
+    max_length: int = 3072
+    overlap: int = 256
+    probability: float = 1.0  # with which a document's windows overlap
+    least_characters: int = 200
+
+    def overlap_of(self, file: str, line: int) -> int:
+        """The overlap of a document: by chance, and always the same for the same file and line."""
+        if self.probability >= 1:
+            return self.overlap
+        drawn = hashlib.blake2b(f"{file}:{line}".encode(), digest_size=8).digest()
+        return self.overlap if int.from_bytes(drawn, "little") < self.probability * (1 << 64) else 0
+
+
+@dataclass
+class Counts:
+    """What became of a file."""
+
+    file: str
+    documents: int = 0
+    windows: int = 0
+    tokens: int = 0
+    bad_lines: int = 0  # not JSON, not an object, or without a text
+    short: int = 0  # shorter than the least number of characters
+    empty: int = 0  # without a token
+    error: str = ""
+
+
+def tokenize(
+    source: Path,
+    output: Path,
+    tokenizer: str,
+    windows: Windows | None = None,
+    workers: int = 1,
+    progress: Progress = lambda done, total: None,
+) -> list[Counts]:
+    """Tokenize every .jsonl and .jsonl.gz of a folder; a file that fails has an `error`, and the others are made all the same."""
+    windows = windows or Windows()
+    check_windows(windows.max_length, windows.overlap)
+    if not 0 <= windows.probability <= 1 or windows.least_characters < 0 or workers < 1:
+        raise ConfigError("the probability of an overlap is from 0 to 1, the least length 0 or more, and there is a worker")
+    jobs = _jobs(source, output)
+    opened = open_tokenizer(tokenizer)
+    if opened.eos is None and opened.bos is None:
+        raise ConfigError(f"{tokenizer} has no token that ends a document; use another tokenizer")
+    output.mkdir(parents=True, exist_ok=True)
+    found: list[Counts] = []
+    for counts in _run(jobs, opened, windows, min(workers, len(jobs))):
+        found.append(counts)
+        progress(len(found), len(jobs))
+    return found
+
+
+def tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, windows: Windows) -> Counts:
+    """Write STEM.bin, STEM.idx and STEM.tokens.json from a file of JSON lines."""
+    counts, width = Counts(path.name), token_width(tokenizer.vocab_size)
+    offsets, repeats = [0], []
+    binary = stem.with_name(f"{stem.name}.bin")
+    with replace_file(binary) as file:
+        for line, ids in _documents(path, tokenizer, windows, counts):
+            for begin, end, again in cut_windows(len(ids), windows.max_length, windows.overlap_of(path.name, line)):
+                file.write(ids[begin:end].astype(DTYPES[width]).tobytes())
+                offsets.append(offsets[-1] + end - begin)
+                repeats.append(again)
+            counts.documents += 1
+    counts.windows, counts.tokens = len(repeats), offsets[-1]
+    if binary.stat().st_size != width * counts.tokens:
+        raise DataError(f"{binary} has {binary.stat().st_size:,} bytes instead of {width * counts.tokens:,}; is the disk full?")
+    write_atomically(stem.with_name(f"{stem.name}.idx"), index_bytes(offsets, repeats, width))
+    known = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint()}
+    told = {"format": "gpt-simple-tokens", "tokenizer": known, **asdict(windows), **asdict(counts)}
+    write_atomically(stem.with_name(f"{stem.name}.tokens.json"), json.dumps(told, indent=1))
+    return counts
+
+
+def run_worker() -> None:
+    """Tokenize the file that a line on stdin names; its counts are the answer on stdout."""
+    import sys
+
+    job = json.loads(sys.stdin.readline())
+    counts = _attempt(Path(job["path"]), Path(job["stem"]), from_spec(job["tokenizer"]), Windows(**job["windows"]))
+    print(json.dumps(asdict(counts)))
+
+
+def _jobs(source: Path, output: Path) -> dict[Path, Path]:
+    """The pair that is made of each file, without its suffix."""
+    if not source.is_dir():
+        raise DataError(f"there is no folder {source}")
+    files = sorted(path for path in source.iterdir() if path.name.endswith(SUFFIXES) and path.is_file())
+    if not files:
+        raise DataError(f"{source} holds no .jsonl or .jsonl.gz files")
+    jobs = {path: output / path.name.removesuffix(".gz").removesuffix(".jsonl") for path in files}
+    if len(set(jobs.values())) < len(jobs):
+        twice = next(path for path in files if path.name.endswith(".gz") and path.with_suffix("") in jobs)
+        raise DataError(f"{twice} and {twice.with_suffix('').name} would become the same pair; take one of them away")
+    return jobs
+
+
+def _run(jobs: dict[Path, Path], tokenizer: Tokenizer, windows: Windows, workers: int) -> Iterator[Counts]:
+    if workers == 1:
+        for path, stem in jobs.items():
+            yield _attempt(path, stem, tokenizer, windows)
+        return
+    spec = tokenizer.spec()
+
+    def start(job: tuple[Path, Path]) -> Counts:
+        asked: dict[str, Any] = {"path": str(job[0].absolute()), "stem": str(job[1].absolute())}
+        words = json.dumps({**asked, "tokenizer": spec, "windows": asdict(windows)})
+        ended = subprocess.run(python_command(BOOT), input=words + "\n", capture_output=True, text=True, check=False)
+        try:
+            return Counts(**json.loads(ended.stdout))
+        except ValueError:
+            said = ended.stderr.strip().splitlines()
+            return Counts(job[0].name, error=f"its process ended with {ended.returncode}{': ' + said[-1] if said else ''}")
+
+    with ThreadPoolExecutor(workers) as threads:
+        yield from threads.map(start, jobs.items())
+
+
+def _attempt(path: Path, stem: Path, tokenizer: Tokenizer, windows: Windows) -> Counts:
+    try:
+        return tokenize_file(path, stem, tokenizer, windows)
+    except (IngotError, OSError, UnicodeDecodeError) as error:
+        return Counts(path.name, error=f"{path}: {error}")
+
+
+def _documents(path: Path, tokenizer: Tokenizer, windows: Windows, counts: Counts) -> Iterator[tuple[int, Any]]:
+    """The line and the ids, with the end mark, of every document that is kept."""
+    mark = np.array([tokenizer.eos if tokenizer.eos is not None else tokenizer.bos], np.uint32)
+    skip = int(tokenizer.bos is not None)  # the start mark, which these files do not have
+    texts = _texts(path, windows, counts)
+    while part := list(islice(texts, AT_ONCE)):
+        for (line, _), ids in zip(part, tokenizer.encode_documents([text for _, text in part]), strict=True):
+            if len(ids) == skip:
+                counts.empty += 1
+                continue
+            yield line, np.concatenate([ids[skip:].astype(np.uint32), mark])
+
+
+def _texts(path: Path, windows: Windows, counts: Counts) -> Iterator[tuple[int, str]]:
+    """The texts of a file that are long enough, with their lines; the others are counted."""
+    with open_unpacked(path, lambda _: None) as stream:
+        for number, line in enumerate(stream, 1):
+            if line.isspace():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            text = record.get("text") if isinstance(record, dict) else None
+            if not isinstance(text, str) or not _is_utf8(text):
+                counts.bad_lines += 1
+            elif len(text) < windows.least_characters:
+                counts.short += 1
+            else:
+                yield number, text
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def refuse_failed(found: list[Counts]) -> None:
+    """Say which files failed, after the rest is made."""
+    if failed := [counts for counts in found if counts.error]:
+        raise RunError(f"{len(failed)} of {len(found)} files could not be tokenized: {'; '.join(one.error for one in failed)}")

@@ -1,0 +1,189 @@
+"""Half-finished runs of the original go on here: its newest checkpoint becomes one of ours, and the loop resumes from that.
+
+Weights, AdamW, step, tokens, phase and the run of Weights & Biases are taken over, and the documents it has read are listed in a
+file of the run folder, so that they are not read again. Nothing of the original's is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.artifact.gpt_simple import ARCH_KEYS, FINAL, SHUTDOWN, Saved, is_checkpoint, model_keys, read_saved, saved_checkpoints
+from ingot.config.schema import Config as IngotConfig
+from ingot.data.loading.already_read import read_already_read, write_already_read
+from ingot.data.loading.open import open_dataset
+from ingot.doors.gpt_simple.checkpoint import count_rows, read_cursors, read_state
+from ingot.doors.gpt_simple.config import Config
+from ingot.doors.gpt_simple.cursors import documents_read
+from ingot.doors.gpt_simple.translate import already_read_path, resume_path, tokens_per_step, translate
+from ingot.errors import CheckpointError, IngotError, PeerLost, Setting
+from ingot.runs.checkpoints import read_index, save_checkpoint
+from ingot.runs.folder import WANDB_ID, RunFolder
+from ingot.runs.lock import RunLock
+from ingot.runs.steps import Kind, saved_steps
+from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.ranks import Ranks
+from ingot.train.progress import Progress
+from ingot.train.resume import facts_of
+
+Say = Callable[[str], None]
+
+
+def settle(config: Config, ranks: Ranks, say: Say, warn: Say) -> None:
+    """Take over a run of the original, if that is what is to go on; every rank calls it, the first does it."""
+    if ranks.world_size == 1:
+        adopt(config, say, warn)
+        return
+    from ingot.backends.open import find_device, open_group
+
+    device = find_device(translate(config, ranks.world_size).config.training.device, ranks.local_rank)
+    group = open_group(device, ranks)
+    if ranks.first:
+        try:
+            adopt(config, say, warn)
+        except IngotError as error:
+            group.broadcast(json.dumps({"exit_code": error.exit_code}))
+            raise
+        group.broadcast("{}")
+    elif told := json.loads(group.broadcast("")):
+        raise PeerLost(told["exit_code"])
+
+
+def find_foreign(config: Config) -> Saved | None:
+    """The checkpoint of the original that a run goes on from; None where it begins, or goes on from one of ours."""
+    out = Path(config.training.output_dir)
+    if config.training.resume == "scratch":
+        return None
+    ours = saved_steps(out / "checkpoints")
+    theirs = saved_checkpoints(out)
+    named = resume_path(config)
+    if named is None:
+        return theirs[-1] if theirs and theirs[-1].step > max(ours, default=-1) else None
+    if not is_checkpoint(named):
+        return None
+    saved = read_saved(named)
+    if ours:
+        if read_index(ours[max(ours)])["progress"].get("resumed_from") == str(named.resolve()):
+            return None  # the same command again: it was taken over by an earlier session
+        raise _occupied(config, f"holds another run, the newest at step {max(ours)}")
+    if theirs and theirs[-1].step > saved.step:
+        raise _occupied(config, f"has newer checkpoints, the newest at step {theirs[-1].step}")
+    return saved
+
+
+def _occupied(config: Config, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{{0}}: {config.training.output_dir} {why}",
+        Setting("training.resume", config.training.resume),
+        Setting("training.output_dir"),
+        Setting("training.resume", "auto"),
+        advice="choose another {1} to go on from there, or go on with what is there by {2}",
+    )
+
+
+def adopt(config: Config, say: Say, warn: Say) -> Path | None:
+    """Write the checkpoint of the original that a run goes on from as one of ours, and return it; None where there is none."""
+    saved = find_foreign(config)
+    if saved is None:
+        return None
+    weights, memory, settings, problem = read_state(saved)
+    world_size = _world_size(saved.path)
+    resolved = translate(config, world_size).config
+    _check_shapes(settings, resolved, saved)
+    out = Path(resolved.training.output_dir or ".")
+    missing = ["the random numbers"]
+    if problem is not None:
+        missing.append(f"AdamW's memory ({problem})")
+    if config.training.mixed_precision == "fp16":
+        missing.append("the scale of the gradients")
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with RunLock(out), writing(out):
+        if (problem := _list_documents(config, resolved, saved)) is not None:
+            missing.append(f"where it stood in the data ({problem})")
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # which names the list
+        dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
+        folder = RunFolder(out).checkpoints
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"model": list(weights.values()), "optimizer": list(memory.values())}
+        known = {**asdict(_progress(saved)), "choices": {}, **facts_of(resolved, dataset)}
+        if config.training.resume != "auto":
+            known["resumed_from"] = str(saved.path.resolve())
+        path = save_checkpoint(folder, saved.step, tensors, known, _kind(saved))
+        if isinstance(run_id := saved.state.get("wandb_run_id"), str):
+            write_atomically(out / WANDB_ID, json.dumps({"id": run_id}))
+    say(f"going on from {saved.path} of gpt-simple at step {saved.step}")
+    warn(f"{saved.path} does not hold {', '.join(missing)}: the run goes on, and not exactly as an unbroken one would")
+    return path
+
+
+def _check_shapes(settings: Mapping[str, Any], resolved: IngotConfig, saved: Saved) -> None:
+    """Refuse weights of another shape than the keys describe, in the words of the keys."""
+    was, now = (model_keys(one) for one in (settings, resolved.model.model_dump()))
+    changed = [key for key in ARCH_KEYS if key != "n_positions" and was[key] != now[key]]
+    if changed:
+        told = "; ".join(f"model.{key} was {was[key]} and is {now[key]}" for key in changed)
+        raise CheckpointError(f"{saved.path} cannot be continued: {told}; set it back or choose another training.output_dir")
+
+
+def _list_documents(config: Config, resolved: IngotConfig, saved: Saved) -> str | None:
+    """Write down which documents have been read, by all checkpoints that are left of the run; or say why that is not known.
+
+    All of them: with a new phase the original begins its files anew and forgets what it had read before.
+    """
+    if config.data.format != "pretokenized":
+        return "it does not say that for JSON lines"
+    run = saved.path.parent.parent if saved.path.parent.name == "checkpoints" else None
+    earlier = [one for one in saved_checkpoints(run) if one.step <= saved.step] if run is not None else [saved]
+    cursors: dict[str, dict[int, int]] = {}
+    newest = -1
+    for one in earlier:
+        count_rows(cursors, found := read_cursors(one.path) or {})
+        newest = one.step if found else newest
+    if not cursors:
+        return "it was stopped before it had read a batch"
+    masks = documents_read(Path(config.data.path).expanduser(), cursors, config.data.max_length, config.data.packing)
+    path = already_read_path(config)
+    if path.exists():
+        dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
+        known = read_already_read(str(path), dataset)
+        masks = {name: np.logical_or(mask, known[name]) if name in known else mask for name, mask in masks.items()}
+        masks = {**known, **masks}
+    write_already_read(path, masks)
+    return None if newest == saved.step else f"it is known up to step {newest}"
+
+
+def _progress(saved: Saved) -> Progress:
+    """Where the loop stands: rows are counted anew, among the documents that are left."""
+    state, phase = saved.state, saved.state.get("curriculum") or {}
+    try:
+        tokens = int(state.get("tokens_trained", 0))
+        number, of_phase = int(phase.get("phase_idx", 0)), int(phase.get("phase_tokens_consumed", 0))
+        seconds = float((state.get("timing") or {}).get("wallclock_seconds_elapsed", 0.0))
+        loss = float((state.get("metrics") or {}).get("loss", math.inf))
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        raise CheckpointError(f"{saved.path / 'trainer_state.json'} is damaged: it has no numbers where they should be") from None
+    phases = [[0, tokens - of_phase]] * (number + 1) if phase.get("current_mix") else []
+    return Progress(
+        step=saved.step,
+        tokens=tokens,
+        elapsed_seconds=seconds if math.isfinite(seconds) else 0.0,
+        loss=loss if math.isfinite(loss) else None,
+        phases=phases,
+    )
+
+
+def _world_size(path: Path) -> int:
+    """The ranks that wrote a checkpoint: each left a file with its random numbers."""
+    return max(1, len(list((path / "rng").glob("rank_*.pkl"))))
+
+
+def _kind(saved: Saved) -> Kind:
+    return "final" if saved.name == FINAL else "shutdown" if saved.name.endswith(SHUTDOWN) else "regular"

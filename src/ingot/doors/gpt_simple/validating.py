@@ -1,0 +1,36 @@
+"""`gpt-simple validate`: what is wrong with a run, before it waits in a queue or trains for hours."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.doors.entry import process_start
+from ingot.doors.gpt_simple.log import Log
+from ingot.doors.gpt_simple.names import key_name
+from ingot.doors.gpt_simple.training import configured
+from ingot.doors.gpt_simple.translate import kept_tokens, translate, warnings
+from ingot.doors.output import print_json
+from ingot.errors import ConfigError
+from ingot.plan.findings import BLOCKED, exit_code
+from ingot.plan.report import report_lines, report_record
+from ingot.plan.validate import validate as look
+
+
+def validate(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str], log: Log) -> int:
+    """Print a report; returns 0 for nothing or notes, 2 for warnings, 1 for what keeps a run from starting."""
+    try:
+        config = configured(options, overrides)
+        resolved = translate(config, options.world_size, kept_tokens(config)).config
+    except ConfigError as error:
+        error.exit_code = BLOCKED  # of an instance: a config that cannot be read is a run that cannot start
+        raise
+    warnings(config, log.warn)
+    workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
+    report = look(resolved, options.world_size, began=process_start(), workers=workers, allow_mismatch=mismatch)
+    if options.json:
+        print_json(report_record(report, options.strict, key_name))
+    else:
+        print("\n".join(report_lines(report, key_name)))
+    return exit_code(report.findings, options.strict)

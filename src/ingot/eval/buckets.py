@@ -1,0 +1,99 @@
+"""Buckets that are scored each by itself and in all, by rows that are made as training makes them.
+
+With data.sampling=pack or document validation rows are whole documents too, in an order that no setting changes: every target of
+the split is still scored once. The whole split is the sum of its buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.config.schema import Config
+from ingot.data.loading.packing import PackedRows
+from ingot.data.store.dataset import Dataset, Documents
+from ingot.data.tokenizers import Tokenizer
+from ingot.eval.evaluator import Evaluator, Score
+from ingot.runtime.batch import Batch
+
+MANY = 2**62  # rows: more than any split has
+
+
+@dataclass(frozen=True)
+class PackedEvaluator(Evaluator):
+    """A split whose rows are documents."""
+
+    packed: PackedRows = field(kw_only=True)
+
+    def count(self, limit: int | None) -> int:
+        rows = self.packed.available(range(MANY), 1)
+        return rows if limit is None else min(limit, rows)
+
+    def _fill(self, line: Batch, row: int) -> None:
+        self.packed.read(range(row, row + 1), range(1), line[None])
+
+
+@dataclass(frozen=True)
+class BucketEvaluator(Evaluator):
+    """A split of buckets, whose rows follow each other bucket by bucket."""
+
+    parts: Mapping[str, Evaluator] = field(kw_only=True)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.parts)
+
+    def count(self, limit: int | None) -> int:
+        rows = sum(part.count(None) for part in self.parts.values())
+        return rows if limit is None else min(limit, rows)
+
+    def calls(self, rows: NDArray[np.int64]) -> int:
+        return sum(part.calls(some) for (_, part), some in self._dealt(rows))
+
+    def named_batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Batch]]:
+        for (name, part), some in self._dealt(rows):
+            yield from ((name, batch) for batch in part.batches(some))
+
+    def total(self, sums: Sequence[float]) -> Score:
+        of_each = np.reshape(np.array(sums, float), (-1, 4)).tolist()
+        found = [part.total(numbers) for part, numbers in zip(self.parts.values(), of_each, strict=True)]
+        return Score(
+            nats=sum(score.nats for score in found),
+            tokens=sum(score.tokens for score in found),
+            piece_bytes=sum(score.piece_bytes for score in found),
+            text_bytes=sum(score.text_bytes for score in found),
+            rule=self.rule,
+            rows=sum(score.rows for score in found),
+            rows_of=sum(score.rows_of for score in found),
+            buckets=dict(zip(self.parts, found, strict=True)),
+        )
+
+    def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[tuple[str, Evaluator], NDArray[np.int64]]]:
+        """Each bucket with those of the rows that are its own, by their numbers in it."""
+        first = 0
+        for named in self.parts.items():
+            stop = first + named[1].count(None)
+            yield named, rows[(rows >= first) & (rows < stop)] - first
+            first = stop
+
+
+def bucket_evaluator(config: Config, dataset: Dataset, split: str) -> BucketEvaluator:
+    """What scores the buckets of a split as a config says; rows of the training split are windows, whatever it trains on."""
+    whole = Evaluator.of(config, dataset.split(split), dataset.tokenizer)
+    packed = config.data.sampling in ("pack", "document") and split == "val"
+    of_one = _packed if packed else _windows
+    parts = {name: of_one(config, bucket, dataset.tokenizer, whole) for name, bucket in dataset.buckets(split).items()}
+    return BucketEvaluator(**vars(whole), parts=parts)
+
+
+def _windows(config: Config, bucket: Documents, tokenizer: Tokenizer, whole: Evaluator) -> Evaluator:
+    return replace(whole, split=bucket)
+
+
+def _packed(config: Config, bucket: Documents, tokenizer: Tokenizer, whole: Evaluator) -> Evaluator:
+    data, bos = config.data, tokenizer.bos if bucket.eos is None else None
+    packed = PackedRows(bucket, data.seq_len, 0, bos, data.document_mask, data.overlap, data.sampling == "document")
+    return PackedEvaluator(**{**vars(whole), "split": bucket}, packed=packed)

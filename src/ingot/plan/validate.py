@@ -1,0 +1,138 @@
+"""All checks of a run before it starts, in one list: `ingot validate` prints it and `train` refuses to start by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ingot.config.schema import Config
+from ingot.data.store.dataset import Dataset
+from ingot.errors import ConfigError, IngotError, Rename
+from ingot.plan.data import DataFacts, look_at_data
+from ingot.plan.findings import Finding, refuse
+from ingot.plan.resuming import ResumeFacts, check_output, check_resume
+from ingot.plan.size import Size, gpu_bytes, host_bytes, model_size, needed_bytes
+from ingot.plan.training import (
+    PlanFacts,
+    check_buckets,
+    check_files,
+    check_memory,
+    check_ranks,
+    check_supply,
+    check_time,
+    plan_of,
+)
+from ingot.train.start import open_data
+from ingot.train.walltime import find_walltime
+
+GPT2_ROWS = 50304  # of the embedding, where nothing says how many ids there are
+
+
+@dataclass
+class Report:
+    """What was found out about a run, and what is wrong with it."""
+
+    config: Config
+    data: DataFacts
+    plan: PlanFacts
+    vocab_size: int
+    size: Size | None = None
+    memory: int | None = None  # bytes that a rank needs
+    output: str = ""
+    resume: ResumeFacts | None = None
+    seconds: float | None = None  # of this session's wall clock; None: no end
+    runtime: dict[str, str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def validate(
+    config: Config,
+    world_size: int = 1,
+    *,
+    began: float | None = None,
+    workers: int | None = None,
+    allow_mismatch: bool = True,
+    thorough: bool = True,
+    fresh: bool = False,
+) -> Report:
+    """Look at a run of so many ranks, whose session began at a unix time. Nothing is written, and no framework is loaded.
+
+    A door says how many loader processes its users asked for, and whether phases may have other tokens than the steps. Without
+    `thorough`, what training itself is about to find out is left to it: the order of the rows, and the memory of a GPU. `fresh`:
+    an earlier run in the folder will be deleted and is not looked at.
+    """
+    findings: list[Finding] = []
+    check_ranks(config, world_size, findings)
+    ranks = max(1, world_size)
+    data = look_at_data(config, findings)
+    check_buckets(config, data, findings)
+    check_files(data, ranks, workers, findings)
+    plan = plan_of(config, ranks)
+    if not any(finding.blocks and finding.code.startswith("data.") for finding in findings):  # else the counts are wrong
+        check_supply(config, data, plan, allow_mismatch, findings)
+    output = check_output(config, findings)
+    vocab_size = config.model.vocab_size or (data.tokenizer.vocab_size if data.tokenizer is not None else 0)
+    if not vocab_size:
+        vocab_size = GPT2_ROWS
+        message = f"nothing says how many ids there are; the size of the model is that with {GPT2_ROWS:,}"
+        findings.append(Finding("model.vocab_unknown", "warning", message))
+    report = Report(config, data, plan, vocab_size, output=str(output) if output is not None else "", findings=findings)
+    report.size = model_size(config, vocab_size)
+    _check_memory(report, ranks, thorough)
+    report.resume = None if fresh else check_resume(config, output, data, findings)
+    report.seconds = _session_seconds(config, began, findings)
+    if report.resume is not None and plan.total_tokens is not None:
+        left = plan.total_tokens - (report.resume.tokens or 0)
+        check_time(config, report.seconds, report.resume.tokens_per_second, left, findings)
+    if thorough and data.dataset is not None and not any(finding.blocks for finding in findings):
+        try:
+            open_data(config, ranks, data.dataset)
+        except IngotError as error:
+            kind = {2: "training.unusable", 3: "data.unusable"}.get(error.exit_code, "training.unusable")
+            findings.append(Finding.of(kind, error))
+    return report
+
+
+def check_before_training(
+    config: Config,
+    world_size: int,
+    say: Callable[[str], None],
+    *,
+    workers: int | None = None,
+    allow_mismatch: bool = True,
+    fresh: bool = False,
+    name: Rename = str,
+) -> Dataset | None:
+    """Refuse a run that cannot go well, by its first finding, and say the warnings; gives the data, if it had to be opened.
+
+    Warnings have a door's names for settings; an error gets them where it is told.
+    """
+    report = validate(config, world_size, workers=workers, allow_mismatch=allow_mismatch, thorough=False, fresh=fresh)
+    refuse(report.findings)
+    for finding in report.findings:
+        if finding.severity == "warning":
+            say(f"{finding.code}: {finding.render(name)}")
+    return report.data.dataset
+
+
+def _session_seconds(config: Config, began: float | None, findings: list[Finding]) -> float | None:
+    try:
+        walltime = find_walltime(config.training, time.time() if began is None else began)
+    except ConfigError as error:
+        findings.append(Finding.of("training.walltime", error))
+        return None
+    return walltime.ends_at - time.time() if walltime is not None else None
+
+
+def _check_memory(report: Report, ranks: int, thorough: bool) -> None:
+    if report.size is None:
+        return
+    config = report.config
+    report.memory = needed_bytes(config, report.size, report.vocab_size, ranks)
+    device = config.training.device
+    gpu = gpu_bytes() if thorough and (device == "auto" or device.startswith("cuda")) else None
+    if gpu is not None:
+        check_memory("the GPU", report.memory, gpu, report.findings)
+    elif device in ("auto", "cpu"):
+        check_memory("this machine", report.memory, host_bytes(), report.findings)

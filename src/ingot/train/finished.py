@@ -1,0 +1,45 @@
+"""Whether a run is complete already: the same settings given again would take no step and score it a second time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ingot.config.fields import leaf_values
+from ingot.config.schema import Config
+from ingot.errors import CheckpointError
+from ingot.runs.checkpoints import read_index
+from ingot.runs.result import TrainingResult, result_of
+from ingot.runs.steps import saved_steps
+
+# What does not decide what a run comes to.
+ASIDE = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
+
+
+def completed(config: Config) -> TrainingResult | None:
+    """What the run in training.output_dir came to, where it is complete with these very settings."""
+    if config.training.output_dir is None or config.training.resume == "never":
+        return None
+    folder = Path(config.training.output_dir).expanduser()
+    result, saved = result_of(folder), saved_config(folder)
+    if result is None or result.status != "completed" or saved is None or _judged(saved) != _judged(config):
+        return None
+    lost = result.total_steps not in saved_steps(folder / "checkpoints")
+    lost |= result.artifact_path is not None and not result.artifact_path.is_file()
+    return None if lost else result
+
+
+def saved_config(folder: Path) -> Config | None:
+    """Every setting of a run as its newest checkpoint knows it; None where there is none that this version understands."""
+    steps = saved_steps(folder / "checkpoints")
+    try:
+        return Config.model_validate(read_index(steps[max(steps)])["progress"]["config"]) if steps else None
+    except (CheckpointError, ValidationError, KeyError, TypeError):
+        return None
+
+
+def _judged(config: Config) -> dict[str, Any]:
+    leaves = {".".join(path): value for path, value in leaf_values(config)}
+    return {name: value for name, value in leaves.items() if name not in ASIDE and not name.startswith("tracking.")}

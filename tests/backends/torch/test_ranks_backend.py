@@ -1,0 +1,57 @@
+"""Several ranks that share a step: compiled or not, with recomputed blocks and document masks, the losses are the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ingot
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+
+
+def losses(world_size: int, settings: list[dict[str, Any]]) -> list[list[float]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    environment |= {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), json.dumps(settings)],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(world_size)
+    ]
+    ended = [rank.communicate(timeout=600) for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), b"\n".join(err for _, err in ended).decode()[-3000:]
+    return json.loads(ended[0][0])
+
+
+def test_compiled_ranks_that_recompute_some_blocks_take_the_steps_of_plain_ones():
+    both = [{"compile": False}, {"compile": True, "gradient_checkpointing": 2}]
+    plain, together = losses(2, both)
+    assert together == pytest.approx(plain, abs=1e-5)
+
+
+@pytest.mark.skipif("INGOT_LONG_TESTS" not in os.environ, reason="compiles 24 times; set INGOT_LONG_TESTS=1")
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_compiling_ranks_checkpointing_and_masks_go_together_in_any_combination(world_size):
+    for mask in (False, True):
+        choices = itertools.product((False, True), (False, True, 2), (False, True))
+        settings = [
+            {"compile": c, "gradient_checkpointing": g, "ddp_python_reducer": r, "document_mask": mask} for c, g, r in choices
+        ]
+        plain, *others = losses(world_size, settings)
+        for found, how in zip(others, settings[1:], strict=True):
+            assert found == pytest.approx(plain, abs=1e-5), how

@@ -1,0 +1,92 @@
+"""`gpt-simple train` that is stopped and goes on: by a signal, by the wall clock, on other ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from door import Door
+from programs import Ingot
+
+from ingot.doors.entry import STARTED_AT
+
+TRAIN = ("train", "--config", "config.yaml", "--training.device", "cpu")
+MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
+
+
+def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_line_says(door: Door, gpts: Path) -> None:
+    def stop_after_a_save() -> None:
+        while not (gpts / "out/checkpoints/checkpoint-4").exists():
+            time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_after_a_save)
+    thread.start()
+    said = door(*TRAIN, "--training.max_steps", 90)
+    thread.join()
+    [(step, folder)] = re.findall(r"Stopped at step (\d+) \(signal:SIGTERM\)\. Resume with: --training\.resume (\S+)", said.err)
+    assert folder == f"out/checkpoints/checkpoint-{step}-shutdown" and (gpts / folder / "trainer_state.json").is_file()
+    assert "Training complete" not in said.err
+    assert door("status", "--output_dir", "out").out.startswith("Status:     STOPPED\n")
+    again = door(*TRAIN, "--training.max_steps", int(step) + 2, "--training.resume", folder)
+    assert f"Resuming from step {step}  (checkpoint: {folder})" in again.err
+    assert json.loads((gpts / "out/.run_state.json").read_text())["status"] == "completed"
+
+
+def test_a_session_ends_by_the_wall_clock_and_the_key_goes_before_the_variable(
+    door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPT_SIMPLE_MAX_RUNTIME", "0.5")
+    monkeypatch.setenv(STARTED_AT, str(time.time()))
+    said = door(*TRAIN, "--training.max_steps", 90, "--training.walltime_reserve_seconds", 0, "--stop-exit-code", 75, code=75)
+    assert re.search(r"Stopped at step \d+ \(walltime\)\. Resume with: ", said.err)
+    long = ("--training.max_runtime_seconds", 10_000)
+    assert "TRAINING COMPLETE!" in door(*TRAIN, "--training.walltime_reserve_seconds", 0, *long).err
+    assert "walltime_reserve_seconds=300 leaves nothing" in door("-q", *TRAIN, code=2).line
+
+
+def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(door: Door, gpts: Path, ingot: Ingot) -> None:
+    two = ("--nproc_per_node", 2, "--training.max_steps", 4)
+    program = ingot("-q", *TRAIN, *two, command=MODULE, folder=gpts)
+    assert program.stdout == "" and [line for line in program.stderr.splitlines() if "more than" not in line] == []
+    said = door(*TRAIN, "--training.max_steps", 6)
+    assert (
+        "the run began with 512 tokens per step (16 rows of 32) and keeps them on 1 rank, with 4 forward passes each" in said.err
+    )
+    assert "Resuming from step 4" in said.err
+    refused = ingot("-q", *TRAIN, "--nproc_per_node", 2, "--data.path", "nowhere", command=MODULE, folder=gpts, code=3)
+    assert len(refused.stderr.splitlines()) == 1 and "nowhere" in refused.stderr
+
+
+def test_stop_and_status_of_what_is_not_running(door: Door) -> None:
+    assert "there is no run in nowhere" in door("status", "--output_dir", "nowhere", code=1).line
+    assert "there is no run in nowhere" in door("stop", "--output_dir", "nowhere", code=1).line
+    door("-q", *TRAIN, "--training.max_steps", 4)
+    said = door("status", "--output_dir", "out")
+    assert re.search(r"^Progress: +4 / 4 steps \(100\.0%\)$", said.out, re.M)
+    assert "out is not running: its status is completed" in door("stop", "--output_dir", "out").err
+    assert json.loads(door("status", "--output_dir", "out", "--json").out)["step"] == 4
+
+
+def test_status_of_a_run_that_only_the_original_has_trained_is_what_that_said(door: Door, gpts: Path) -> None:
+    (gpts / "theirs").mkdir()
+    told = {"status": "stopped", "global_step": 12, "max_steps": 40, "loss": 3.25, "latest_checkpoint": "x"}
+    (gpts / "theirs/.run_state.json").write_text(json.dumps(told))
+    said = door("status", "--output_dir", "theirs").out
+    assert "STOPPED (trained by gpt-simple)" in said and re.search(r"^Progress: +12$", said, re.M)
+    assert json.loads(door("status", "--output_dir", "theirs", "--json").out) == told
+
+
+def test_force_begins_anew_and_leaves_what_it_did_not_write(door: Door, gpts: Path) -> None:
+    door("-q", *TRAIN, "--training.max_steps", 4)
+    (gpts / "out/notes.txt").write_text("mine")
+    said = door(*TRAIN, "--training.max_steps", 4, "--force", "--model.n_layer", 1)
+    assert "Resuming" not in said.err and "--force deletes in out" in said.err
+    assert (gpts / "out/notes.txt").read_text() == "mine"

@@ -1,0 +1,98 @@
+"""`ingot train RUN` and `--resume RUN`: a run goes on with all its settings; `--force` begins anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import checkpoints, losses, metrics, train_words
+
+from ingot.doors.cli import main
+from ingot.runs.run import Run
+
+Call = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], shared: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """`ingot` in this process: what it printed, and what it said besides."""
+    monkeypatch.setenv("INGOT_CACHE", str(shared / "cache"))
+
+    def run(*words: object, code: int = 0) -> tuple[str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main.run([str(word) for word in words])
+        found = capsys.readouterr()
+        assert ended.value.code == code, found.err
+        return found.out, found.err
+
+    return run
+
+
+@pytest.mark.parametrize("option", [(), ("--resume",)])
+def test_a_run_goes_on_with_all_its_settings_and_those_given_on_top(call: Call, data: Path, tmp_path: Path, option) -> None:
+    run = tmp_path / "run"
+    call(*train_words(data, run, training__max_steps=6, optimizer__learning_rate=0.002))
+    call("train", *option, run, "--training.max_steps", 8, "--evaluation.sample_tokens", 0)
+    config = Run.open(run).config
+    assert (config.training.max_steps, config.optimizer.learning_rate) == (8, 0.002)
+    assert config.training.output_dir == str(run) and list(losses(run)) == list(range(1, 9))
+
+
+def test_what_was_set_besides_a_config_of_ones_own_is_known_to_the_checkpoints(call: Call, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    call(*train_words(data, run, training__max_steps=4))
+    config = run / "config.yaml"
+    mine = f"base: demo\ntraining: {{max_steps: 4, output_dir: {run}}}\n"
+    config.write_text(mine)
+    call("train", run, "--training.max_steps=6")
+    assert list(losses(run)) == list(range(1, 7)) and config.read_text() == mine
+
+
+def test_a_finished_run_given_again_says_so_and_is_not_scored_again(call: Call, data: Path, tmp_path: Path) -> None:
+    run, words = tmp_path / "run", train_words(data, tmp_path / "run", training__max_steps=4)
+    first, _ = call(*words, "--json")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    for again in (words, ["train", str(run)], [*words, "--nproc-per-node=2"]):
+        told, said = call(*again, "--json")
+        assert json.loads(told) == {**json.loads(first), "sample": json.loads(told)["sample"]}
+        assert f"{run} is complete: raise training.max_steps" in said
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    call("train", run, "--artifact.dtype", "bf16")  # what differs is done
+    assert len(metrics(run, "evaluation")) == 1
+
+
+def test_force_begins_anew_and_says_what_it_deletes(call: Call, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = train_words(data, run, training__max_steps=4)
+    call(*words)
+    (run / "notes.txt").write_text("mine")
+    _, said = call(*words, "--force")
+    assert f"--force deletes in {run}: config.yaml, environment.json, metrics.jsonl" in said and "notes.txt" not in said
+    assert (run / "notes.txt").read_text() == "mine" and list(checkpoints(run)) == [4]
+    assert [line["session"] for line in metrics(run)] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo"], "demo is not a run folder; a recipe is named by --recipe demo"),
+        (["RUN", "--resume", "RUN"], "both name a run; keep one"),
+        (["RUN", "--config", "a.yaml"], "--config does not go together with a run that is continued with its own settings"),
+        (["RUN", "--force"], "--force does not go together with a run"),
+        (["--resume", "RUN", "--training.output_dir", "x"], "training.output_dir is given, and RUN is continued where it is"),
+        (["--training.max_steps", "3", "RUN"], "unexpected 'RUN' on the command line"),
+    ],
+)
+def test_what_does_not_go_together_is_told(call: Call, tmp_path: Path, monkeypatch, words: list[str], said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "config.yaml").write_text("base: demo\n")
+    _, told = call("train", *words, code=2)
+    assert said in told and told.count("\n") == 1
+
+
+def test_a_folder_that_is_no_run_is_told(call: Call, tmp_path: Path) -> None:
+    _, told = call("train", "--resume", tmp_path, code=4)
+    assert f"{tmp_path} is not a run folder" in told

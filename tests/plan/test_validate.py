@@ -1,0 +1,284 @@
+"""Every finding is triggered by the least that is wrong, and nothing else is found then."""
+
+import json
+import os
+import shutil
+import struct
+
+import pytest
+from bucket_files import write_pair
+
+from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.plan.findings import Finding, exit_code, refuse
+from ingot.plan.report import report_lines, report_record
+from ingot.plan.validate import check_before_training, validate
+from ingot.runs.checkpoints import save_checkpoint
+from ingot.train.resume import facts_of
+
+
+def codes(config, *args, **options):
+    return {finding.code: finding.severity for finding in validate(config, *args, **options).findings}
+
+
+def test_a_sound_run_has_no_findings_and_leaves_nothing_behind(config, folder, tmp_path):
+    report = validate(config())
+    assert report.findings == [] and exit_code(report.findings) == 0
+    assert not (tmp_path / "run").exists()
+    assert report.data.tokens() == 1840 and report.plan.total_tokens == 1280
+
+
+def test_no_ranks(config):
+    assert codes(config(), 0) == {"preflight.world_size": "error"}
+
+
+def test_more_ranks_than_rows(config):
+    assert codes(config(), 5) == {"training.ranks": "error"}
+
+
+def test_a_tokenizer_that_cannot_be_opened(config, tmp_path):
+    found = codes(config(data__tokenizer=str(tmp_path / "none.json")))
+    assert found == {"tokenizer.load_failed": "error", "model.vocab_unknown": "warning"}
+
+
+def test_no_path(config):
+    assert codes(config(data__path="")) == {"data.path.empty": "error"}
+
+
+def test_a_path_that_is_not_there(config, tmp_path):
+    assert codes(config(data__path=str(tmp_path / "none"))) == {"data.path.missing": "error"}
+
+
+def test_a_folder_without_data(config, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert codes(config(data__path=str(tmp_path / "empty"))) == {"data.train.missing": "error"}
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_that_is_missing(config, folder, split):
+    shutil.rmtree(folder / split)
+    assert codes(config()) == {f"data.{split}.missing": "error"}
+
+
+def test_no_buckets(config, folder):
+    shutil.rmtree(folder / "train")
+    (folder / "train").mkdir()
+    assert codes(config()) == {"data.buckets.empty": "error"}
+
+
+def test_a_bucket_without_validation(config, folder):
+    shutil.rmtree(folder / "val" / "web")
+    assert codes(config()) == {"data.val.web.missing": "error"}
+
+
+def test_buckets_without_files_are_all_told(config, folder):
+    for bucket in ("train/web", "val/books"):
+        shutil.rmtree(folder / bucket)
+        (folder / bucket).mkdir()
+    assert codes(config()) == {"data.train.web.no_shards": "error", "data.val.books.no_shards": "error"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda b: b"GPTX" + b[4:], lambda b: b[:4] + struct.pack("<I", 2) + b[8:], lambda b: b[:-1], None],
+    ids=["magic", "version", "short", "missing"],
+)
+def test_a_damaged_index_is_named(config, folder, damage):
+    path = folder / "train" / "web" / "0.idx"
+    contents = path.read_bytes()
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage(contents))
+    report = validate(config())
+    assert {one.code: one.severity for one in report.findings} == {"data.train.web.idx_error": "error"}
+    assert str(path) in report.findings[0].render()
+
+
+def test_json_lines_are_a_note_and_are_not_prepared(config, tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / "json" / split / "web").mkdir(parents=True)
+        (tmp_path / "json" / split / "web" / "a.jsonl").write_text('{"text": "abc"}\n')
+    before = sorted(tmp_path.rglob("*"))
+    assert codes(config(data__path=str(tmp_path / "json"))) == {"data.format.jsonl": "info"}
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+PHASES = [{"tokens": 640, "mix": {"web": 3, "books": 1}}, {"tokens": 640, "mix": {"web": 1, "books": 3}}]
+
+
+def test_phases_that_fit_have_no_findings(config):
+    assert codes(config(data__phases=PHASES, data__epochs=1)) == {}
+
+
+def test_unknown_and_unused_buckets(config):
+    assert codes(config(data__mix={"web": 1, "wiki": 1})) == {"curriculum.unknown_buckets": "error"}
+    assert codes(config(data__mix={"web": 1})) == {"curriculum.unused_buckets": "info"}
+
+
+@pytest.mark.parametrize(("exhausted", "severity"), [("halt", "budget"), ("renormalise", "warning")])
+def test_a_bucket_of_which_phases_want_more_than_there_is(config, exhausted, severity):
+    phases = [{"tokens": 1280, "mix": {"web": 3, "books": 1}}]
+    found = codes(config(data__phases=phases, data__epochs=1, data__exhausted=exhausted))
+    assert found == {"curriculum.shortfall.web": severity}
+    assert codes(config(data__phases=phases, data__epochs=2, data__exhausted=exhausted)) == {}
+    assert codes(config(data__phases=phases, data__exhausted=exhausted)) == {}  # read again and again
+
+
+@pytest.mark.parametrize(("steps", "told"), [(20, False), (19, False), (21, False), (18, True), (22, True)])
+def test_steps_that_do_not_fit_the_phases(config, steps, told):
+    asked = config(data__phases=PHASES, training__max_steps=steps)
+    assert codes(asked) == ({"training.budget_mismatch": "warning"} if told else {})
+    assert codes(asked, allow_mismatch=False) == ({"training.budget_mismatch": "budget"} if told else {})
+
+
+def test_data_shorter_than_the_plan_without_phases(config):
+    assert codes(config(data__epochs=1, training__max_steps=28)) == {}
+    [finding] = validate(config(data__epochs=1, training__max_steps=500)).findings
+    assert (finding.code, finding.severity) == ("data.shorter_than_plan", "warning")
+    assert "at about step 28" in finding.render()
+    assert codes(config(training__max_steps=500)) == {"data.repeated": "info"}
+
+
+def test_the_bucket_that_ends_first_decides_how_long_a_mix_lasts(config, folder, document):
+    write_pair(folder / "train" / "web" / "0.bin", [document] * 5)
+    asked = {"data__epochs": 1, "data__mix": {"web": 1, "books": 1}}
+    assert codes(config(**asked)) == {"data.shorter_than_plan": "warning"}
+    assert codes(config(**asked, data__exhausted="renormalise", training__max_steps=17)) == {}
+
+
+def test_what_gpt_simple_says_of_files_and_loader_processes(config, folder):
+    assert codes(config(), 4, workers=4) == {"data.shards.fewer_than_world": "info"}
+    assert codes(config(), 1, workers=4) == {"data.num_workers.will_clamp": "warning"}
+    assert codes(config(), 1, workers=1) == {}
+
+
+def test_data_of_another_tokenizer(config):
+    [finding] = validate(config(data__tokenizer="gpt2")).findings
+    assert (finding.code, finding.severity) == ("data.tokenizer_mismatch", "error")
+    assert codes(config(data__tokenizer=None)) == {"data.tokenizer_unknown": "error", "model.vocab_unknown": "warning"}
+
+
+def test_data_that_cannot_be_read(config, tmp_path):
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / "dataset.json").write_text("{}")
+    found = codes(config(data__path=str(tmp_path / "prepared")))
+    assert found == {"data.unreadable": "error"}
+
+
+def test_rows_longer_than_the_text(config):
+    found = codes(config(data__sampling="shuffle", data__seq_len=2048, training__tokens_per_step=2048, training__max_steps=1))
+    assert found == {"data.unusable": "error", "data.repeated": "info"}
+
+
+def test_an_output_folder_below_a_file(config, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert codes(config(training__output_dir=str(tmp_path / "file" / "run"))) == {"output.not_writable": "error"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_an_output_folder_that_is_not_ours(config, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert codes(config(training__output_dir=str(tmp_path / "closed" / "run"))) == {"output.not_writable": "error"}
+
+
+def test_a_model_larger_than_the_memory(config):
+    [finding] = validate(config(model__width=65536, model__layers=200, model__heads=16)).findings
+    assert (finding.code, finding.severity) == ("model.memory", "warning")
+
+
+def test_a_session_without_time(config):
+    reserved = config(training__max_runtime_seconds=10, training__walltime_reserve_seconds=20)
+    assert codes(reserved) == {"training.walltime": "error"}
+
+
+@pytest.fixture
+def saved(config, tmp_path):
+    """A checkpoint of the run at step 5."""
+    facts = facts_of(config(), validate(config()).data.dataset)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    return save_checkpoint(tmp_path / "run" / "checkpoints", 5, {"model": []}, {**facts, "tokens": 320, "loss": 2.0})
+
+
+def test_a_run_that_goes_on_has_no_findings(config, saved):
+    report = validate(config())
+    assert report.findings == [] and (report.resume.path, report.resume.step, report.resume.tokens) == (saved, 5, 320)
+
+
+def test_a_resume_with_another_model(config, saved):
+    [finding] = validate(config(model__width=32)).findings
+    assert (finding.code, finding.severity) == ("resume.arch_drift", "error")
+    assert "model.width was 16 and is 32" in finding.render()
+    assert "n_embd was 16" in finding.render(lambda path: {"model.width": "n_embd"}.get(path, path))
+
+
+def test_a_resume_with_other_settings(config, saved):
+    assert codes(config(optimizer__learning_rate=1e-3)) == {"resume.config_drift": "info"}
+    assert codes(config(training__seed=7)) == {"resume.run_changed": "error"}
+
+
+def test_a_resume_on_other_data(config, folder, document, saved):
+    write_pair(folder / "train" / "web" / "1.bin", [document])
+    assert codes(config()) == {"resume.run_changed": "error"}
+
+
+def test_a_checkpoint_that_cannot_be_read(config, saved):
+    (saved / "checkpoint.json").write_text("{")
+    assert codes(config()) == {"resume.trainer_state_unreadable": "error"}
+
+
+def test_a_folder_that_holds_a_run_and_must_not_be_continued(config, saved):
+    assert codes(config(training__resume="never")) == {"resume.resolve_failed": "error"}
+
+
+def test_a_resume_from_a_folder_that_is_not_there_or_is_no_checkpoint(config, tmp_path, saved):
+    assert codes(config(training__resume=str(tmp_path / "none"))) == {"resume.path_missing": "error"}
+    (tmp_path / "other").mkdir()
+    assert codes(config(training__resume=str(tmp_path / "other"))) == {"resume.no_trainer_state": "error"}
+    (tmp_path / "other" / "trainer_state.json").write_text("{")
+    assert codes(config(training__resume=str(tmp_path / "other"))) == {"resume.trainer_state_unreadable": "error"}
+    assert codes(config(training__resume=str(saved), training__output_dir=str(tmp_path / "next"))) == {
+        "resume.config_drift": "info"
+    }
+
+
+@pytest.mark.parametrize(
+    ("severities", "plain", "strict"),
+    [([], 0, 0), (["info"], 0, 0), (["info", "warning"], 2, 1), (["warning", "budget"], 1, 1), (["error"], 1, 1)],
+    ids=str,
+)
+def test_exit_codes(severities, plain, strict):
+    findings = [Finding("x", severity, "") for severity in severities]
+    assert (exit_code(findings), exit_code(findings, strict=True)) == (plain, strict)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("data.path.missing", DataError),
+        ("curriculum.shortfall.web", DataError),
+        ("resume.arch_drift", CheckpointError),
+        ("output.not_writable", ConfigError),
+        ("tokenizer.load_failed", ConfigError),
+    ],
+)
+def test_a_run_is_refused_with_the_exit_code_of_its_first_finding(code, kind):
+    with pytest.raises(kind):
+        refuse([Finding("model.vocab_unknown", "warning", ""), Finding(code, "error", "this"), Finding("data.x", "error", "")])
+
+
+def test_training_says_the_warnings_and_gets_the_open_data(config):
+    said = []
+    dataset = check_before_training(config(data__epochs=1, training__max_steps=500), 1, said.append)
+    assert dataset.split("train").tokens == 1840
+    assert len(said) == 1 and said[0].startswith("data.shorter_than_plan: ")
+
+
+def test_the_report_names_every_section_and_finding(config, folder, saved):
+    report = validate(config(data__phases=PHASES, data__epochs=1, training__max_steps=30))
+    lines = report_lines(report)
+    assert [line for line in lines if line and not line.startswith(" ")][:-1] == [
+        "Model", "Data", "Curriculum", "Training plan", "Output", "Resume",
+    ]  # fmt: skip
+    assert any(line.startswith("  [!] training.budget_mismatch: training.max_steps steps read 1.92K") for line in lines)
+    record = json.loads(json.dumps(report_record(report, strict=True)))
+    assert record["exit_code"] == 1 and record["findings"][0]["code"] == "training.budget_mismatch"
+    assert record["data"]["splits"]["train"]["web"] == {"files": 1, "tokens": 920, "documents": 20}

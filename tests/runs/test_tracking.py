@@ -1,0 +1,178 @@
+"""Weights & Biases and TensorBoard get the numbers of a run; what goes wrong there is told once and training goes on."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.config.schema import TrackingSection
+from ingot.runs import tensorboard
+from ingot.runs.report import EvaluationReport, StepReport
+from ingot.runs.tensorboard import EventFile
+from ingot.runs.tracking import Tracking, open_tracking
+
+WRITTEN_BY_TENSORBOARD = (
+    "1800000000000000a37f4b220900001040fc54d9411a0d627261696e2e4576656e743a32338d2fe92100000000000000017becf60900"
+    "001040fc54d94110ac022a130a110a0a747261696e2f6c6f737315000020408dabcc7d"
+)
+
+
+def step_report(step: int, loss: float = 2.5) -> StepReport:
+    return StepReport(step, 20, loss, 0.5, 1e-3, 64 * step, 640.0, 0.1 * step, None, 0, None, step / 20)
+
+
+def evaluation_report(step: int) -> EvaluationReport:
+    return EvaluationReport(step, 2.0, 1.25, 100, 400, 0.1, 1.0, True, buckets={"web": {"val_loss": 3.0}})
+
+
+def opened(folder: Path, said: list[str], step: int = 0, wandb_id: str | None = None, **settings: Any) -> Tracking:
+    section = TrackingSection(**settings)
+    return open_tracking(section, folder, step, wandb_id, {"model": {"width": 16}}, lambda report: None, said.append)
+
+
+def events(path: Path) -> list[tuple[int, dict[str, float] | str]]:
+    """The steps of a file with their values, or what else an event says; read by the layout of the protocol buffer."""
+
+    def fields(data: bytes) -> list[tuple[int, Any]]:
+        found, at = [], 0
+
+        def varint() -> int:
+            nonlocal at
+            value = shift = 0
+            while True:
+                byte = data[at]
+                at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+                if byte < 0x80:
+                    return value
+
+        while at < len(data):
+            tag = varint()
+            if tag & 7 == 0:
+                found.append((tag >> 3, varint()))
+                continue
+            size = {1: 8, 5: 4}.get(tag & 7) or varint()
+            found.append((tag >> 3, data[at : at + size]))
+            at += size
+        return found
+
+    content, told = path.read_bytes(), []
+    while content:
+        [length] = struct.unpack("<Q", content[:8])
+        event = dict(fields(content[12 : 12 + length]))
+        values = [dict(fields(value)) for _, value in fields(event.get(5, b""))]
+        said = {v[1].decode(): struct.unpack("<f", v[2])[0] for v in values}
+        told.append((event.get(2, 0), said or ("restart" if 7 in event else event[3].decode())))
+        content = content[16 + length :]
+    return told
+
+
+def test_tensorboard_gets_every_logged_step_and_evaluation(tmp_path: Path) -> None:
+    said: list[str] = []
+    with opened(tmp_path, said, tensorboard=True) as tracking:
+        tracking.step(step_report(1), log=True)
+        tracking.step(step_report(2), log=False)
+        tracking.evaluation(evaluation_report(2))
+    [path] = (tmp_path / "tensorboard").iterdir()
+    begin, first, judged = events(path)
+    assert begin == (0, "brain.Event:2") and said == []
+    assert first[0] == 1 and first[1]["train/loss"] == 2.5 and first[1]["throughput/total_tokens"] == 64  # type: ignore[index]
+    assert judged == (
+        2,
+        {"eval/loss": 2.0, "eval/perplexity": pytest.approx(7.389, abs=1e-3), "eval/bpb": 1.25, "eval/web/loss": 3.0},
+    )
+
+
+def test_a_session_that_goes_on_tells_tensorboard_to_forget_what_came_after_its_step(tmp_path: Path) -> None:
+    with opened(tmp_path, [], step=8, tensorboard=True):
+        pass
+    [path] = (tmp_path / "tensorboard").iterdir()
+    assert events(path) == [(0, "brain.Event:2"), (9, "restart")]
+
+
+def test_an_event_has_the_bytes_that_tensorboard_itself_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of tensorboard 2.21 for the same two events."""
+    monkeypatch.setattr(tensorboard.time, "time", lambda: 1700000000.25)
+    EventFile(tmp_path, 0).log(300, {"train/loss": 2.5})
+    [path] = tmp_path.iterdir()
+    assert path.read_bytes().hex() == WRITTEN_BY_TENSORBOARD
+
+
+def test_without_the_package_there_is_one_warning_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    said: list[str] = []
+    with opened(tmp_path, said, wandb_project="words", tensorboard=True) as tracking:
+        for step in (1, 2):
+            tracking.step(step_report(step), log=True)
+    [line] = said
+    assert "pip install 'ingot[wandb]'" in line and line.endswith("training goes on without it")
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_what_takes_no_more_values_is_told_once_and_left_out(tmp_path: Path) -> None:
+    class Broken:
+        def log(self, step: int, values: Any) -> None:
+            raise builtins.ConnectionError("the network\nis gone")
+
+        def close(self, failed: bool) -> None:
+            raise AssertionError("it was left out")
+
+    said: list[str] = []
+    with opened(tmp_path, said, tensorboard=True) as tracking:
+        tracking.add("a broken one", Broken())
+        tracking.step(step_report(1), log=True)
+        tracking.step(step_report(2), log=True)
+    assert said == ["a broken one takes no more values: the network is gone; training goes on"]
+    [path] = (tmp_path / "tensorboard").iterdir()
+    assert [step for step, _ in events(path)] == [0, 1, 2]
+
+
+def test_an_end_that_goes_wrong_there_is_told_and_does_not_end_the_run(tmp_path: Path) -> None:
+    class Stuck:
+        def log(self, step: int, values: Any) -> None:
+            pass
+
+        def close(self, failed: bool) -> None:
+            raise OSError(28, "No space left on device")
+
+    said: list[str] = []
+    with opened(tmp_path, said) as tracking:
+        tracking.add("a full one", Stuck())
+    assert said == ["a full one did not end well: [Errno 28] No space left on device"]
+
+
+def test_weights_and_biases_goes_on_with_the_run_of_a_checkpoint_or_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[dict[str, Any]] = []
+
+    class Package:
+        def init(self, **words: Any) -> Any:
+            begun.append(words)
+            return self
+
+        def log(self, values: Any, step: int) -> None:
+            begun[-1].setdefault("sent", []).append((step, values["train/loss"]))
+
+        def finish(self, exit_code: int) -> None:
+            begun[-1]["exit_code"] = exit_code
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: Package())
+    settings = {"wandb_project": "words", "wandb_mode": "offline"}
+    with opened(tmp_path / ".", [], **settings) as tracking:
+        tracking.step(step_report(1), log=True)
+    kept = json.loads((tmp_path / "wandb.json").read_text())["id"]
+    assert tracking.wandb_id == kept and begun[0]["sent"] == [(1, 2.5)] and begun[0]["exit_code"] == 0
+    assert (begun[0]["project"], begun[0]["name"], begun[0]["mode"]) == ("words", tmp_path.name, "offline")
+    opened(tmp_path, [], **settings)
+    opened(tmp_path, [], wandb_id="of-a-checkpoint", **settings)
+    assert [words["id"] for words in begun] == [kept, kept, "of-a-checkpoint"]
+    assert all(words["resume"] == "allow" for words in begun)
