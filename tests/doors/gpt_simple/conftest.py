@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from door import Door
-from original import LOOK, PHASES, SITE, TheirRun, make_data, run_original, write_config, write_tokenizers
+from original import LOOK, PHASES, SITE, Original, TheirRun, make_data, run_original, write_config, write_tokenizers
 from programs import once
 
 from ingot.doors.gpt_simple.main import main
-
-Original = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="session")

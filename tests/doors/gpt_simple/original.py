@@ -11,7 +11,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ SITE = Path(sys.prefix) / "gpt-simple"  # where `make test` installs it
 BUCKETS = ("books", "web")
 END = "<|endoftext|>"
 LENGTH = 32  # of a row
+Original = Callable[..., list[Any]]  # `run_original`, as the fixture of that name gives it
 
 # The commands come as JSON on stdin: words for its command line, or Python that finds its results in `said`.
 DRIVER = """

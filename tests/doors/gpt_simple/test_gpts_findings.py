@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Original
 from door import Door
-from original import write_config
+from original import Original, write_config
 
 PHASE = {"duration_tokens": 1_000_000, "mix": {"web": 1.0}}
 # What the original finds besides, by reading the same thing twice, or by a mistake.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Original
+from original import Original
 
 from ingot.artifact.gpt_simple import MODEL_KEYS
 from ingot.config.fields import settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Original
+from original import Original
 
 import ingot.doors.gpt_simple as gpt_simple
 from ingot.doors.gpt_simple import ConfigError, ModelConfig, SimpleLLM, SimpleLLMTokenizer

@@ -8,9 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Original
 from door import Door
-from original import write_config
+from original import Original, write_config
 
 from ingot.doors.cli.main import run as run_ingot
 from ingot.runs.steps import saved_steps
