@@ -33,7 +33,7 @@ from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish
-from ingot.train.fitting import fitting_tokenizer, unfit
+from ingot.train.fitting import fitting_tokenizer
 from ingot.train.plan import shapes
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, resume
@@ -94,8 +94,6 @@ def run(
         trainer.facts = facts
         reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
-        for warning in unfit(config, dataset):
-            reporter.message(warning)
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime()
         status = trainer.run(shutdown)
