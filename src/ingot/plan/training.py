@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ingot.config.schema import Config
-from ingot.errors import Setting
+from ingot.errors import ConfigError, Setting
 from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding, Severity
 from ingot.train.fitting import fitting_tokenizer
-from ingot.train.plan import shapes
+from ingot.train.plan import refuse_idle_ranks, shapes
 
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
 IDLE_ROWS = 1024  # of the embedding; a vocabulary is rounded up to a multiple of 128, or left some room
@@ -74,11 +74,10 @@ def check_ranks(config: Config, world_size: int, findings: list[Finding]) -> Non
     if world_size < 1:
         findings.append(Finding("preflight.world_size", "error", f"{world_size} ranks cannot train; there must be 1 or more"))
         return
-    least = min(plan.samples for plan in shapes(config))
-    if world_size > least:
-        message = f"{world_size} ranks cannot share the {least} rows of a step"
-        setting = Setting("training.tokens_per_step")
-        findings.append(Finding("training.ranks", "error", message, "use fewer ranks or raise {0}", (setting,)))
+    try:
+        refuse_idle_ranks(config, world_size)
+    except ConfigError as error:
+        findings.append(Finding.of("training.ranks", error))
 
 
 def check_buckets(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
