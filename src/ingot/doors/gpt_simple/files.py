@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.gpt_simple import CONFIG, FINAL, SHUTDOWN, TOKENIZER, Saved, saved_checkpoints
+from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, TOKENIZER, Saved, saved_checkpoints
 from ingot.doors.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoint, write_tokenizer
 from ingot.errors import CheckpointError, IngotError
 from ingot.runs.checkpoints import load_checkpoint, read_kind
@@ -25,7 +25,6 @@ from ingot.runs.steps import Kind, saved_steps
 from ingot.runs.wandb import read_id
 from ingot.runtime.files import to_json, write_atomically, writing
 
-RUN_STATE = ".run_state.json"
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
 STATUSES = {"failed": "error"}  # what it calls a status
 
@@ -143,7 +142,7 @@ class RunFiles(Reporter):
             self._warn(f"gpt-simple has no {kind} tokenizer: {folder} is for ingot alone, and the original cannot generate here")
 
     def _tell(self, **known: Any) -> None:
-        """Give .run_state.json the latest values; a disk that refuses is no reason to end."""
+        """Give .run_state.json the latest values; a disk that refuses does not end training."""
         self._state |= known
         try:
             self._write_state()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ingot.artifact.gpt_simple import RUN_STATE, TOKENIZER
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
@@ -27,7 +28,7 @@ MODULE = "ingot.doors.gpt_simple"
 PORT = 29500  # at which machines meet, where none is named
 # What --force deletes besides what is ours. Not config.json: it may be the very file that the run is started from.
 THEIR_FILES = (
-    "tokenizer", ".run_state.json", ".shutdown_requested", ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*",
+    TOKENIZER, RUN_STATE, ".shutdown_requested", ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*",
     "checkpoints/final",
 )  # fmt: skip
 
