@@ -41,9 +41,9 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
     """The checkpoint in the run's folder that a session goes on from; one that training.resume names is copied there first."""
     found = newest_sound(folder.checkpoints, say)
     if config.training.resume not in ("auto", "never"):
-        from ingot.train.sources import bring  # here: it asks this file what fits
+        from ingot.train.sources import copy_named  # here: it asks this file what fits
 
-        found = bring(config.training.resume, folder, found, facts, say)
+        found = copy_named(config.training.resume, folder, found, facts, say)
     if found is not None:
         check_fits(found, facts)
     return found

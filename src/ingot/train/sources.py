@@ -19,7 +19,7 @@ from ingot.train.resume import check_fits
 NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 
 
-def bring(
+def copy_named(
     named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
 ) -> Checkpoint:
     """A copy, in the run's folder, of the checkpoint that training.resume names; or what an earlier session made of it."""

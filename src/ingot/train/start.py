@@ -128,21 +128,21 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
 
 
 def _claim(
-    resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, doomed: Sequence[str] | None, facts: dict[str, Any]
+    resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
 ) -> RunFolder:
     """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run."""
     training = resolved.config.training
     folder = RunFolder(Path(training.output_dir).expanduser() if training.output_dir else new_run_dir(resolved.recipe))
-    if training.resume == "never" and doomed is None:
+    if training.resume == "never" and to_delete is None:
         refuse_occupied(folder.path)
     also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
     also += [WANDB_ID] if resolved.config.tracking.wandb_project is not None else []
     stack.enter_context(folder.claim(reporter.message, also))
     sweep(folder.checkpoints)
-    if doomed is not None:
+    if to_delete is not None:
         check_sources(resolved.config, folder, facts)
         own = [Path(resolved.config.model.file).expanduser()] if isinstance(resolved.config.model, FileSettings) else []
-        clear(folder, reporter.message, doomed, spare=[*resolved.files, *own])
+        clear(folder, reporter.message, to_delete, keep=[*resolved.files, *own])
     return folder
 
 

@@ -85,7 +85,7 @@ class RunFiles(Reporter):
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         try:
-            self._mirror(path, kind)
+            self._write_theirs(path, kind)
             self.failure = None
         except (IngotError, OSError) as error:  # in a thread: training goes on, and the end of the run tells
             self.failure = CheckpointError(
@@ -106,7 +106,7 @@ class RunFiles(Reporter):
         if self._state:
             self._tell(status="error", error="".join(traceback.format_exception(error)))
 
-    def _mirror(self, path: Path, kind: Kind) -> None:
+    def _write_theirs(self, path: Path, kind: Kind) -> None:
         """Write a checkpoint of ours as those that the original would have written, and delete those that it would not keep."""
         step, training = int(path.name.rpartition("-")[2]), self._keys["training"]
         names = [f"checkpoint-{step}"] if step % training["save_steps"] == 0 and kind != "shutdown" else []
@@ -121,7 +121,7 @@ class RunFiles(Reporter):
             write_checkpoint(folder / name, checkpoint, self._keys, facts)
         found = saved_checkpoints(self._folder)
         rename_final(found, step)
-        for saved in doomed(saved_checkpoints(self._folder), training["keep_last_k"], training["keep_milestone_every"]):
+        for saved in not_kept(saved_checkpoints(self._folder), training["keep_last_k"], training["keep_milestone_every"]):
             shutil.rmtree(saved.path, ignore_errors=True)
         self._tell(latest_checkpoint=str(folder / names[-1]))
 
@@ -155,7 +155,7 @@ class RunFiles(Reporter):
         write_atomically(self._folder / RUN_STATE, to_json(self._state, indent=2) + "\n", durable=durable)
 
 
-def doomed(saved: Sequence[Saved], keep_last: int | None, keep_every: int | None) -> list[Saved]:
+def not_kept(saved: Sequence[Saved], keep_last: int | None, keep_every: int | None) -> list[Saved]:
     """Those that are not kept: all but the newest regular ones, the newest of a stop, final, and milestones; null keeps all."""
     if keep_last is None:
         return []

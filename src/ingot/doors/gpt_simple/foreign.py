@@ -36,7 +36,7 @@ from ingot.train.resume import facts_of
 Say = Callable[[str], None]
 
 
-def settle(config: Config, ranks: Ranks, say: Say, warn: Say) -> None:
+def take_over(config: Config, ranks: Ranks, say: Say, warn: Say) -> None:
     """Take over a run of the original, if that is what is to go on; every rank calls it, the first does it."""
     if ranks.world_size == 1:
         adopt(config, say, warn)
