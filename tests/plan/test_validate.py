@@ -8,6 +8,7 @@ import struct
 import pytest
 from bucket_files import write_pair
 
+from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.plan.findings import Finding, exit_code, refuse
 from ingot.plan.report import report_lines, report_record
@@ -136,6 +137,24 @@ def test_data_shorter_than_the_plan_without_phases(config):
     assert (finding.code, finding.severity) == ("data.shorter_than_plan", "warning")
     assert "at about step 28" in finding.render()
     assert codes(config(training__max_steps=500)) == {"data.repeated": "info"}
+
+
+def test_gpt2_on_bytes_is_warned_about_its_idle_rows_and_its_passes():
+    asked = load_config(recipe="gpt2", python={"data": {"path": "sample:shakespeare"}}, environment={}).config
+    told = {finding.code: finding.render() for finding in validate(asked).findings if finding.severity == "warning"}
+    assert told["model.idle_rows"] == (
+        "model.vocab_size=50,304 and the data has 260 ids: 50,044 rows of the embedding can never be used; "
+        "set model.vocab_size=null or prepare the text with --tokenizer gpt2"
+    )
+    assert told["data.repeated"].endswith(" times; lower training.max_steps, set budget.seconds or prepare more text")
+    timed = asked.model_copy(update={"budget": asked.budget.model_copy(update={"seconds": 60.0})})
+    assert codes(timed)["data.repeated"] == "info"
+
+
+@pytest.mark.parametrize("recipe", ["demo", "shakespeare-char"])
+def test_recipes_for_their_data_are_not_warned_about_their_vocabulary_or_their_passes(recipe):
+    found = codes(load_config(recipe=recipe, environment={}).config, thorough=False)
+    assert "model.idle_rows" not in found and found.get("data.repeated") != "warning"
 
 
 def test_the_bucket_that_ends_first_decides_how_long_a_mix_lasts(config, folder, document):

@@ -18,6 +18,7 @@ from ingot.errors import CheckpointError
 
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
+RUN_STATE = ".run_state.json"  # how a run is doing
 VERSION = 1  # of trainer_state.json
 _NAME = re.compile(rf"{FINAL}|checkpoint-\d+(?:{SHUTDOWN})?")
 

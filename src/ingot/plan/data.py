@@ -18,6 +18,7 @@ from ingot.data.store.dataset import MANIFEST, SPLITS, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import DataError, IngotError, Setting
 from ingot.plan.findings import Finding
+from ingot.train.fitting import fitting_tokenizer
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 JSON_LINES = (".jsonl", ".jsonl.gz")
@@ -79,7 +80,7 @@ def _open(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
         findings.append(Finding("data.tokenizer_unknown", "error", message, "", (TOKENIZER,)))
         return
     try:
-        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
+        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, fitting_tokenizer(config))
     except IngotError as error:
         if (code := _code(config, error)) is not None:
             findings.append(Finding.of(code, error))

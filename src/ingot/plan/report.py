@@ -29,7 +29,7 @@ def report_lines(report: Report, name: Rename = str) -> list[str]:
         "Model": _model(report),
         "Data": _data(report),
         "Curriculum": _curriculum(report),
-        "Training plan": _plan(report, name),
+        "Training plan": _plan(report),
         "Output": [report.output or f"a new folder below runs/, because {name('training.output_dir')} is not set"],
         "Resume": _resume(report),
         "Runtime": [f"{what}: {told}" for what, told in report.runtime.items()],
@@ -129,7 +129,7 @@ def _shares(mix: dict[str, float]) -> str:
     return ", ".join(f"{name} {weight:g}" for name, weight in mix.items())
 
 
-def _plan(report: Report, name: Rename) -> list[str]:
+def _plan(report: Report) -> list[str]:
     plan, o = report.plan, report.config.optimizer
     rows = report.config.rows_per_step
     lines = [

@@ -14,10 +14,10 @@ from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding
 from ingot.runs.checkpoints import read_index
 from ingot.runs.state import read_state
-from ingot.runs.steps import INDEX, saved_steps
-from ingot.train.resume import changes, facts_of
+from ingot.runs.steps import INDEX, named_path, saved_steps
+from ingot.train.resume import changes, facts_of, refuse_occupied
 
-OUTPUT, RESUME = Setting("training.output_dir"), Setting("training.resume")
+OUTPUT = Setting("training.output_dir")
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,11 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
     asked = config.training.resume
     saved = saved_steps(output / "checkpoints") if output is not None else {}
     if asked == "never":
-        if saved:
-            message = f"{output} holds a run and {{0}}"
-            settings = (Setting("training.resume", "never"), OUTPUT, Setting("training.resume", "auto"))
-            findings.append(Finding("resume.resolve_failed", "error", message, "choose another {1} or set {2}", settings))
+        try:
+            if output is not None:
+                refuse_occupied(output)
+        except CheckpointError as error:
+            findings.append(Finding.of("resume.resolve_failed", error))
         return None
     if asked != "auto":
         return _named(config, output, asked, data, findings)
@@ -74,9 +75,7 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
 
 
 def _named(config: Config, output: Path | None, asked: str, data: DataFacts, findings: list[Finding]) -> ResumeFacts | None:
-    path = Path(os.path.expanduser(asked))  # noqa: PTH111 (raises for an unknown user)
-    below = output / path if output is not None else path
-    path = below if not path.exists() and below.exists() else path
+    path = named_path(asked, output)
     setting = (Setting("training.resume", asked),)
     if (copied := _copied(path, output)) is not None:
         return _ours(config, *copied, output, data, findings)

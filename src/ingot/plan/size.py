@@ -20,7 +20,6 @@ from ingot.model.llama_settings import LlamaSettings
 
 FLOAT = 4  # bytes of a number that is not rounded
 KEPT = {True: 2.0, False: 34.0}  # numbers per token and unit of width that a block keeps, with and without checkpointing
-HOST_MICRO_BATCH_TOKENS = 16384  # as the backend chooses them on a CPU
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ingot.config.schema import Config
-from ingot.errors import Setting
+from ingot.errors import ConfigError, Setting
 from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding, Severity
-from ingot.train.plan import shapes
+from ingot.train.fitting import fitting_tokenizer
+from ingot.train.plan import refuse_idle_ranks, shapes
 
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
+IDLE_ROWS = 1024  # of the embedding; a vocabulary is rounded up to a multiple of 128, or left some room
+MANY_PASSES = 300  # over the training text; nanoGPT's smallest preset makes 82
 TOLERANCE = 0.05  # by which the tokens of all phases may differ from those of the steps
 
 
@@ -71,11 +74,10 @@ def check_ranks(config: Config, world_size: int, findings: list[Finding]) -> Non
     if world_size < 1:
         findings.append(Finding("preflight.world_size", "error", f"{world_size} ranks cannot train; there must be 1 or more"))
         return
-    least = min(plan.samples for plan in shapes(config))
-    if world_size > least:
-        message = f"{world_size} ranks cannot share the {least} rows of a step"
-        setting = Setting("training.tokens_per_step")
-        findings.append(Finding("training.ranks", "error", message, "use fewer ranks or raise {0}", (setting,)))
+    try:
+        refuse_idle_ranks(config, world_size)
+    except ConfigError as error:
+        findings.append(Finding.of("training.ranks", error))
 
 
 def check_buckets(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
@@ -108,6 +110,17 @@ def check_files(facts: DataFacts, world_size: int, workers: int | None, findings
             f"num_workers={workers} is more than the {counts[name]} files of bucket {name} would feed, and without effect here"
         )
         findings.append(Finding("data.num_workers.will_clamp", "warning", message))
+
+
+def check_vocabulary(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
+    """Whether the data can use the embedding that the model has."""
+    rows, ids = config.model.vocab_size or 0, facts.tokenizer.vocab_size if facts.tokenizer is not None else 0
+    if not ids or rows - ids <= IDLE_ROWS:
+        return
+    message = f"{{0}} and the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
+    advice = f"set {{1}} or prepare the text with --tokenizer {fitting_tokenizer(config)}"
+    settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
+    findings.append(Finding("model.idle_rows", "warning", message, advice, settings))
 
 
 def check_supply(config: Config, facts: DataFacts, plan: PlanFacts, allow_mismatch: bool, findings: list[Finding]) -> None:
@@ -148,7 +161,10 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: list[Fi
             message = (
                 f"{facts.path} has {count(tokens)} tokens and the run reads {count(total)}: it is read {total / tokens:.1f} times"
             )
-            findings.append(Finding("data.repeated", "info", message))
+            many = total > MANY_PASSES * tokens and config.budget.seconds is None
+            advice = "lower {0}, set {1} or prepare more text" if many else ""
+            settings = (MAX_STEPS, Setting("budget.seconds"))
+            findings.append(Finding("data.repeated", "warning" if many else "info", message, advice, settings))
         return
     supply = float(epochs * tokens)
     if config.data.mix and config.data.exhausted == "halt":

@@ -21,6 +21,7 @@ from ingot.plan.training import (
     check_ranks,
     check_supply,
     check_time,
+    check_vocabulary,
     plan_of,
 )
 from ingot.train.start import open_data
@@ -68,6 +69,7 @@ def validate(
     data = look_at_data(config, findings)
     check_buckets(config, data, findings)
     check_files(data, ranks, workers, findings)
+    check_vocabulary(config, data, findings)
     plan = plan_of(config, ranks)
     if not any(finding.blocks and finding.code.startswith("data.") for finding in findings):  # else the counts are wrong
         check_supply(config, data, plan, allow_mismatch, findings)

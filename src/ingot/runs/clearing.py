@@ -17,20 +17,20 @@ from ingot.runtime.files import writing
 ARTIFACTS = ("model.ingot", "model.safetensors")
 
 
-def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (), spare: Sequence[Path] = ()) -> None:
-    """Delete an earlier run and say what it was; `also` are patterns of what a door writes besides, `spare` is left alone.
+def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
+    """Delete an earlier run and say what it was; `also` are patterns of what a door writes besides, `keep` is left alone.
 
     The caller has claimed the folder: its lock and its empty folders stay, so whoever is killed in here can start again.
     """
-    spared = {path.resolve() for path in spare}
-    doomed = [path for path in [*_written(folder), *_matching(folder.path, also)] if path.resolve() not in spared]
-    if not doomed:
+    kept = {path.resolve() for path in keep}
+    to_delete = [path for path in [*_written(folder), *_matching(folder.path, also)] if path.resolve() not in kept]
+    if not to_delete:
         return
-    counts = Counter(path.parent.relative_to(folder.path).as_posix() for path in doomed if path.parent != folder.path)
-    told = [path.name for path in doomed if path.parent == folder.path]
+    counts = Counter(path.parent.relative_to(folder.path).as_posix() for path in to_delete if path.parent != folder.path)
+    told = [path.name for path in to_delete if path.parent == folder.path]
     say(f"--force deletes in {folder.path}: {', '.join([*told, *(f'{name}/ ({count})' for name, count in counts.items())])}")
     with writing(folder.path):
-        for path in doomed:
+        for path in to_delete:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

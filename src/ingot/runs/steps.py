@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -21,3 +22,9 @@ def saved_steps(folder: Path) -> dict[int, Path]:
     """The checkpoints of a folder by step, oldest first, without looking inside."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
     return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def named_path(name: str, run: Path | None) -> Path:
+    """The file or folder that a setting names, from the working folder or else from the run's folder on."""
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    return run / path if run is not None and not path.exists() and (run / path).exists() else path

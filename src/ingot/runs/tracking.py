@@ -1,6 +1,6 @@
-"""Where the numbers of a run go besides metrics.jsonl: Weights & Biases and TensorBoard, behind one interface.
+"""Where the numbers of a run go besides metrics.jsonl: Weights & Biases and TensorBoard, by one interface.
 
-A mishap there never ends training: it is told once, and the numbers go on to the others.
+A failure there never ends training: it is told once, and the numbers go on to the others.
 """
 
 from __future__ import annotations

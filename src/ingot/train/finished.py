@@ -15,7 +15,7 @@ from ingot.runs.result import TrainingResult, result_of
 from ingot.runs.steps import saved_steps
 
 # What does not decide what a run comes to.
-ASIDE = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
+NOT_COMPARED = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
 
 
 def completed(config: Config) -> TrainingResult | None:
@@ -24,7 +24,7 @@ def completed(config: Config) -> TrainingResult | None:
         return None
     folder = Path(config.training.output_dir).expanduser()
     result, saved = result_of(folder), saved_config(folder)
-    if result is None or result.status != "completed" or saved is None or _judged(saved) != _judged(config):
+    if result is None or result.status != "completed" or saved is None or _compared(saved) != _compared(config):
         return None
     lost = result.total_steps not in saved_steps(folder / "checkpoints")
     lost |= result.artifact_path is not None and not result.artifact_path.is_file()
@@ -40,6 +40,6 @@ def saved_config(folder: Path) -> Config | None:
         return None
 
 
-def _judged(config: Config) -> dict[str, Any]:
+def _compared(config: Config) -> dict[str, Any]:
     leaves = {".".join(path): value for path, value in leaf_values(config)}
-    return {name: value for name, value in leaves.items() if name not in ASIDE and not name.startswith("tracking.")}
+    return {name: value for name, value in leaves.items() if name not in NOT_COMPARED and not name.startswith("tracking.")}

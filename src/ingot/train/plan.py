@@ -14,6 +14,7 @@ from itertools import accumulate
 from ingot.backends.base import GroupRates, StepPlan
 from ingot.config.schema import Config, StageSection
 from ingot.data.loading.reader import RankBatch
+from ingot.errors import ConfigError, Setting
 from ingot.optim.assign import Group, groups_of
 from ingot.optim.schedules import average_decay, learning_rate_scale, muon_momentum, spent
 
@@ -42,6 +43,18 @@ def plan_step(config: Config, at: Position) -> StepPlan:
 def shapes(config: Config) -> list[StepPlan]:
     """A step of every stage, at the peak of its rates: what is tuned and compiled before the clock starts."""
     return [_plan(config, Position(), stage, 1.0) for stage in range(len(_stages(config)))]
+
+
+def refuse_idle_ranks(config: Config, world_size: int) -> None:
+    """Refuse more ranks than the smallest step has rows."""
+    least = min(shapes(config), key=lambda plan: plan.samples)
+    if world_size > least.samples:
+        of_stage = config.training.stages and config.training.stages[least.stage].tokens_per_step is not None
+        raise ConfigError(
+            f"{world_size} ranks cannot share the {least.samples} rows of a step",
+            Setting(f"training.stages.{least.stage}.tokens_per_step" if of_stage else "training.tokens_per_step"),
+            advice="use fewer ranks or raise {0}",
+        )
 
 
 def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:

@@ -11,10 +11,11 @@ from typing import Any
 from ingot.backends.base import Backend
 from ingot.config.schema import Config
 from ingot.data.store.dataset import Dataset
-from ingot.errors import CannotContinue, Change
+from ingot.errors import CannotContinue, Change, CheckpointError, Setting
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, newest_sound
 from ingot.runs.folder import RunFolder
+from ingot.runs.steps import saved_steps
 from ingot.train.progress import Progress
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
@@ -40,12 +41,24 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
     """The checkpoint in the run's folder that a session goes on from; one that training.resume names is copied there first."""
     found = newest_sound(folder.checkpoints, say)
     if config.training.resume not in ("auto", "never"):
-        from ingot.train.sources import bring  # here: it asks this file what fits
+        from ingot.train.sources import copy_named  # here: it asks this file what fits
 
-        found = bring(config.training.resume, folder, found, facts, say)
+        found = copy_named(config.training.resume, folder, found, facts, say)
     if found is not None:
         check_fits(found, facts)
     return found
+
+
+def refuse_occupied(folder: Path) -> None:
+    """Refuse to begin a run where one is that must not be continued."""
+    if saved_steps(folder / "checkpoints"):
+        raise CheckpointError(
+            f"{folder} holds a run and {{0}}",
+            Setting("training.resume", "never"),
+            Setting("training.output_dir"),
+            Setting("training.resume", "auto"),
+            advice="choose another {1} or set {2}",
+        )
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:

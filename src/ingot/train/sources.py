@@ -12,18 +12,18 @@ from ingot.errors import CheckpointError, ConfigError, Setting
 from ingot.runs.checkpoints import Checkpoint, save_checkpoint
 from ingot.runs.finding import find_checkpoint
 from ingot.runs.folder import RunFolder
+from ingot.runs.steps import named_path
 from ingot.runtime.files import writing
 from ingot.train.resume import check_fits
 
 NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 
 
-def bring(
+def copy_named(
     named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
 ) -> Checkpoint:
     """A copy, in the run's folder, of the checkpoint that training.resume names; or what an earlier session made of it."""
-    path = Path(named).expanduser()
-    path = path if path.exists() or not (folder.path / path).exists() else folder.path / path
+    path = named_path(named, folder.path)
     origin = str(path.resolve())
     if newest is not None and newest.progress.get("resumed_from") == origin:
         return newest  # the same command again: the state was copied by an earlier session

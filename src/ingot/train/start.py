@@ -20,7 +20,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, PeerLost, Setting
+from ingot.errors import DataError, IngotError, PeerLost
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
@@ -28,15 +28,15 @@ from ingot.runs.clearing import clear
 from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
-from ingot.runs.steps import Kind, saved_steps
+from ingot.runs.steps import Kind
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.export import Exporter, export_artifact, finish
-from ingot.train.fitting import fitting_tokenizer, unfit
-from ingot.train.plan import shapes
+from ingot.train.fitting import fitting_tokenizer
+from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
-from ingot.train.resume import facts_of, find_state, resume
+from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
 from ingot.train.sources import check_sources
 from ingot.train.stopping import Shutdown
@@ -94,8 +94,6 @@ def run(
         trainer.facts = facts
         reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
-        for warning in unfit(config, dataset):
-            reporter.message(warning)
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime()
         status = trainer.run(shutdown)
@@ -117,14 +115,7 @@ def _start_of(config: Config, backend: Backend, checkpoint: Checkpoint | None) -
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
-    least = min(shapes(config), key=lambda plan: plan.samples)
-    if world_size > least.samples:
-        of_stage = config.training.stages and config.training.stages[least.stage].tokens_per_step is not None
-        raise ConfigError(
-            f"{world_size} ranks cannot share the {least.samples} rows of a step",
-            Setting(f"training.stages.{least.stage}.tokens_per_step" if of_stage else "training.tokens_per_step"),
-            advice="use fewer ranks or raise {0}",
-        )
+    refuse_idle_ranks(config, world_size)
     if dataset is None:
         dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, fitting_tokenizer(config))
     if config.artifact.write:
@@ -137,27 +128,21 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
 
 
 def _claim(
-    resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, doomed: Sequence[str] | None, facts: dict[str, Any]
+    resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
 ) -> RunFolder:
     """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run."""
     training = resolved.config.training
     folder = RunFolder(Path(training.output_dir).expanduser() if training.output_dir else new_run_dir(resolved.recipe))
-    if saved_steps(folder.checkpoints) and training.resume == "never" and doomed is None:
-        raise CheckpointError(
-            f"{folder.path} holds a run and {{0}}",
-            Setting("training.resume", "never"),
-            Setting("training.output_dir"),
-            Setting("training.resume", "auto"),
-            advice="choose another {1} or set {2}",
-        )
+    if training.resume == "never" and to_delete is None:
+        refuse_occupied(folder.path)
     also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
     also += [WANDB_ID] if resolved.config.tracking.wandb_project is not None else []
     stack.enter_context(folder.claim(reporter.message, also))
     sweep(folder.checkpoints)
-    if doomed is not None:
+    if to_delete is not None:
         check_sources(resolved.config, folder, facts)
         own = [Path(resolved.config.model.file).expanduser()] if isinstance(resolved.config.model, FileSettings) else []
-        clear(folder, reporter.message, doomed, spare=[*resolved.files, *own])
+        clear(folder, reporter.message, to_delete, keep=[*resolved.files, *own])
     return folder
 
 

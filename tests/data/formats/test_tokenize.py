@@ -50,17 +50,7 @@ def test_a_pair_for_every_file_read_back_as_the_same_documents(tmp_path):
         assert documents == [ids(text)[:-1] for text in some]
     _, offsets, repeats = read_index(tmp_path / "out" / "a.idx")
     assert np.diff(offsets).tolist() == [15, 16, 16, 7] and repeats.tolist() == [0, 0, 4, 4]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "a.bin", "a.idx", "a.tokens.json", "b.bin", "b.idx", "b.tokens.json",
-    ]  # fmt: skip
-
-
-def test_what_made_a_pair_is_written_beside_it(tmp_path):
-    lines(tmp_path / "in" / "a.jsonl", "some text")
-    tokenize(tmp_path / "in", tmp_path / "out", "byte", Windows(16, 4, 0.5, 1))
-    told = json.loads((tmp_path / "out" / "a.tokens.json").read_text())
-    assert told["tokenizer"] == {"kind": "byte", "vocab_size": 260, "fingerprint": BYTE.fingerprint()}
-    assert (told["max_length"], told["overlap"], told["probability"], told["tokens"]) == (16, 4, 0.5, 10)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bin", "a.idx", "b.bin", "b.idx"]
 
 
 def test_lines_that_are_left_out_are_counted(tmp_path):
@@ -93,7 +83,7 @@ def test_a_file_that_fails_is_told_after_the_rest_is_made(tmp_path):
     (tmp_path / "in" / "a.jsonl.gz").write_bytes(b"not packed")
     found = tokenize(tmp_path / "in", tmp_path / "out", "byte", Windows(least_characters=1))
     assert [bool(one.error) for one in found] == [True, False]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b.bin", "b.idx", "b.tokens.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b.bin", "b.idx"]
     with pytest.raises(RunError, match=r"1 of 2 files could not be tokenized: .*a\.jsonl\.gz"):
         refuse_failed(found)
 

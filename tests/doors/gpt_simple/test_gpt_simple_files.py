@@ -12,7 +12,7 @@ import torch
 
 from ingot.api import load
 from ingot.artifact.gpt_simple import Saved, saved_checkpoints
-from ingot.doors.gpt_simple.files import RunFiles, doomed
+from ingot.doors.gpt_simple.files import RunFiles, not_kept
 from ingot.doors.gpt_simple.main import main
 from ingot.runs.report import BeginReport
 from ingot.trained.weights import open_weights
@@ -122,12 +122,12 @@ def test_the_newest_the_milestones_final_and_the_newest_of_a_stop_are_kept(
 ) -> None:
     regular = [f"checkpoint-{step}" for step in (*range(100, 1000, 100), 950)]
     saved = listed(*regular, "checkpoint-350-shutdown", "checkpoint-620-shutdown", "final")
-    gone = {one.name for one in doomed(saved, keep_last, keep_every)}
+    gone = {one.name for one in not_kept(saved, keep_last, keep_every)}
     assert {one.name for one in saved} - gone == {*kept, "checkpoint-620-shutdown", "final"}
 
 
 def test_null_keeps_all_with_milestones_too() -> None:
-    assert doomed(listed("checkpoint-100", "checkpoint-150", "checkpoint-200"), None, 200) == []
+    assert not_kept(listed("checkpoint-100", "checkpoint-150", "checkpoint-200"), None, 200) == []
 
 
 def files_of(folder: Path, said: list[str]) -> RunFiles:

@@ -17,7 +17,7 @@ from programs import Ingot, Program, checkpoints, losses, metrics, progress, sta
 STEPS = 60
 MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
 # About half of the steps each: 8 rows of at most 31 targets make a step.
-PHASES = [{"duration_tokens": 7000, "mix": mix} for mix in ({"books": 1.0, "web": 1.0}, {"books": 1.0, "web": 3.0})]
+PHASES = [{"duration_tokens": 7400, "mix": mix} for mix in ({"books": 1.0, "web": 1.0}, {"books": 1.0, "web": 3.0})]
 ENDS = ("SIGTERM", "SIGUSR1", "walltime", "stop", "SIGKILL")
 PATIENCE = 90
 

@@ -60,20 +60,20 @@ class TokenSource(ABC):
 def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Document]:
     """Documents out of a stream without an index, in which a mark stands in front of each or after each.
 
-    Marks are after documents if the last token is one and the first is none; where both are, `ends_first` decides. Without any
+    Marks are after documents if the last token is one and the first is not; where both are, `ends_first` decides. Without any
     mark the stream is one document. Tokens in front of the first mark in front are a document too.
     """
     if not stream.tokens:
         return
     first, last = stream.token(0), stream.token(stream.tokens - 1)
-    behind = last == marks.eos and (ends_first or first != marks.bos)
-    mark = marks.eos if behind else marks.bos
-    start, begun = 0, behind
+    after = last == marks.eos and (ends_first or first != marks.bos)
+    mark = marks.eos if after else marks.bos
+    start, begun = 0, after
     for position in stream.positions(mark) if mark is not None else ():
         if begun or position > start:
             yield stream.slice(start, position)
         start, begun = position + 1, True
-    if start < stream.tokens or (begun and not behind):
+    if start < stream.tokens or (begun and not after):
         yield stream.slice(start, stream.tokens)
 
 
@@ -219,8 +219,8 @@ class StreamWriter(TokenWriter):
 
 def with_marks(document: Document, marks: Marks) -> Document:
     """A document between its marks; small parts become one, which is faster than one by one."""
-    before, behind = ([] if mark is None else [one_token(mark)] for mark in (marks.bos, marks.eos))
-    parts = [*before, *document, *behind]
+    before, after = ([] if mark is None else [one_token(mark)] for mark in (marks.bos, marks.eos))
+    parts = [*before, *document, *after]
     return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts
 
 

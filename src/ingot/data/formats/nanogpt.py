@@ -156,7 +156,7 @@ def checked_size(path: Path, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def meta_bytes(tokenizer: Tokenizer) -> bytes:
-    """A meta.pkl that nanoGPT's train.py and sample.py read; ids that are no character on their own show as they decode."""
+    """A meta.pkl that nanoGPT's train.py and sample.py read; ids that are not a character on their own show as they decode."""
     itos = {token: tokenizer.decode_bytes([token]).decode("utf-8", "replace") for token in range(tokenizer.vocab_size)}
     stoi: dict[str, int] = {}
     for token, text in itos.items():

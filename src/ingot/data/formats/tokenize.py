@@ -1,7 +1,6 @@
 """JSON lines to gpt-simple's .bin and .idx: a pair for every file, with the same name.
 
-A window has at most `max_length` tokens, the end mark included, and the last one of a document ends with it. Beside each pair
-lies NAME.tokens.json, which says what made it: the tokenizer, the windows, and how many lines were left out.
+A window has at most `max_length` tokens, the end mark included, and the last one of a document ends with it.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def tokenize(
 
 
 def tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, windows: Windows) -> Counts:
-    """Write STEM.bin, STEM.idx and STEM.tokens.json from a file of JSON lines."""
+    """Write STEM.bin and STEM.idx from a file of JSON lines."""
     counts, width = Counts(path.name), token_width(tokenizer.vocab_size)
     offsets, repeats = [0], []
     binary = stem.with_name(f"{stem.name}.bin")
@@ -103,9 +102,6 @@ def tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, windows: Windows
     if binary.stat().st_size != width * counts.tokens:
         raise DataError(f"{binary} has {binary.stat().st_size:,} bytes instead of {width * counts.tokens:,}; is the disk full?")
     write_atomically(stem.with_name(f"{stem.name}.idx"), index_bytes(offsets, repeats, width))
-    known = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint()}
-    told = {"format": "gpt-simple-tokens", "tokenizer": known, **asdict(windows), **asdict(counts)}
-    write_atomically(stem.with_name(f"{stem.name}.tokens.json"), json.dumps(told, indent=1))
     return counts
 
 

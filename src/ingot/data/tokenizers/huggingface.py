@@ -126,7 +126,7 @@ def _build(contents: bytes) -> Any:
 
 @contextmanager
 def _explained(problem: str) -> Iterator[None]:
-    """What the library raises, as one of our errors; it knows no classes of its own, and its panics are no Exceptions."""
+    """What the library raises, as one of our errors; it knows no classes of its own, and its panics are not Exceptions."""
     try:
         yield
     except DataError:

@@ -209,7 +209,7 @@ def _vocabulary(tokenizer: Tokenizer, counts: Counts, top: int) -> Vocabulary:
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | None:
-    """The text of an id; bytes that are no character by themselves as \\x.."""
+    """The text of an id; bytes that are not a character by themselves as \\x.."""
     return None if tokenizer.is_special(token) else tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
 
 

@@ -105,7 +105,7 @@ CARRIED = "train_gpt_model.py"  # what a submission's script calls the model of 
 LOG = "train_gpt.log"  # the lines of one run, in its folder
 OF_ONE_RUN = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")
 
-# What scripts of records read. They are no misspellings, and here they mean nothing.
+# What scripts of records read. They are not misspelt, and mean nothing here.
 OF_RECORDS = (
     "EVAL_STRIDE", "EVAL_SEQ_LEN", "EVAL_BATCH_SEQS", "SLIDING_WINDOW_ENABLED", "VAL_BATCH_TOKENS", "WARMDOWN_FRAC", "MIN_LR",
     "ENABLE_LOOPING_AT", "XSA_LAST_N", "ROPE_DIMS", "ROPE_TRAIN_SEQ_LEN", "LN_SCALE", "SKIP_GATES_ENABLED", "NUM_LOOPS",

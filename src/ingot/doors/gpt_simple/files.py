@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.gpt_simple import CONFIG, FINAL, SHUTDOWN, TOKENIZER, Saved, saved_checkpoints
+from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, TOKENIZER, Saved, saved_checkpoints
 from ingot.doors.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoint, write_tokenizer
 from ingot.errors import CheckpointError, IngotError
 from ingot.runs.checkpoints import load_checkpoint, read_kind
@@ -25,7 +25,6 @@ from ingot.runs.steps import Kind, saved_steps
 from ingot.runs.wandb import read_id
 from ingot.runtime.files import to_json, write_atomically, writing
 
-RUN_STATE = ".run_state.json"
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
 STATUSES = {"failed": "error"}  # what it calls a status
 
@@ -86,7 +85,7 @@ class RunFiles(Reporter):
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         try:
-            self._mirror(path, kind)
+            self._write_theirs(path, kind)
             self.failure = None
         except (IngotError, OSError) as error:  # in a thread: training goes on, and the end of the run tells
             self.failure = CheckpointError(
@@ -107,7 +106,7 @@ class RunFiles(Reporter):
         if self._state:
             self._tell(status="error", error="".join(traceback.format_exception(error)))
 
-    def _mirror(self, path: Path, kind: Kind) -> None:
+    def _write_theirs(self, path: Path, kind: Kind) -> None:
         """Write a checkpoint of ours as those that the original would have written, and delete those that it would not keep."""
         step, training = int(path.name.rpartition("-")[2]), self._keys["training"]
         names = [f"checkpoint-{step}"] if step % training["save_steps"] == 0 and kind != "shutdown" else []
@@ -122,7 +121,7 @@ class RunFiles(Reporter):
             write_checkpoint(folder / name, checkpoint, self._keys, facts)
         found = saved_checkpoints(self._folder)
         rename_final(found, step)
-        for saved in doomed(saved_checkpoints(self._folder), training["keep_last_k"], training["keep_milestone_every"]):
+        for saved in not_kept(saved_checkpoints(self._folder), training["keep_last_k"], training["keep_milestone_every"]):
             shutil.rmtree(saved.path, ignore_errors=True)
         self._tell(latest_checkpoint=str(folder / names[-1]))
 
@@ -143,7 +142,7 @@ class RunFiles(Reporter):
             self._warn(f"gpt-simple has no {kind} tokenizer: {folder} is for ingot alone, and the original cannot generate here")
 
     def _tell(self, **known: Any) -> None:
-        """Give .run_state.json the latest values; a disk that refuses is no reason to end."""
+        """Give .run_state.json the latest values; a disk that refuses does not end training."""
         self._state |= known
         try:
             self._write_state()
@@ -156,7 +155,7 @@ class RunFiles(Reporter):
         write_atomically(self._folder / RUN_STATE, to_json(self._state, indent=2) + "\n", durable=durable)
 
 
-def doomed(saved: Sequence[Saved], keep_last: int | None, keep_every: int | None) -> list[Saved]:
+def not_kept(saved: Sequence[Saved], keep_last: int | None, keep_every: int | None) -> list[Saved]:
     """Those that are not kept: all but the newest regular ones, the newest of a stop, final, and milestones; null keeps all."""
     if keep_last is None:
         return []

@@ -10,6 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.gpt_simple import RUN_STATE
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.output import print_json
 from ingot.doors.status_line import duration
@@ -17,7 +18,6 @@ from ingot.errors import CheckpointError, RunError
 from ingot.runs.run import Run, RunStatus
 from ingot.runs.state import read_state
 
-RUN_STATE = ".run_state.json"
 PATIENCE_SECONDS = 600.0  # for the run to save and end
 LOOK_SECONDS = 0.5
 HISTORY = 5  # newest checkpoints that are listed

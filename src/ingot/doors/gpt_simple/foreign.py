@@ -36,7 +36,7 @@ from ingot.train.resume import facts_of
 Say = Callable[[str], None]
 
 
-def settle(config: Config, ranks: Ranks, say: Say, warn: Say) -> None:
+def take_over(config: Config, ranks: Ranks, say: Say, warn: Say) -> None:
     """Take over a run of the original, if that is what is to go on; every rank calls it, the first does it."""
     if ranks.world_size == 1:
         adopt(config, say, warn)
@@ -140,7 +140,7 @@ def _list_documents(config: Config, resolved: IngotConfig, saved: Saved) -> str 
     """
     if config.data.format != "pretokenized":
         return "it does not say that for JSON lines"
-    run = saved.path.parent.parent if saved.path.parent.name == "checkpoints" else None
+    run = saved.run
     earlier = [one for one in saved_checkpoints(run) if one.step <= saved.step] if run is not None else [saved]
     cursors: dict[str, dict[int, int]] = {}
     newest = -1

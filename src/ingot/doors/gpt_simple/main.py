@@ -69,7 +69,7 @@ def _call(words: Sequence[str]) -> int:
         if rest:
             raise ConfigError(f"unexpected {rest[0]!r} on the command line; see {PROGRAM} {options.command} --help")
         return _command(options.command)(options, log)
-    overrides = split_overrides(rest, [name for name in _flags(parser, options.command) if name.startswith("--")])
+    overrides = split_overrides(rest, [name for name in _flags(options.command) if name.startswith("--")])
     return _command(options.command)(options, overrides, words, log)
 
 
@@ -91,7 +91,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def _flags(parser: Parser, command: str) -> list[str]:
+def _flags(command: str) -> list[str]:
     """The flags of a command, which a mistyped word is compared with."""
     probe = Parser(add_help=False)
     COMMANDS[command][1](probe)

@@ -64,7 +64,7 @@ MADE_INTO = {
     "training.wandb_project": "tracking.wandb_project",
     "training.wandb_run_name": "tracking.wandb_run_name",
 }
-# Keys that say what is read, checked or ignored, and are no setting of a run.
+# Keys that say what is read, checked or ignored, and are not settings of a run.
 NO_SETTING = {
     "data.format": "the files below data.path say what they are",
     "data.num_workers": "taken and without effect",

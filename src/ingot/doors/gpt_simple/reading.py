@@ -24,7 +24,7 @@ Values = dict[str, tuple[Any, str]]  # of keys by their dotted paths, each with 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """The config of a file, with what a command line sets besides; every mistake found is in the one ConfigError raised.
 
-    A command line may also have settings of ours that are no key there, such as training.device.
+    A command line may also have settings of ours that are not keys there, such as training.device.
     """
     problems: list[str] = []
     values = _flatten(read_tree(path), f"in {path}", problems)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ingot.artifact.gpt_simple import RUN_STATE, TOKENIZER
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
@@ -27,7 +28,7 @@ MODULE = "ingot.doors.gpt_simple"
 PORT = 29500  # at which machines meet, where none is named
 # What --force deletes besides what is ours. Not config.json: it may be the very file that the run is started from.
 THEIR_FILES = (
-    "tokenizer", ".run_state.json", ".shutdown_requested", ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*",
+    TOKENIZER, RUN_STATE, ".shutdown_requested", ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*",
     "checkpoints/final",
 )  # fmt: skip
 
@@ -62,13 +63,13 @@ def configured(options: Namespace, overrides: Mapping[str, Any]) -> Config:
 def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, TrainingResult]:
     """Train on this rank; how it ended, and what it came to. With `force` an earlier run in the folder is deleted first."""
     from ingot.doors.gpt_simple.files import RunFiles
-    from ingot.doors.gpt_simple.foreign import settle
+    from ingot.doors.gpt_simple.foreign import take_over
     from ingot.doors.gpt_simple.reporter import GptSimpleReporter
     from ingot.train.start import run
 
     ranks = ranks_from_environment()
     if not force:
-        settle(config, ranks, log.info, log.warn)
+        take_over(config, ranks, log.info, log.warn)
     kept = None if force else kept_tokens(config)
     tokenizer = named_tokenizer(config)
     resolved = translate(config, ranks.world_size, kept, tokenizer)

@@ -6,7 +6,6 @@ start decides it, and a run that goes on with another number keeps it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
@@ -19,7 +18,7 @@ from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.names import SETTINGS, key_name
 from ingot.errors import CheckpointError, ConfigError, IngotError
-from ingot.runs.steps import INDEX, saved_steps
+from ingot.runs.steps import INDEX, named_path, saved_steps
 
 DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone
 VOCAB_MULTIPLE = 128
@@ -96,9 +95,7 @@ def resume_path(config: Config) -> Path | None:
     name = config.training.resume
     if name in ("auto", "scratch"):
         return None
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
-    below = Path(config.training.output_dir) / path
-    found = below if not path.exists() and below.exists() else path
+    found = named_path(name, Path(config.training.output_dir))
     if is_checkpoint(found):  # of gpt-simple's layout: beside it may lie the one of ours that it was made from
         return saved_steps(found.parent).get(read_saved(found).step, found)
     return found

@@ -1,4 +1,4 @@
-"""What stands behind `train.py`: presets and `--key=value`, in any order and number, from left to right; later ones win."""
+"""The command line of `train.py`: presets and `--key=value`, in any order and number, from left to right; later ones win."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class GPT(GPT2):
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
         """(B, T) tokens and as many new ones after them; temperature 0 takes the likeliest each time.
 
-        The draws follow torch.manual_seed. Behind block_size, half of what is there is kept and read again.
+        The draws follow torch.manual_seed. After block_size tokens, half of what is there is kept and read again.
         """
         if idx.size(1) == 0 or max_new_tokens < 0 or temperature < 0:
             raise ConfigError("generate needs a token to begin with, and neither max_new_tokens nor temperature below 0")

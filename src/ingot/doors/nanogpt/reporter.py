@@ -18,7 +18,7 @@ from ingot.runs.steps import Kind
 class NanoGPTReporter(Reporter):
     """Prints what train.py prints.
 
-    `write` makes a ckpt.pt of a checkpoint, `elapsed` are the seconds of earlier sessions, and `behind` is a checkpoint whose
+    `write` makes a ckpt.pt of a checkpoint, `elapsed` are the seconds of earlier sessions, and `unwritten` is a checkpoint whose
     ckpt.pt an earlier session could not write any more.
     """
 
@@ -30,17 +30,17 @@ class NanoGPTReporter(Reporter):
         warn: Callable[[str], None],
         write: Callable[[Checkpoint], None],
         elapsed: float = 0.0,
-        behind: Path | None = None,
+        unwritten: Path | None = None,
     ) -> None:
         self._values, self._mfu, self._say, self._warn, self._write = values, mfu, say, warn, write
-        self._elapsed, self._behind = elapsed, behind
+        self._elapsed, self._unwritten = elapsed, unwritten
         self._iterations = 0  # of this session
         self._announced: int | None = None
         self.failure: CheckpointError | None = None
 
     def begin(self, report: BeginReport) -> None:
-        if self._behind is not None and report.resumed_at:
-            self.saved(self._behind)
+        if self._unwritten is not None and report.resumed_at:
+            self.saved(self._unwritten)
         if report.resumed_at > self._values["max_iters"]:
             self._warn(f"iteration {report.resumed_at} is past max_iters={self._values['max_iters']}: nothing is left to do")
 

@@ -94,7 +94,7 @@ def _run(
     def write(checkpoint: Checkpoint) -> None:
         write_ckpt(path, checkpoint, record(values), best_val_loss(checkpoint.progress))
 
-    reporter = NanoGPTReporter(values, mfu, say, warn, write, elapsed, behind=unwritten(path))
+    reporter = NanoGPTReporter(values, mfu, say, warn, write, elapsed, unwritten=unwritten(path))
     run(resolved, reporter, began=process_start())
     if reporter.failure is not None:
         raise reporter.failure

@@ -126,7 +126,7 @@ def _bring_back(target: Path) -> None:
 
 
 def _keep_others(target: Path) -> None:
-    """Bring files that are no part of an export back from the old folder, and remove the rest of it."""
+    """Bring files that are not part of an export back from the old folder, and remove the rest of it."""
     if not _aside(target).is_dir():
         return
     for path in _aside(target).iterdir():

@@ -101,7 +101,7 @@ def pickled(records: Iterable[TensorRecord], quantiser: str, control: Sequence[s
 
 
 def is_npz(content: bytes) -> bool:
-    """Whether this is the npz rather than its quantised twin."""
+    """Whether this is the npz rather than the quantised file."""
     return content[:2] == b"PK"
 
 
