@@ -14,7 +14,7 @@ REPEAT_SECONDS = 30.0  # a program that goes on after its run ends by a later si
 
 
 def handler_after_stop(number: int, before: Any) -> Any:
-    """What handles a signal once a run was stopped: what did before, but one that would end the process is a repetition for now."""
+    """What handles a signal after a run was stopped: one that would end the process is taken for a repetition for a while."""
     if number == signal.SIGINT or before is not signal.SIG_DFL:
         return before
     # Python gives its handlers back before torch is closed, which takes half a second.
