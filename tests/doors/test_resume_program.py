@@ -136,6 +136,18 @@ def test_sigusr_saves_and_stops_though_sigterm_follows(ingot: Ingot, data, tmp_p
     assert stopped["status"] == "stopped" and list(checkpoints(tmp_path / "run")) == [stopped["step"]]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_that_is_repeated_until_the_end_does_not_change_the_exit_code(ingot: Ingot, data, tmp_path, ranks):
+    words = [*train_words(data, tmp_path / "run", training__max_steps=100_000), f"--nproc-per-node={ranks}"]
+    program = ingot.start(*words, "--stop-exit-code=75")
+    program.said("step 5/")
+    while program.process.poll() is None:
+        program.signal(signal.SIGTERM)
+        time.sleep(0.02)
+    assert program.end() == 75
+    assert "error" not in program.stderr and state(tmp_path / "run")["status"] == "stopped"
+
+
 def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
     run = tmp_path / "run"
     words = train_words(data, run, training__max_steps=100_000, training__save_every=10_000, training__keep_every=0)

@@ -20,10 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.errors import ConfigError, RunError
 from ingot.runtime.children import cpu_count
+from ingot.runtime.repeats import handler_after_stop
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
@@ -145,14 +147,21 @@ def _report_end(rank: subprocess.Popen[bytes], events: _Events) -> None:
 def _signals_into(events: _Events) -> Iterator[None]:
     """Signals become events, except those that our caller ignores, as nohup does."""
     before = {number: signal.getsignal(number) for number in _FORWARDED}
+    seen: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        events.put(signal.Signals(number))
+
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, lambda received, frame: events.put(signal.Signals(received)))
+            signal.signal(number, receive)
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+            handler = handler or signal.SIG_DFL
+            signal.signal(number, handler_after_stop(number, handler) if seen else handler)
 
 
 def _send(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from ingot.backends.base import Group
 from ingot.config.schema import BudgetSection
 from ingot.errors import INTERRUPTED
+from ingot.runtime.repeats import handler_after_stop
 from ingot.train.clock import Clock, fits
 from ingot.train.walltime import Walltime
 
@@ -48,7 +49,7 @@ class Shutdown:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler_after_stop(number, handler) if self.reason and error is None else handler)
 
     def watch(self, stop_file: Path, walltime: Walltime | None, save_seconds: Callable[[], float]) -> None:
         """Stop as well for a file, and before the end of a walltime by as much as saves are known to take."""

@@ -10,12 +10,16 @@ import pytest
 from original import BUCKETS, write_config
 
 from ingot.config.schema import Config as IngotConfig
+from ingot.data.loading.order import DataExhausted
 from ingot.data.tokenizers import open_tokenizer
 from ingot.doors.gpt_simple.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.reading import read_config
+from ingot.doors.gpt_simple.reporter import GptSimpleReporter
 from ingot.doors.gpt_simple.translate import padded_vocabulary, tokenizer_name, translate, warnings
 from ingot.errors import ConfigError
 from ingot.optim.schedules import learning_rate_scale
+from ingot.runs.report import Reporter
 
 
 def ours(world_size: int = 1, kept: int | None = None, **keys: Any) -> IngotConfig:
@@ -151,3 +155,11 @@ def test_what_is_probably_not_meant_is_told(keys: dict[str, Any], told: list[str
         sections[section] = replace(sections[section], **{name: value})
     warnings(Config(**sections), lines.append)  # type: ignore[arg-type]
     assert len(lines) == len(told) and all(words in line for words, line in zip(told, lines, strict=True))
+
+
+def test_a_drained_bucket_is_told_with_the_flag_that_goes_on_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = GptSimpleReporter(Config(), ours(), Log(), Reporter())
+    reporter.message(DataExhausted("web").told(1))
+    told = capsys.readouterr().err
+    assert "the bucket web is at its end" in told and "add --allow-bucket-exhaustion" in told
+    assert "data.exhausted" not in told  # a key that this door refuses

@@ -18,6 +18,9 @@ from ingot.runtime.seeds import mix, permuted, scramble
 Places = Mapping[str, int]  # by bucket, how many of its rows have been read
 
 
+GO_ON_WITHOUT_BUCKET = "set data.exhausted=renormalise or raise data.epochs"  # a door has words of its own for it
+
+
 class DataExhausted(Exception):
     """A step cannot be read: all epochs are over, or those of a bucket that the mix asks for."""
 
@@ -35,8 +38,8 @@ class DataExhausted(Exception):
         if self.bucket is None:
             return f"the data is at its end: data.epochs={epochs}"
         return (
-            f"the bucket {self.bucket} is at its end (data.epochs={epochs}) and the mix asks for more of it: set "
-            "data.exhausted=renormalise or raise data.epochs, and continue this run"
+            f"the bucket {self.bucket} is at its end (data.epochs={epochs}) and the mix asks for more of it: "
+            f"{GO_ON_WITHOUT_BUCKET}, and continue this run"
         )
 
 

@@ -53,6 +53,7 @@ INSTEAD = {
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
+    "ingot.runtime.repeats": "ingot.doors.golf.alone.repeats",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
     "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
 }

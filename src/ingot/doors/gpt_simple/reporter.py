@@ -14,6 +14,7 @@ from typing import Any
 
 from ingot.artifact.gpt_simple import FINAL, SHUTDOWN, saved_checkpoints
 from ingot.config.schema import Config as IngotConfig
+from ingot.data.loading.order import GO_ON_WITHOUT_BUCKET
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.translate import cosine_steps
@@ -112,7 +113,7 @@ class GptSimpleReporter(Reporter):
             self._log.debug(what)
 
     def message(self, text: str) -> None:
-        self._log.warn(text)
+        self._log.warn(text.replace(GO_ON_WITHOUT_BUCKET, "add --allow-bucket-exhaustion"))
 
     def end(self, result: Any) -> None:
         self._files.end(result)
