@@ -83,9 +83,15 @@ def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config
     return facts, load_config(python=config, environment={}).config
 
 
-def scoring_of(config: Config) -> dict[str, Any]:
-    """How a model was scored, which other programs' files carry along: the same weights must not have two scores."""
-    return {"seq_len": config.data.seq_len, "stride": config.stride, "bytes": config.evaluation.bytes}
+def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How a model was scored, which other programs' files carry along: the same weights must not have two scores.
+
+    `config` is what a checkpoint keeps of it; what it does not say is not told.
+    """
+    data, evaluation = config.get("data", {}), config.get("evaluation", {})
+    known = {"seq_len": data.get("seq_len"), "stride": evaluation.get("stride") or data.get("seq_len")}
+    known["bytes"] = evaluation.get("bytes")
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def foreign_weights(

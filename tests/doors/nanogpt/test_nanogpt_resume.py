@@ -103,9 +103,9 @@ def test_a_ckpt_pt_that_a_kill_left_behind_its_checkpoint_is_brought_up_to_it(tr
 
 
 def test_a_run_of_another_family_is_not_for_this_door(train):
-    from ingot.doors.python import train
+    from ingot.doors import python
 
-    train(
+    python.train(
         model={"family": "llama", "layers": 1, "heads": 2, "width": 8},
         data={"path": "data/words", "seq_len": 8},
         training={"max_steps": 1, "tokens_per_step": 16, "output_dir": "out", "device": "cpu"},

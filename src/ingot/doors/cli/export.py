@@ -189,7 +189,9 @@ def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output
         raise ConfigError(f"{folder} is not a folder with a model, so it is not replaced; give another --output")
     records, _ = quantise(source.tensors.values(), "none", dtype)
     try:
-        size = write_gpt2(folder, records, source.config.model.model_dump(), facts["tokenizer"], scoring_of(source.config))
+        size = write_gpt2(
+            folder, records, source.config.model.model_dump(), facts["tokenizer"], scoring_of(source.config.model_dump())
+        )
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
     stored = {record.name: record.data for record in read_gpt2(folder)[0]}

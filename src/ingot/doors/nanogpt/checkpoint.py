@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ingot.backends.torch.saved import adamw_memory, adamw_state, load_saved, shared_tensor, state_records
 from ingot.backends.torch.state import check_fits
-from ingot.config.loading import load_config
 from ingot.doors.nanogpt.model import split_by_decay
 from ingot.doors.nanogpt.translate import args_of
 from ingot.errors import CheckpointError, ConfigError
@@ -86,7 +85,7 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
             "checkpoint": os.path.relpath(checkpoint.path.resolve(), folder) if inside else None,
             "gelu": settings["gelu"],
             "tokenizer": known.get("tokenizer"),
-            "scoring": scoring_of(load_config(python=known["config"], environment={}).config),
+            "scoring": scoring_of(known["config"]),
         },
     }
     try:
