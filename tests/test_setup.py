@@ -58,6 +58,6 @@ def test_make_goes_on_where_mlx_does_not_install_and_says_so(tmp_path: Path, cod
     python.write_text(f'#!/bin/sh\necho "$@" > asked\necho trouble >&2\nexit {code}\n')
     python.chmod(0o755)
     (tmp_path / ".venv/.ready").touch()
-    ran = subprocess.run(["make", ".venv/.mlx"], cwd=tmp_path, capture_output=True, text=True)
+    ran = subprocess.run(["make", "--no-print-directory", ".venv/.mlx"], cwd=tmp_path, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, said, "")
     assert "--only-binary :all: -r requirements-mlx.lock" in (tmp_path / "asked").read_text()

@@ -71,6 +71,7 @@ def test_a_model_of_one_backend_scores_on_the_other(unbroken, reference):
         assert score(path, "mlx") == pytest.approx(score(path, "cpu"), abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_is_judged_and_written_with_by_mlx(unbroken):
     judged = CliRunner().invoke(app, ["eval", str(unbroken), "--device", "mlx", "--json"])
     assert json.loads(judged.stdout)["val_bpb"] == pytest.approx(score(unbroken, "cpu"), abs=1e-5)
@@ -79,6 +80,7 @@ def test_a_run_is_judged_and_written_with_by_mlx(unbroken):
     assert written.strip() == load(unbroken, device="cpu").generate("a", tokens=20, temperature=0.0).strip()
 
 
+@pytest.mark.long
 def test_the_artifact_of_a_run_on_mlx_is_scored_by_mlx(data, tmp_path):
     settings = {"training__device": "mlx", "training__max_steps": 2, "artifact__score": True, "artifact__codec": "zlib"}
     told = train(data, tmp_path / "run", artifact__quantiser="int8", **settings)

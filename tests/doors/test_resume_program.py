@@ -150,7 +150,7 @@ def test_a_signal_that_is_repeated_until_the_end_does_not_change_the_exit_code(i
 
 def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
     run = tmp_path / "run"
-    words = train_words(data, run, training__max_steps=100_000, training__save_every=10_000, training__keep_every=0)
+    words = train_words(data, run, training__max_steps=40_000, training__save_every=10_000, training__keep_every=0)
     first = ingot.start(*words)
     first.said("step 5/")
     (run / ".lock").unlink()
