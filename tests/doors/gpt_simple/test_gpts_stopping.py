@@ -21,7 +21,10 @@ TRAIN = ("train", "--config", "config.yaml", "--training.device", "cpu")
 MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
 
 
-def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_line_says(door: Door, gpts: Path) -> None:
+@pytest.mark.parametrize("save_steps", [1, 4])  # with 1 a save and the stop are of one step
+def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_line_says(
+    save_steps: int, door: Door, gpts: Path
+) -> None:
     def stop_after_a_save() -> None:
         while not (gpts / "out/checkpoints/checkpoint-4").exists():
             time.sleep(0.002)
@@ -29,7 +32,7 @@ def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_lin
 
     thread = threading.Thread(target=stop_after_a_save)
     thread.start()
-    said = door(*TRAIN, "--training.max_steps", 90)
+    said = door(*TRAIN, "--training.max_steps", 90, "--training.save_steps", save_steps)
     thread.join()
     [(step, folder)] = re.findall(r"Stopped at step (\d+) \(signal:SIGTERM\)\. Resume with: --training\.resume (\S+)", said.err)
     assert folder == f"out/checkpoints/checkpoint-{step}-shutdown" and (gpts / folder / "trainer_state.json").is_file()

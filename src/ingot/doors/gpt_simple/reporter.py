@@ -20,7 +20,7 @@ from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.translate import cosine_steps
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
-from ingot.runs.steps import Kind, saved_steps
+from ingot.runs.steps import Kind, named_path, saved_steps
 
 RULE = "=" * 60
 KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
@@ -163,6 +163,8 @@ def summary_lines(config: Config, resolved: IngotConfig, report: BeginReport) ->
     ]
     if report.resumed_at:
         theirs = [one.path for one in saved_checkpoints(Path(t.output_dir)) if one.step == report.resumed_at]
-        checkpoint = theirs[-1] if theirs else saved_steps(Path(t.output_dir) / "checkpoints").get(report.resumed_at, "")
+        named = [path for path in theirs if path == named_path(t.resume, Path(t.output_dir))]  # of a stop and of a save at one step
+        ours = saved_steps(Path(t.output_dir) / "checkpoints").get(report.resumed_at, "")
+        checkpoint = [ours, *theirs, *named][-1]
         lines.append(f"Resuming from step {report.resumed_at}  (checkpoint: {checkpoint})")
     return [*lines, RULE]
