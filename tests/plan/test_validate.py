@@ -146,7 +146,7 @@ def test_gpt2_on_bytes_is_warned_about_its_idle_rows_and_its_passes():
         "model.vocab_size=50,304 and the data has 260 ids: 50,044 rows of the embedding can never be used; "
         "set model.vocab_size=null or prepare the text with --tokenizer gpt2"
     )
-    assert told["data.repeated"].endswith(" times; lower training.max_steps, set budget.seconds or prepare more text")
+    assert told["data.repeated"].endswith(" times; lower training.max_steps or prepare more text")
     timed = asked.model_copy(update={"budget": asked.budget.model_copy(update={"seconds": 60.0})})
     assert codes(timed)["data.repeated"] == "info"
 
