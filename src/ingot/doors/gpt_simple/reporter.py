@@ -163,7 +163,9 @@ def summary_lines(config: Config, resolved: IngotConfig, report: BeginReport) ->
     ]
     if report.resumed_at:
         theirs = [one.path for one in saved_checkpoints(Path(t.output_dir)) if one.step == report.resumed_at]
-        named = [path for path in theirs if path == named_path(t.resume, Path(t.output_dir))]  # of a stop and a save at one step
+        named = [
+            path for path in theirs if path == named_path(t.resume, Path(t.output_dir))
+        ]  # of a stop and of a save at one step
         ours = saved_steps(Path(t.output_dir) / "checkpoints").get(report.resumed_at, "")
         checkpoint = [ours, *theirs, *named][-1]
         lines.append(f"Resuming from step {report.resumed_at}  (checkpoint: {checkpoint})")
