@@ -15,7 +15,8 @@ from ingot.doors.entry import explained
 from ingot.doors.output import print_json
 
 VERBS = {
-    "Train and use a model": ("train", "validate", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
+    "Train and use a model": ("train", "validate", "eval", "generate", "batch-generate", "export", "import"),
+    "Look at runs": ("status", "stop", "runs", "plot"),
     "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),
