@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from ingot.doors.charts.panels import Panel
 from ingot.runtime.pictures import save_picture
@@ -40,6 +41,6 @@ def draw_panels(panels: Sequence[Panel], text: str, file: Path, option: str) -> 
 
 
 def cut(text: str) -> str:
-    """As much of a text as has room in a panel."""
-    lines = [line[:TEXT_COLUMNS] for line in text.strip().splitlines()]
+    """As much of a text as has room in a panel, with long lines broken."""
+    lines = [part for line in text.strip().splitlines() for part in wrap(line, TEXT_COLUMNS) or [""]]
     return "\n".join(lines[:TEXT_LINES])
