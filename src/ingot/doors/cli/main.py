@@ -36,6 +36,11 @@ def run(args: Sequence[str] | None = None) -> None:
 
 
 def _call(args: list[str]) -> int:
+    if "_INGOT_COMPLETE" in os.environ:
+        from ingot.doors.cli.completion import print_completions
+
+        print_completions(args)
+        return 0
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
     if args[:1] == ["status"]:
