@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.artifact.gpt_simple import STATE, read_model, read_saved, saved_checkpoints
 from ingot.config.schema import Config
-from ingot.errors import CannotContinue, CheckpointError, Setting
+from ingot.errors import CannotContinue, CheckpointError, Setting, Unreadable
 from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding
 from ingot.runs.checkpoints import read_index
@@ -18,6 +18,7 @@ from ingot.runs.steps import INDEX, named_path, saved_steps
 from ingot.train.resume import changes, facts_of, refuse_occupied
 
 OUTPUT = Setting("training.output_dir")
+UNREADABLE = "resume.trainer_state_unreadable"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,11 @@ def check_output(config: Config, findings: list[Finding]) -> Path | None:
 def check_resume(config: Config, output: Path | None, data: DataFacts, findings: list[Finding]) -> ResumeFacts | None:
     """What the run goes on from; None for a new run."""
     asked = config.training.resume
-    saved = saved_steps(output / "checkpoints") if output is not None else {}
+    try:
+        saved = saved_steps(output / "checkpoints") if output is not None else {}
+    except Unreadable as error:
+        findings.append(Finding.of(UNREADABLE, error))
+        return None
     if asked == "never":
         try:
             if output is not None:
@@ -64,14 +69,20 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
     for path in reversed(saved.values()):
         try:
             index = read_index(path)
+        except Unreadable as error:  # which may be sound: the run does not go back
+            findings.append(Finding.of(UNREADABLE, error))
+            return None
         except CheckpointError as error:
             newest_left = path == next(iter(saved.values()))
-            findings.append(Finding.of("resume.trainer_state_unreadable", error, "error" if newest_left else "warning"))
+            findings.append(Finding.of(UNREADABLE, error, "error" if newest_left else "warning"))
             continue
         return _ours(config, path, index, output, data, findings)
-    if output is not None and not saved and (theirs := saved_checkpoints(output)):
-        return _theirs(config, theirs[-1].path, findings)
-    return None
+    try:
+        theirs = saved_checkpoints(output) if output is not None and not saved else []
+    except Unreadable as error:
+        findings.append(Finding.of(UNREADABLE, error))
+        return None
+    return _theirs(config, theirs[-1].path, findings) if theirs else None
 
 
 def _named(config: Config, output: Path | None, asked: str, data: DataFacts, findings: list[Finding]) -> ResumeFacts | None:
@@ -88,7 +99,7 @@ def _named(config: Config, output: Path | None, asked: str, data: DataFacts, fin
         try:
             return _ours(config, path, read_index(path), output, data, findings)
         except CheckpointError as error:
-            findings.append(Finding.of("resume.trainer_state_unreadable", error))
+            findings.append(Finding.of(UNREADABLE, error))
             return None
     if (path / STATE).is_file():
         return _theirs(config, path, findings)
@@ -121,7 +132,7 @@ def _ours(
         found = changes(was, now)
         drift = config.model_dump(mode="json") != was["config"]
     except (KeyError, TypeError, AttributeError):
-        findings.append(Finding("resume.trainer_state_unreadable", "error", f"{path} does not say what run it is of"))
+        findings.append(Finding(UNREADABLE, "error", f"{path} does not say what run it is of"))
         return ResumeFacts(path, int(index["step"]), None, None, None)
     shape = [change for change in found if change.setting.startswith("model.")]
     for code, some in (("resume.arch_drift", shape), ("resume.run_changed", [one for one in found if one not in shape])):
@@ -141,7 +152,7 @@ def _theirs(config: Config, path: Path, findings: list[Finding]) -> ResumeFacts 
         saved = read_saved(path)
         was = read_model(path)
     except CheckpointError as error:
-        findings.append(Finding.of("resume.trainer_state_unreadable", error))
+        findings.append(Finding.of(UNREADABLE, error))
         return None
     now = config.model.model_dump(mode="json")
     decides = ("family", "layers", "width", "heads", "kv_heads", "inner_width", "mlp", "tied", "norm", "bias")
