@@ -46,7 +46,7 @@ IN_PRESET = (
 
 def damage(draw: random.Random, path: Path) -> str:
     """Make a file wrong and say how."""
-    own = BY_SUFFIX.get(path.suffix, ())
+    own = BY_NAME.get(path.name, BY_NAME.get(path.suffix, ()))
     how = draw.choice(own) if own and draw.random() < 0.7 else draw.choice(ANY)
     try:
         how(draw, path)
@@ -245,7 +245,7 @@ def _bomb_part() -> bytes:
 
 
 ANY: tuple[Damage, ...] = (flip, overwrite, cut, append, replace)
-BY_SUFFIX: dict[str, tuple[Damage, ...]] = {
+BY_NAME: dict[str, tuple[Damage, ...]] = {
     ".json": (json_part, json_part, json_part, deep),
     ".jsonl": (json_line, text, deep),
     ".yaml": (yaml_part, yaml_part, yaml_text, deep),
@@ -253,7 +253,8 @@ BY_SUFFIX: dict[str, tuple[Damage, ...]] = {
     ".ingot": (artifact_facts,),
     ".pt": (pickled_part,),
     ".pkl": (meta_part,),
-    ".py": (code, preset),
+    ".py": (code,),
+    "preset.py": (preset,),
     ".gz": (bomb,),
     ".bin": (overwrite, flip),
     ".idx": (overwrite,),

@@ -14,6 +14,7 @@ READABLE = 2000  # characters of an error: twenty lines of a terminal, for all m
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)|\..+\.partial-[0-9a-f]+(-old)?|step-\d+\.partial")
 WARNING = re.compile(r"^.*\.py:\d+: \w*Warning: .*$", re.MULTILINE)
 OWN = re.compile(r"(mine|model)\.py:\d+: UserWarning: careful")  # a model of one's own may warn
+RAISED = re.compile(r"^\w[\w.]*(?:: .*)?$", re.MULTILINE)  # the first line of what was raised
 MISTAKE = 2  # a setting or an option is wrong: nothing has begun
 
 
@@ -33,7 +34,7 @@ def _ends(case: Case, found: Outcome) -> list[str]:
     if found.error.startswith("hung"):
         said.append(f"hang: {_place(found.error)}")
     elif found.error:
-        said.append(f"traceback: {found.error.strip().splitlines()[-1][:120]} ({_place(found.error)})")
+        said.append(f"traceback: {RAISED.findall(found.error)[-1][:120]} ({_place(found.error)})")
     elif found.code not in CODES:
         said.append(f"exit code {found.code}")
     elif not case.changes and found.code != case.scenario.code:
