@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import open_plain, open_to_read
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -35,7 +36,7 @@ def open_unpacked(path: Path, advance: Callable[[int], None]) -> BinaryIO:
 
 class _Counted(io.FileIO):
     def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
-        super().__init__(path)
+        super().__init__(path, opener=open_plain)
         self._advance = advance
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
@@ -71,7 +72,7 @@ class _Chunks(io.RawIOBase):
 
 
 def _read(path: Path, advance: Callable[[int], None]) -> Bytes:
-    with path.open("rb", buffering=0) as file:
+    with open_to_read(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             advance(len(chunk))
             yield chunk
