@@ -39,6 +39,17 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
 
 
 @pytest.fixture
+def alive() -> Callable[[int], bool]:
+    """Whether a process is there; one that nobody has waited for is not."""
+
+    def call(pid: int) -> bool:
+        found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+        return bool(found) and not found.startswith("Z")
+
+    return call
+
+
+@pytest.fixture
 def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a Python program in a process of its own; it ends with the test."""
     started: list[subprocess.Popen[str]] = []

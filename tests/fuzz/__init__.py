@@ -10,8 +10,8 @@ of a case: none depends on those before it. All run in one process, which import
 in a folder of its own.
 
 What must hold, whatever is given (promises.py): no traceback and no warning of Python's, an exit code that docs/run-folder.md
-lists, an error that is one readable line, an end within 30 seconds and 2 GB, no temporary file, process, thread or handler left, no
-file of the user's changed.
+lists, an error that is one readable line, an end within 30 seconds and 2 GB, no temporary file, process, thread or handler left,
+no file of the user's changed.
 
 | file | what is in it |
 |---|---|

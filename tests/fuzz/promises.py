@@ -10,11 +10,12 @@ from .running import TEMPORARY, Outcome
 
 CODES = (0, 1, 2, 3, 4)  # of docs/run-folder.md; the others there follow a signal or a reader that has left
 MEMORY = 2 << 30  # bytes
-READABLE = 2000  # characters of an error: twenty lines of a terminal, for all mistakes in a config together
+READABLE = 1200  # characters of an error: twelve lines of a terminal, for all mistakes in a config together
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)|\..+\.partial-[0-9a-f]+(-old)?|step-\d+\.partial")
 WARNING = re.compile(r"^.*\.py:\d+: \w*Warning: .*$", re.MULTILINE)
 OWN = re.compile(r"(mine|model)\.py:\d+: UserWarning: careful")  # a model of one's own may warn
 RAISED = re.compile(r"^\w[\w.]*(?:: .*)?$", re.MULTILINE)  # the first line of what was raised
+OVER = re.compile(r"^error: \d+ bytes are \d+ more than ARTIFACT_LIMIT_BYTES=", re.MULTILINE)
 MISTAKE = 2  # a setting or an option is wrong: nothing has begun
 
 
@@ -63,7 +64,7 @@ def _says(case: Case, found: Outcome) -> list[str]:
     errors = [line for line in lines if line.startswith(f"{case.scenario.door}: error: ")]
     if found.code == 0 and errors:
         said.append("exit code 0 with an error")
-    if found.code and found.code not in case.scenario.told and not _is_usage(case, found):
+    if found.code and found.code not in case.scenario.told and not _is_told(found):
         if not errors:
             said.append(f"exit code {found.code} without an error")
         elif len(errors) > 1:
@@ -75,12 +76,14 @@ def _says(case: Case, found: Outcome) -> list[str]:
             said.append(f"an error too long to read: {line[:60]}")
         if not line.isprintable():
             said.append("an error with control characters")
+        if "[Errno" in line or "Error(" in line:
+            said.append(f"an error in Python's words: {line[:100]}")
     return said
 
 
-def _is_usage(case: Case, found: Outcome) -> bool:
-    """Whether it was called with too little to do anything and has shown its help, as docs/run-folder.md has it."""
-    return found.code == MISTAKE and found.err.startswith("Usage:")
+def _is_told(found: Outcome) -> bool:
+    """Whether it has shown its help, called with too little to do anything; or, as docs/golf.md has it, the error in its log."""
+    return (found.code == MISTAKE and found.err.startswith("Usage:")) or (found.code == 1 and bool(OVER.search(found.out)))
 
 
 def _leaves(case: Case, found: Outcome) -> list[str]:

@@ -41,6 +41,8 @@ LEFT_OUT = (
     "ingot.runs.clearing",
     "ingot.runs.finding",
     "ingot.runs.tracking",
+    "ingot.train.artifact",
+    "ingot.train.sample",
     "ingot.train.sources",
     "ingot.trained",
 )
