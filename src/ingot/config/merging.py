@@ -222,6 +222,8 @@ def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[
             .replace("greater than or equal to", "at least")
             .replace("less than or equal to", "at most")
         )
+        if isinstance(most := details[0].get("ctx", {}).get("le"), float):
+            words = f"at most {most:g}"
         return ConfigError(f"{{0}}: must be {words}", Named(setting.path, _shown(value), origin))
     return _mistake(setting, value, origin)
 
