@@ -76,8 +76,6 @@ def _says(case: Case, found: Outcome) -> list[str]:
             said.append(f"an error too long to read: {line[:60]}")
         if not line.isprintable():
             said.append("an error with control characters")
-        if "[Errno" in line or "Error(" in line:
-            said.append(f"an error in Python's words: {line[:100]}")
     return said
 
 
