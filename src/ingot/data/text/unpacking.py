@@ -23,6 +23,7 @@ Bytes = Generator[bytes, None, None]
 CODECS = (".gz", ".xz", ".zst")
 CHUNK_BYTES = 1 << 18  # read from the disk at once
 PIECE_BYTES = 1 << 10  # unpacked at once: of this zstd can make 32 MB, and no more
+FREE, RATIO = 1 << 28, 200  # a file may unfold into 256 MiB, and 200 bytes for every one of its own: logs come to a hundred
 XZ_MEMORY = 1 << 30  # `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # `zstd --long=31`, as the large public dumps have it
 
@@ -92,10 +93,11 @@ def _codec(name: str, path: Path) -> tuple[Callable[[], Any], type[Exception]]:
 
 
 def _unpack(path: Path, chunks: Iterable[bytes], new: Callable[[], Any], broken: type[Exception]) -> Bytes:
-    unpacker, found = new(), 0
+    unpacker, found, read = new(), 0, 0
     for chunk in chunks:
         for start in range(0, len(chunk), PIECE_BYTES):
             piece = chunk[start : start + PIECE_BYTES]
+            read += len(piece)
             while piece:
                 if unpacker.eof:
                     piece = piece.lstrip(b"\0")  # streams may be padded with zeros
@@ -107,6 +109,8 @@ def _unpack(path: Path, chunks: Iterable[bytes], new: Callable[[], Any], broken:
                     raise DataError(f"{path} is damaged after {found:,} bytes of text ({error}); copy it again") from None
                 piece = unpacker.unused_data if unpacker.eof else b""
                 found += len(data)
+                if found > FREE + RATIO * read:
+                    raise DataError(f"{path} unfolds into more than {RATIO} times its bytes, which no text does; look at it")
                 if data:
                     yield data
     if not unpacker.eof:
