@@ -166,6 +166,13 @@ def test_what_is_no_file_is_never_replaced(call, run, tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_a_link_that_leads_nowhere_is_not_replaced(call, run, tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    for words in (["export", run, "--no-score", "--codec", "zlib"], ["import", run]):
+        assert "link exists" in str(call(*words, "--output", tmp_path / "link").exception)
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_a_file_that_lacks_a_tensor_is_not_loaded(run, tmp_path):
     checkpoint = find_checkpoint(run)
     kept = [record for name, record in checkpoint.weights.items() if "ln_f" not in name]

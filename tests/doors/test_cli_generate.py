@@ -105,7 +105,7 @@ def test_temperature_0_top_k_0_and_an_empty_prompt_write(lines, reference, words
         (["--output-dir", "b"], "give --prompt TEXT or --prompts-file FILE; one of them"),
         (["--output-dir", "b", "--prompt", "c", "--prompts-file", "d"], "give --prompt TEXT or --prompts-file FILE"),
         (["--output-dir", "b", "--prompt", "c", "--dtype", "int8"], "--dtype int8 is not known; there are fp32,"),
-        (["--output-dir", "b", "--prompt", "c", "--tokens", "0"], "max_new_tokens must be a whole number of 1 or more"),
+        (["--output-dir", "b", "--prompt", "c", "--tokens", "0"], "max_new_tokens must be a whole number from 1 to 100,000,000"),
         (["--output-dir", "b", "--prompt", "c", "--repetition-penalty", "0"], "repetition_penalty must be a number above 0"),
         (["--output-dir", "b", "--prompts-file", "none.jsonl"], "none.jsonl cannot be read: No such file"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ingot.config.schema import Config
@@ -13,7 +12,7 @@ from ingot.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from ingot.runs.finding import find_checkpoint, find_named
 from ingot.runs.folder import RunFolder
 from ingot.runs.steps import named_path
-from ingot.runtime.files import writing
+from ingot.runtime.files import user_path, writing
 from ingot.train.resume import check_fits
 
 
@@ -40,7 +39,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
     for setting, value in named.items():
         if value in (None, "auto", "never"):
             continue
-        path = Path(str(value)).expanduser()
+        path = user_path(str(value))
         if path.resolve().is_relative_to(folder.path.resolve()):
             what = Setting(setting, value)
             raise ConfigError("{0} lies in the folder that --force empties", what, advice="leave out one of them")

@@ -28,9 +28,9 @@ from ingot.runs.clearing import clear
 from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
-from ingot.runs.steps import Kind
+from ingot.runs.steps import Kind, saved_steps
 from ingot.runs.tracking import open_tracking
-from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.artifact import export_artifact
 from ingot.train.export import Exporter, finish, not_begun
@@ -43,7 +43,7 @@ from ingot.train.sources import check_sources
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
 from ingot.train.walltime import find_walltime
-from ingot.trained.weights import open_weights
+from ingot.trained.weights import locate_weights, open_weights
 
 
 def run(
@@ -114,7 +114,7 @@ def run(
 def _start_of(config: Config, backend: Backend, checkpoint: Checkpoint | None) -> Progress:
     """Put the state that the session begins with into the backend: a checkpoint's, or the first with weights that are named."""
     if checkpoint is None and config.training.weights is not None:
-        weights = open_weights(Path(config.training.weights).expanduser())
+        weights = open_weights(user_path(config.training.weights))
         backend.load_weights(weights.tensors, str(weights.path))
     return resume(backend, checkpoint)
 
@@ -128,9 +128,16 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
         check_codec(config.artifact.codec)  # now, not after hours of training
     if config.evaluation.sample_tokens:
         prompt_ids(dataset.tokenizer, config.evaluation.sample_prompt)
+    if config.training.weights is not None and not _goes_on(config):
+        locate_weights(user_path(config.training.weights))
     if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
         raise DataError(f"{config.data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
+
+
+def _goes_on(config: Config) -> bool:
+    """Whether the run has a state of its own already."""
+    return config.training.output_dir is not None and bool(saved_steps(user_path(config.training.output_dir) / "checkpoints"))
 
 
 def _claim(
@@ -143,7 +150,7 @@ def _claim(
 ) -> RunFolder:
     """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run."""
     training = resolved.config.training
-    folder = RunFolder(Path(training.output_dir).expanduser() if training.output_dir else new_run_dir(resolved.recipe))
+    folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
     if training.resume == "never" and to_delete is None:
         refuse_occupied(folder.path)
     also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
@@ -152,7 +159,7 @@ def _claim(
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(resolved.config, folder, facts)
-        own = [Path(resolved.config.model.file).expanduser()] if isinstance(resolved.config.model, FileSettings) else []
+        own = [user_path(resolved.config.model.file)] if isinstance(resolved.config.model, FileSettings) else []
         clear(folder, reporter.message, to_delete, keep=[*resolved.files, *own])
     return folder
 
@@ -169,7 +176,7 @@ def _open_outputs(
     _write_config(resolved, folder, reporter)
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
-            write_atomically(folder.path / MODEL_COPY, Path(config.model.file).expanduser().read_bytes())
+            write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
     else:

@@ -15,7 +15,7 @@ from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Score, evaluator_of
-from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling, prompt_ids
+from ingot.generate.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, prompt_ids
 from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
 
@@ -61,9 +61,11 @@ class LoadedModel:
         stop_at_end: bool = False,
     ) -> Iterator[str]:
         """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
-        if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or repetition_penalty <= 0:
+        if not 0 <= tokens <= MOST_TOKENS:
+            raise ConfigError(f"tokens={tokens} must be from 0 to {MOST_TOKENS:,}")
+        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or repetition_penalty <= 0:
             raise ConfigError(
-                "tokens, temperature and top_k must be 0 or more, repetition_penalty above 0, and top_p above 0 and at most 1"
+                "temperature and top_k must be 0 or more, repetition_penalty above 0, and top_p above 0 and at most 1"
             )
         sampling = Sampling(temperature, top_k, top_p, seed, use_cache, repetition_penalty)
         start = Start(prompt_ids(self.tokenizer, prompt), is_new=not prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -240,9 +241,10 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
         raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}")
     if target.is_dir() and not folder:
         raise ConfigError(f"{target} is a folder; give the name of a file in it")
-    if target.exists() and not force:
+    taken = os.path.lexists(target)  # also by a link that leads nowhere
+    if taken and not force:
         raise ConfigError(f"{target} exists; --force replaces it, --output writes elsewhere")
-    if target.exists() and not (target.is_dir() if folder else target.is_file()):
+    if taken and not (target.is_dir() if folder else target.is_file()):
         raise ConfigError(f"{target} is something else than a {'folder' if folder else 'file'}, so it is not replaced")
 
 

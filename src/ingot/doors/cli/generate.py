@@ -74,7 +74,9 @@ def generate(
     top_p: TopP = None,
     greedy: Greedy = False,
     repetition_penalty: Penalty = 1.0,
-    samples: Annotated[int, typer.Option("--samples", metavar="N", help="How many texts, each with the next seed.", min=1)] = 1,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", help="How many texts, each with the next seed.", min=1, max=10**6)
+    ] = 1,
     seed: Seed = None,
     stop_at_end: StopAtEnd = None,
     return_full_text: FullText = False,

@@ -89,9 +89,14 @@ def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], precision:
 
 def check(values: Mapping[str, Any]) -> None:
     """Refuse what cannot be."""
+    from ingot.generate.sampling import MOST_TOKENS
+
     for name in ("num_samples", "max_new_tokens", "temperature", "top_k", "seed"):
         if values[name] is not None and values[name] < 0:
             raise ConfigError(f"{name}={values[name]} must be 0 or more")
+    for name, most in (("num_samples", 10**6), ("max_new_tokens", MOST_TOKENS)):
+        if values[name] > most:
+            raise ConfigError(f"{name}={values[name]} must be at most {most:,}")
     if not 0 < values["top_p"] <= 1:
         raise ConfigError(f"top_p={values['top_p']} must be above 0 and at most 1")
     if values["seed"] > 2**62:
