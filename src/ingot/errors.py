@@ -70,6 +70,13 @@ class CheckpointError(IngotError):
     exit_code = 4
 
 
+class Unreadable(CheckpointError):
+    """A checkpoint that is there and that this process may not read, or the disk does not give: it is not damaged."""
+
+    def __init__(self, path: object, why: str | None) -> None:
+        super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or go on where it can be read")
+
+
 @dataclass(frozen=True)
 class Change:
     """What is not as it was when a checkpoint was saved; {0} in `said` is the setting, {1} and {2} what it was and is."""

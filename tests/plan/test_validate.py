@@ -10,8 +10,10 @@ from bucket_files import write_pair
 
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding, exit_code, refuse
 from ingot.plan.report import report_lines, report_record
+from ingot.plan.resuming import check_resume
 from ingot.plan.validate import check_before_training, validate
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.train.resume import facts_of
@@ -307,3 +309,13 @@ def test_the_report_names_every_section_and_finding(config, folder, saved):
     record = json.loads(json.dumps(report_record(report, strict=True)))
     assert record["exit_code"] == 1 and record["findings"][0]["code"] == "training.budget_mismatch"
     assert record["data"]["splits"]["train"]["web"] == {"files": 1, "tokens": 920, "documents": 20}
+
+
+def test_a_checkpoint_that_may_not_be_read_keeps_a_run_from_starting(config, saved, open_folder, as_nobody):
+    shutil.copytree(saved.parent.parent, open_folder / "run")
+    shutil.copytree(saved, open_folder / "run/checkpoints/step-00000001")  # an older one, to which the run must not go back
+    (open_folder / "run/checkpoints" / saved.name / "checkpoint.json").chmod(0)
+    findings: list = []
+    with as_nobody():
+        check_resume(config(), open_folder / "run", DataFacts(""), findings)
+    assert [(finding.code, finding.blocks) for finding in findings] == [("resume.trainer_state_unreadable", True)]

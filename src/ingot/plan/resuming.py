@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ingot.artifact.gpt_simple import STATE, Saved, is_checkpoint, read_model, read_saved, refuse_other_shapes, saved_checkpoints
 from ingot.config.schema import Config
-from ingot.errors import CannotContinue, CheckpointError, Setting
+from ingot.errors import CannotContinue, CheckpointError, Setting, Unreadable
 from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding
 from ingot.runs.finding import Index, began_with, going_on_from, newest_index, occupied
@@ -18,6 +18,7 @@ from ingot.runs.steps import INDEX, named_path, saved_steps
 from ingot.train.resume import changes, facts_of, refuse_occupied
 
 OUTPUT = Setting("training.output_dir")
+UNREADABLE = "resume.trainer_state_unreadable"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
             refuse_occupied(output)
         if (theirs := foreign_checkpoint(asked, output)) is not None:
             return _theirs(config, theirs, findings)
-        found = going_on_from(asked, output, partial(_unreadable, findings))
+        found = going_on_from(asked, output, partial(_passed_over, findings))
+    except Unreadable as error:
+        findings.append(Finding.of(UNREADABLE, error))
+        return None
     except CheckpointError as error:
         findings.append(Finding.of(_code(asked, output), error))
         return None
@@ -94,13 +98,13 @@ def _code(asked: str, output: Path | None) -> str:
         return "resume.path_missing"
     if not any((path / name).is_file() for name in (INDEX, STATE)) and not saved_steps(path / "checkpoints"):
         return "resume.no_trainer_state"
-    return "resume.trainer_state_unreadable" if newest_index(output) is None else "resume.resolve_failed"
+    return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
 
 
-def _unreadable(findings: list[Finding], path: Path, error: CheckpointError) -> None:
+def _passed_over(findings: list[Finding], path: Path, error: CheckpointError) -> None:
     """A checkpoint that is passed over; of the oldest one there is nothing left to go on from."""
     oldest = path == next(iter(saved_steps(path.parent).values()))
-    findings.append(Finding.of("resume.trainer_state_unreadable", error, "error" if oldest else "warning"))
+    findings.append(Finding.of(UNREADABLE, error, "error" if oldest else "warning"))
 
 
 def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, findings: list[Finding]) -> ResumeFacts:
@@ -113,7 +117,7 @@ def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, fi
         changed = changes(was, now)
         drift = config.model_dump(mode="json") != was["config"]
     except (KeyError, TypeError, AttributeError):
-        findings.append(Finding("resume.trainer_state_unreadable", "error", f"{path} does not say what run it is of"))
+        findings.append(Finding(UNREADABLE, "error", f"{path} does not say what run it is of"))
         return ResumeFacts(path, found.step, None, None, None)
     shape = [change for change in changed if change.setting.startswith("model.")]
     for code, some in (("resume.arch_drift", shape), ("resume.run_changed", [one for one in changed if one not in shape])):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import CheckpointError, ConfigError, Setting
+from ingot.errors import CheckpointError, ConfigError, Setting, Unreadable
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, read_index
 from ingot.runs.steps import INDEX, named_path, saved_steps
 
-Unreadable = Callable[[Path, CheckpointError], None]  # is told of a checkpoint that is passed over
+PassedOver = Callable[[Path, CheckpointError], None]  # is told of a checkpoint that is damaged
 NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 
 
@@ -48,21 +48,23 @@ def locate_checkpoint(path: Path, which: str = "latest") -> Path:
     return steps[best]
 
 
-def going_on_from(asked: str, run: Path | None, unreadable: Unreadable = lambda path, error: None) -> Index | None:
+def going_on_from(asked: str, run: Path | None, passed_over: PassedOver = lambda path, error: None) -> Index | None:
     """What a run in this folder goes on from, by training.resume; None where it begins."""
     if asked == "never":
         return None
-    newest = newest_index(run, unreadable)
+    newest = newest_index(run, passed_over)
     return newest if asked == "auto" else open_index(find_named(asked, run, newest))
 
 
-def newest_index(run: Path | None, unreadable: Unreadable = lambda path, error: None) -> Index | None:
-    """The newest checkpoint of a run that can be read; None where there is none."""
+def newest_index(run: Path | None, passed_over: PassedOver = lambda path, error: None) -> Index | None:
+    """The newest checkpoint of a run that is not damaged; None where there is none."""
     for path in reversed(saved_steps(run / "checkpoints").values()) if run is not None else ():
         try:
             return open_index(path)
+        except Unreadable:
+            raise  # it may be sound: a run does not go back
         except CheckpointError as error:
-            unreadable(path, error)
+            passed_over(path, error)
     return None
 
 

@@ -91,7 +91,7 @@ class RunFolder:
         """Whether a run of any version has written here: by a file that nothing else writes, or the traces of a claim."""
         claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
         record = self._last_environment()
-        saved = any((path / INDEX).is_file() for path in saved_steps(self.checkpoints).values())
+        saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
         return claimed or saved or {"started_at", "packages", "argv"} <= record.keys() or read_state(self.path) is not None
 
     def claim(

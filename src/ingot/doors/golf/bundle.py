@@ -33,6 +33,7 @@ LEFT_OUT = (
     "ingot.data.loading.packing",
     "ingot.data.prepare",
     "ingot.data.store.buckets",
+    "ingot.data.store.index",
     "ingot.data.text",
     "ingot.data.tokenizers.plain",
     "ingot.eval.buckets",
