@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(home: Path, seed: int, wanted: int, one: int | None) -> int:
     began, counts, unbroken = time.monotonic(), Counter[str](), dict[tuple[str, int], dict[str, Any]]()
-    number, failed = one or 0, 0
+    number, runs, failed = one or 0, 0, 0
     _in_child(lambda: _write_data(home))
     while sum(counts.values()) < wanted and (one is None or number == one):
         case = make_case(seed, number)
@@ -52,9 +52,9 @@ def _run(home: Path, seed: int, wanted: int, one: int | None) -> int:
             failed += 1
             print(f"--seed {seed} --case {number} ({case.name}, {case.ranks} ranks): {'; '.join(wrong)}", flush=True)
         shutil.rmtree(home / f"case-{number}", ignore_errors=True)
-        number += 1
+        number, runs = number + 1, runs + 1
     told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-    print(f"{sum(counts.values())} kills ({told}) in {time.monotonic() - began:.0f} s; {failed} of {number} runs ended otherwise")
+    print(f"{sum(counts.values())} kills ({told}) in {time.monotonic() - began:.0f} s; {failed} of {runs} runs ended otherwise")
     return 1 if failed else 0
 
 
