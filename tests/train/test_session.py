@@ -594,3 +594,12 @@ def test_a_run_whose_newest_checkpoint_may_not_be_read_stops_and_does_not_go_bac
         with pytest.raises(Unreadable, match=r"checkpoints cannot be read: Permission denied"):
             train_tiny(data, folder, training__max_steps=12)
         (folder / "checkpoints").chmod(0o700)
+
+
+def test_a_run_keeps_the_threads_that_it_began_with(train: Train, tmp_path):
+    assert torch.get_num_threads() == 1
+    train(tmp_path / "run", training__threads=2, training__max_steps=4)
+    train(tmp_path / "run", training__max_steps=6)
+    assert (tmp_path / "run" / "log.txt").read_text().count("device cpu, 2 threads") == 2
+    assert progress_of(tmp_path / "run")["choices"]["threads"] == 2
+    assert torch.get_num_threads() == 1

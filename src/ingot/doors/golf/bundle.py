@@ -52,6 +52,7 @@ INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
     "ingot.backends.torch.own_model": "ingot.doors.golf.alone.own_model",
     "ingot.backends.torch.room": "ingot.doors.golf.alone.room",
+    "ingot.backends.torch.threads": "ingot.doors.golf.alone.threads",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
