@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -35,6 +39,17 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
 
 
 @pytest.fixture
+def alive() -> Callable[[int], bool]:
+    """Whether a process is there; one that nobody has waited for is not."""
+
+    def call(pid: int) -> bool:
+        found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+        return bool(found) and not found.startswith("Z")
+
+    return call
+
+
+@pytest.fixture
 def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a Python program in a process of its own; it ends with the test."""
     started: list[subprocess.Popen[str]] = []
@@ -49,6 +64,33 @@ def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user reaches and may write to, as pytest's own are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def as_nobody() -> Callable[[], AbstractContextManager[None]]:
+    """Be a user without rights for a while: root reads and writes whatever the permissions say."""
+    return _without_rights
+
+
+@contextmanager
+def _without_rights() -> Iterator[None]:
+    if os.geteuid():
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
 
 
 @pytest.fixture(autouse=True)

@@ -70,6 +70,13 @@ class CheckpointError(IngotError):
     exit_code = 4
 
 
+class Unreadable(CheckpointError):
+    """A checkpoint that is there and that this process may not read, or the disk does not give: it is not damaged."""
+
+    def __init__(self, path: object, why: str | None) -> None:
+        super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or go on where it can be read")
+
+
 @dataclass(frozen=True)
 class Change:
     """What is not as it was when a checkpoint was saved; {0} in `said` is the setting, {1} and {2} what it was and is."""
@@ -116,6 +123,13 @@ class PeerLost(RunError):
     def __init__(self, exit_code: int = RunError.exit_code):
         super().__init__("another rank has ended; its message says why")
         self.exit_code = exit_code
+
+
+class Interrupted(BaseException):
+    """This process was asked to stop in the middle of something that the next session can do from its beginning.
+
+    Like KeyboardInterrupt it is no Exception: torch's compiler catches those and makes errors of its own of them.
+    """
 
 
 INTERRUPTED = 130  # exit code after a SIGINT that follows another signal, as shells know it

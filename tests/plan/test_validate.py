@@ -10,8 +10,10 @@ from bucket_files import write_pair
 
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding, exit_code, refuse
 from ingot.plan.report import report_lines, report_record
+from ingot.plan.resuming import check_resume
 from ingot.plan.validate import check_before_training, validate
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.train.resume import facts_of
@@ -146,7 +148,7 @@ def test_gpt2_on_bytes_is_warned_about_its_idle_rows_and_its_passes():
         "model.vocab_size=50,304 and the data has 260 ids: 50,044 rows of the embedding can never be used; "
         "set model.vocab_size=null or prepare the text with --tokenizer gpt2"
     )
-    assert told["data.repeated"].endswith(" times; lower training.max_steps, set budget.seconds or prepare more text")
+    assert told["data.repeated"].endswith(" times; lower training.max_steps or prepare more text")
     timed = asked.model_copy(update={"budget": asked.budget.model_copy(update={"seconds": 60.0})})
     assert codes(timed)["data.repeated"] == "info"
 
@@ -253,10 +255,16 @@ def test_a_resume_from_a_folder_that_is_not_there_or_is_no_checkpoint(config, tm
     (tmp_path / "other").mkdir()
     assert codes(config(training__resume=str(tmp_path / "other"))) == {"resume.no_trainer_state": "error"}
     (tmp_path / "other" / "trainer_state.json").write_text("{")
-    assert codes(config(training__resume=str(tmp_path / "other"))) == {"resume.trainer_state_unreadable": "error"}
-    assert codes(config(training__resume=str(saved), training__output_dir=str(tmp_path / "next"))) == {
-        "resume.config_drift": "info"
-    }
+    elsewhere = {"training__output_dir": str(tmp_path / "next")}
+    assert codes(config(training__resume=str(tmp_path / "other"), **elsewhere)) == {"resume.trainer_state_unreadable": "error"}
+    assert codes(config(training__resume=str(saved), **elsewhere)) == {"resume.config_drift": "info"}
+
+
+def test_a_resume_in_a_folder_with_another_run_is_found_as_training_would_refuse_it(config, tmp_path, saved):
+    shutil.copytree(saved, other := tmp_path / "other" / "checkpoints" / saved.name)
+    [finding] = validate(config(training__resume=str(other))).findings
+    assert (finding.code, finding.severity) == ("resume.resolve_failed", "error")
+    assert "holds another run, the newest at step 5" in finding.render()
 
 
 @pytest.mark.parametrize(
@@ -301,3 +309,13 @@ def test_the_report_names_every_section_and_finding(config, folder, saved):
     record = json.loads(json.dumps(report_record(report, strict=True)))
     assert record["exit_code"] == 1 and record["findings"][0]["code"] == "training.budget_mismatch"
     assert record["data"]["splits"]["train"]["web"] == {"files": 1, "tokens": 920, "documents": 20}
+
+
+def test_a_checkpoint_that_may_not_be_read_keeps_a_run_from_starting(config, saved, open_folder, as_nobody):
+    shutil.copytree(saved.parent.parent, open_folder / "run")
+    shutil.copytree(saved, open_folder / "run/checkpoints/step-00000001")  # an older one, to which the run must not go back
+    (open_folder / "run/checkpoints" / saved.name / "checkpoint.json").chmod(0)
+    findings: list = []
+    with as_nobody():
+        check_resume(config(), open_folder / "run", DataFacts(""), findings)
+    assert [(finding.code, finding.blocks) for finding in findings] == [("resume.trainer_state_unreadable", True)]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, Unreadable
 from ingot.runs.checkpoints import (
     _checksum,
     load_checkpoint,
@@ -279,3 +279,21 @@ def test_a_save_is_not_lost_because_nobody_could_be_told_of_it(tmp_path):
     saver.save(4, partial(tensors, 4), {}, None)
     saver.wait()
     assert newest_sound(tmp_path, refuse).step == 4
+
+
+@pytest.mark.parametrize("name", ["", "checkpoint.json", "model.safetensors"])
+@pytest.mark.parametrize("look_only", [True, False])
+def test_a_checkpoint_without_read_permission_is_told_as_such_and_nothing_is_renamed(open_folder, as_nobody, name, look_only):
+    save(open_folder, 4), save(open_folder, 8)
+    locked = open_folder / "step-00000008" / name
+    locked.chmod(0)
+    with as_nobody(), pytest.raises(Unreadable, match=f"{locked}.* cannot be read: Permission denied; let this user read it"):
+        newest_sound(open_folder, refuse, look_only)
+    assert sorted(path.name for path in open_folder.iterdir()) == ["step-00000004", "step-00000008"]
+
+
+def test_a_folder_of_checkpoints_that_may_not_be_listed_is_not_an_empty_one(open_folder, as_nobody):
+    save(open_folder, 4)
+    open_folder.chmod(0)
+    with as_nobody(), pytest.raises(Unreadable, match=f"{open_folder} cannot be read: Permission denied"):
+        saved_steps(open_folder)

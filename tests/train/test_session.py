@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import TINY, Train, records, state_of, train_tiny
+from tiny_runs import TINY, Train, records, state_of, train_tiny, write_text
 
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
-from ingot.errors import CheckpointError, ConfigError, RunError
+from ingot.errors import CheckpointError, ConfigError, RunError, Unreadable
 from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.report import Reporter, StepReport
 from ingot.runs.run import Run
@@ -580,3 +580,17 @@ def test_a_model_of_ones_own_is_copied_neither_onto_itself_nor_through_a_link(tr
     with pytest.raises(CheckpointError, match=r"model\.py is a symbolic link"):
         train(folder, model__file=str(mine), training__max_steps=2)
     assert kept.read_text() == "# not to be changed\n"
+
+
+def test_a_run_whose_newest_checkpoint_may_not_be_read_stops_and_does_not_go_back(open_folder, as_nobody):
+    with as_nobody():
+        data, folder = write_text(open_folder / "data", seed=0), open_folder / "run"
+        train_tiny(data, folder, training__max_steps=8)
+        (folder / "checkpoints/step-00000008/model.safetensors").chmod(0)
+        with pytest.raises(Unreadable, match=r"step-00000008/model.safetensors cannot be read: Permission denied"):
+            train_tiny(data, folder, training__max_steps=12)
+        assert steps_of(folder) == [4, 8]
+        (folder / "checkpoints").chmod(0)
+        with pytest.raises(Unreadable, match=r"checkpoints cannot be read: Permission denied"):
+            train_tiny(data, folder, training__max_steps=12)
+        (folder / "checkpoints").chmod(0o700)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, Unreadable
 
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
@@ -63,7 +63,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def saved_checkpoints(run: Path) -> list[Saved]:
-    """The checkpoints of a run, oldest first; those that are half-written or cannot be read are passed over.
+    """The checkpoints of a run, oldest first; those that are half-written or damaged are passed over.
 
     Of the same step the one of a stop comes first: right after a resume it lacks the place in the data. `final` comes last.
     """
@@ -72,6 +72,8 @@ def saved_checkpoints(run: Path) -> list[Saved]:
         if _NAME.fullmatch(path.name) and (path / STATE).is_file():
             try:
                 found.append(read_saved(path))
+            except Unreadable:
+                raise
             except CheckpointError:
                 continue
     return sorted(found, key=lambda saved: (saved.step, saved.name == FINAL, not saved.name.endswith(SHUTDOWN)))
@@ -123,6 +125,15 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
     return {**keys, "attention_mode": "sdpa_mask" if document_mask else "causal"}
 
 
+def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on from a checkpoint whose section `model` has weights of other shapes than the one of now."""
+    before, after = model_keys(was), model_keys(now)
+    changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
+    if changed:
+        told = "; ".join(f"model.{key} was {before[key]} and is {after[key]}" for key in changed)
+        raise CheckpointError(f"{path} cannot be continued: {told}; set it back or choose another training.output_dir")
+
+
 def tokenizer_folder(path: Path) -> Path | None:
     """Where the tokenizer of a checkpoint lies: in it, or in its run; None where there is none."""
     folders = (path / TOKENIZER, path.parent.parent / TOKENIZER)
@@ -148,8 +159,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
+    except (ValueError, RecursionError, IsADirectoryError):
+        raise CheckpointError(f"{path} is damaged: it is not JSON") from None
+    except OSError as error:
+        raise Unreadable(path, error.strerror) from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it is not a JSON object")
     return found

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import CheckpointError, Setting
+from ingot.errors import CheckpointError, Setting, Unreadable
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
 from ingot.runtime.files import fsync_dir, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
@@ -103,8 +103,10 @@ def _read_file(path: Path, sha256: str) -> dict[str, TensorRecord]:
         return read_tensors(path, sha256)[0]
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, IsADirectoryError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        raise Unreadable(path, error.strerror) from None
 
 
 def _assembled(name: str, entry: Mapping[str, Any], files: Mapping[str, Mapping[str, TensorRecord]]) -> TensorRecord:
@@ -134,8 +136,10 @@ def read_index(path: Path) -> dict[str, Any]:
         told = record.pop("sha256")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a checkpoint: it has no {INDEX}") from None
-    except (ValueError, KeyError, AttributeError, TypeError, OSError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, IsADirectoryError, NotADirectoryError):
         raise CheckpointError(f"{file} is damaged: it cannot be read") from None
+    except OSError as error:
+        raise Unreadable(file, error.strerror) from None
     if record.get("version", 0) > VERSION:
         raise CheckpointError(f"{file} has version {record['version']} and this ingot reads up to {VERSION}; upgrade ingot")
     if told != _checksum(record):
@@ -146,12 +150,14 @@ def read_index(path: Path) -> dict[str, Any]:
 def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = False) -> Checkpoint | None:
     """The newest checkpoint that is whole, None where there are none; damaged ones are named to `warn` and put aside.
 
-    With `look_only` nothing is put aside.
+    One that cannot be read is no reason to go back: it may be sound. With `look_only` nothing is put aside.
     """
     damaged: list[tuple[Path, CheckpointError]] = []
     for path in reversed(saved_steps(folder).values()):
         try:
             sound = load_checkpoint(path)
+        except Unreadable:
+            raise
         except CheckpointError as error:
             damaged.append((path, error))
             continue

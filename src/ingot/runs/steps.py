@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from ingot.errors import Unreadable
+
 Kind = Literal["regular", "shutdown", "final"]  # of a checkpoint: on the way, of a stop, of a completed run
 INDEX = "checkpoint.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
@@ -18,9 +20,20 @@ def is_checkpoint_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def step_of(path: Path) -> int:
+    """The step of a checkpoint of ours, by its name."""
+    return int(path.name.rpartition("-")[2])
+
+
 def saved_steps(folder: Path) -> dict[int, Path]:
     """The checkpoints of a folder by step, oldest first, without looking inside."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    try:
+        with os.scandir(folder) as entries:
+            found = [(_NAME.fullmatch(entry.name), folder / entry.name) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:  # not none: a run would begin anew where one is
+        raise Unreadable(folder, error.strerror) from None
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 

@@ -8,41 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.schema import Config
-from ingot.errors import CheckpointError, ConfigError, Setting
-from ingot.runs.checkpoints import Checkpoint, save_checkpoint
-from ingot.runs.finding import find_checkpoint
+from ingot.errors import ConfigError, Setting
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from ingot.runs.finding import find_checkpoint, find_named
 from ingot.runs.folder import RunFolder
 from ingot.runs.steps import named_path
 from ingot.runtime.files import writing
 from ingot.train.resume import check_fits
-
-NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 
 
 def copy_named(
     named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
 ) -> Checkpoint:
     """A copy, in the run's folder, of the checkpoint that training.resume names; or what an earlier session made of it."""
-    path = named_path(named, folder.path)
-    origin = str(path.resolve())
-    if newest is not None and newest.progress.get("resumed_from") == origin:
-        return newest  # the same command again: the state was copied by an earlier session
-    if not path.exists():
-        raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", named), advice=NAME_A_CHECKPOINT)
-    source = find_checkpoint(path)
+    found = find_named(named, folder.path, newest)
     if newest is not None:
-        if source.path.resolve() == newest.path.resolve():
-            return newest
-        why = "has newer checkpoints" if path.resolve().is_relative_to(folder.path.resolve()) else "holds another run"
-        raise CheckpointError(
-            f"{{0}}: {folder.path} {why}, the newest at step {newest.step}",
-            Setting("training.resume", named),
-            Setting("training.output_dir"),
-            Setting("training.resume", "auto"),
-            advice="choose another {1} to go on from there, or go on with this run by {2}",
-        )
+        return newest  # it is what is named, or begins with a copy of that
+    source = load_checkpoint(found)
     check_fits(source, facts)
-    progress = {**source.progress, "resumed_from": origin}
+    progress = {**source.progress, "resumed_from": str(named_path(named, folder.path).resolve())}
     with writing(folder.checkpoints):
         tensors = {group: list(records.values()) for group, records in source.tensors.items()}
         copy = save_checkpoint(folder.checkpoints, source.step, tensors, progress)

@@ -20,7 +20,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import DataError, IngotError, PeerLost
+from ingot.errors import DataError, IngotError, Interrupted, PeerLost
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
@@ -32,7 +32,8 @@ from ingot.runs.steps import Kind
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
-from ingot.train.export import Exporter, export_artifact, finish
+from ingot.train.artifact import export_artifact
+from ingot.train.export import Exporter, finish, not_begun
 from ingot.train.fitting import fitting_tokenizer
 from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
@@ -73,7 +74,7 @@ def run(
         outputs, checkpoint = None, None
         if ranks.first:
             try:
-                folder = _claim(resolved, reporter, stack, files if force else None, facts)
+                folder = _claim(resolved, reporter, stack, files if force else None, facts, shutdown)
                 reporter = MultiReporter(reporter, LineReporter(folder.log))
                 checkpoint = find_state(config, folder, facts, reporter.message)
                 outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
@@ -83,9 +84,14 @@ def run(
             except IngotError as error:
                 backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
+            except Interrupted:
+                backend.broadcast(json.dumps({"reason": shutdown.reason}))
+                return not_begun(config, shutdown.reason)
         told = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
         if "exit_code" in told:
             raise PeerLost(told["exit_code"])
+        if "reason" in told:
+            return not_begun(config, told["reason"])
         if told["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(told["checkpoint"]))
         progress = _start_of(config, backend, checkpoint)
@@ -95,7 +101,7 @@ def run(
         reporter.waiting("choosing kernels")
         trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
-        trainer.prime()
+        trainer.prime(shutdown)
         status = trainer.run(shutdown)
         if backend.maximum([shutdown.requested])[0] and status != "halted":
             status = "stopped"  # asked for after the last step
@@ -128,7 +134,12 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
 
 
 def _claim(
-    resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
+    resolved: ResolvedConfig,
+    reporter: Reporter,
+    stack: ExitStack,
+    to_delete: Sequence[str] | None,
+    facts: dict[str, Any],
+    shutdown: Shutdown,
 ) -> RunFolder:
     """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run."""
     training = resolved.config.training
@@ -137,7 +148,7 @@ def _claim(
         refuse_occupied(folder.path)
     also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
     also += [WANDB_ID] if resolved.config.tracking.wandb_project is not None else []
-    stack.enter_context(folder.claim(reporter.message, also))
+    stack.enter_context(folder.claim(reporter.message, also, lambda: shutdown.requested))
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(resolved.config, folder, facts)

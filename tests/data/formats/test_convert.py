@@ -11,6 +11,7 @@ import pytest
 import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_files import write_shard
 from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, shared, toy_hf
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from ingot.data.formats.gpt_simple import Pair
 from ingot.data.formats.open import open_source
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import Dataset
-from ingot.data.store.shards import open_shard, write_shard
+from ingot.data.store.shards import open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
 from ingot.data.verify.audit import audit
 from ingot.doors.cli.data_convert import convert_command
@@ -410,3 +411,12 @@ def test_text_is_sent_to_the_command_that_takes_it(run, tmp_path):
     result = run(tmp_path, "--to", "nanogpt", "--output", tmp_path / "out")
     assert isinstance(result.exception, DataError)
     assert "holds text (a.txt) and no tokens; prepare it with: ingot data prepare" in str(result.exception)
+
+
+@pytest.mark.parametrize("to", ["nanogpt", "shards", "gpt-simple"])
+def test_a_damaged_document_index_is_refused_before_a_document_is_read(tmp_path, to):
+    prepared(tmp_path / "in", BYTE, ["one", "two"])
+    index = tmp_path / "in/train.index"
+    index.write_bytes(index.read_bytes()[:15] + b"\x40" + index.read_bytes()[16:])  # the second begins at token 2**62
+    refused("train.index does not rise", convert, open_source(tmp_path / "in"), tmp_path / "out", to)
+    assert not (tmp_path / "out").exists()

@@ -3,7 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingot.config.data_section import DataSection
 from ingot.data.loading.packing import PackedRows, best_fit
+from ingot.data.loading.rows import make_rows
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.store.dataset import Dataset
+from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 from ingot.runtime.batch import IGNORED
 
@@ -245,3 +250,12 @@ def test_the_end_of_an_epoch_is_known_without_planning_further(monkeypatch):
     assert rows.available(range(6000, 6010), 1) == 0
     assert rows.available(range(3), 1) == 3  # going back plans anew
     assert len(rows._kept) <= 2
+
+
+@pytest.mark.parametrize("given", [{"sampling": "pack"}, {"sampling": "document"}, {"document_mask": True}])
+def test_a_damaged_document_index_is_refused_before_a_row_is_read(tmp_path, given):
+    write_dataset([("train", "abc" * 9)] * 9, tmp_path / "set", ByteTokenizer(), source=None)
+    index = tmp_path / "set/train.index"
+    index.write_bytes(index.read_bytes()[:15] + b"\x40" + index.read_bytes()[16:])  # the second begins at token 2**62
+    with pytest.raises(DataError, match=r"train.index does not rise: document 1 begins at 4,6"):
+        make_rows(DataSection(seq_len=8, **given), 1, Dataset.open(tmp_path / "set"))

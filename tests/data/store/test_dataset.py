@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_files import write_shard
 from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece
 
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset, identity
-from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 from ingot.data.verify.audit import Limits, audit
 from ingot.errors import DataError
@@ -306,3 +306,25 @@ def test_a_missing_document_index_is_noticed_at_opening(folder):
     (folder / "val.index").unlink()
     with pytest.raises(DataError, match=r"missing document index .*val.index"):
         Dataset.open(folder)
+
+
+def flip(path, bit):
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["with its checksum", "without"])
+@pytest.mark.parametrize("bit", [0, 62, 63, 64 + 40, 64 + 63, 128 + 1, 128 + 63])
+def test_no_bit_of_a_document_index_can_be_another_without_being_noticed(folder, bit, told):
+    flip(folder / "train.index", bit)
+    if not told:  # as older data has it
+        edit(folder, lambda record: record["splits"]["train"].pop("document_index_sha256"), sign=False)
+    with pytest.raises(DataError, match=r"train.index .*; copy the folder again or prepare the data again"):
+        Dataset.open(folder).split("train").document_starts()
+
+
+def test_a_document_index_that_rises_and_is_not_what_was_written_is_refused(folder):
+    flip(folder / "train.index", 64)  # the second document begins at 5 and not at 4
+    with pytest.raises(DataError, match=r"train.index is not what was written: documents begin elsewhere"):
+        Dataset.open(folder).split("train").document_starts()

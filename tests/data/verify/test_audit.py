@@ -14,6 +14,7 @@ import pytest
 import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_files import write_shard
 from toy_tokenizers import (
     SPACE,
     WORDS,
@@ -29,7 +30,6 @@ from typer.testing import CliRunner
 
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import identity
-from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
 from ingot.data.verify import counts as audit_counts
 from ingot.data.verify import overlap as audit_overlap

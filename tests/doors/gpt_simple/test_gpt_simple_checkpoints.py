@@ -19,7 +19,7 @@ from ingot.doors.cli.main import run
 from ingot.doors.gpt_simple.checkpoint import learning_rate, read_cursors, read_state, write_checkpoint
 from ingot.doors.gpt_simple.config import Config, ModelConfig
 from ingot.doors.python import train
-from ingot.errors import CheckpointError, DataError
+from ingot.errors import CheckpointError, DataError, Unreadable
 from ingot.generate.sampling import Sampling
 from ingot.runs.checkpoints import Checkpoint
 from ingot.trained.model import LoadedModel, open_model
@@ -231,3 +231,11 @@ def test_a_new_run_takes_its_weights(their_copy: Path) -> None:
         }
     )
     assert torch.equal(logits(load("new", device="cpu")), logits(load("out", device="cpu")))
+
+
+def test_a_checkpoint_of_theirs_without_read_permission_is_told_and_not_passed_over(open_folder, as_nobody):
+    fake(open_folder, "checkpoint-2", 2)
+    fake(open_folder, "checkpoint-4", 4)
+    (open_folder / "checkpoints/checkpoint-4/trainer_state.json").chmod(0)
+    with as_nobody(), pytest.raises(Unreadable, match=r"checkpoint-4/trainer_state.json cannot be read: Permission denied"):
+        saved_checkpoints(open_folder)

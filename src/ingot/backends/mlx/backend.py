@@ -174,8 +174,10 @@ class MLXBackend(MLXInference):
     def without_trace(self) -> Iterator[None]:
         """Steps that are undone when the block ends; arrays are never changed in place, so nothing is copied."""
         before = self._weights, self._memory, self._average
-        yield
-        self._weights, self._memory, self._average = before
+        try:
+            yield
+        finally:
+            self._weights, self._memory, self._average = before
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put a state back, of either backend."""

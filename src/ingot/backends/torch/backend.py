@@ -237,8 +237,10 @@ class TorchBackend(TorchInference):
     def without_trace(self) -> Iterator[None]:
         """Steps that are undone when the block ends."""
         before = {file: {record.name: record for record in records} for file, records in self._replica()().items()}
-        yield
-        self.load(before)
+        try:
+            yield
+        finally:
+            self.load(before)
 
     def _replica(self) -> Callable[[], State]:
         self._show(average=False)

@@ -104,7 +104,7 @@ class PreparedSource(TokenSource):
     def _between(self, split: str, first: int, stop: int) -> Iterator[Document]:
         folder, bos = self._dataset.folder, self._dataset.tokenizer.bos
         stream = Split(folder, self._dataset.manifest.splits[split], keep=OPEN_FILES, dtype=self._dataset.tokenizer.dtype)
-        starts = stream.document_starts()
+        starts = self._dataset.split(split).document_starts()  # which has looked at them once for all buckets
         for number in range(first, stop):
             start, end = int(starts[number]), int(starts[number + 1])
             if bos is not None and (start >= end or stream.token(start) != bos):

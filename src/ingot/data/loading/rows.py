@@ -149,6 +149,8 @@ def _rows(
         alone = settings.sampling == "document"
         bos = bos if split.eos is None else None
         return PackedRows(split, seq_len, seed, bos, settings.document_mask, settings.overlap, alone, already_read)
+    if settings.document_mask:
+        split.document_starts()  # refuses a damaged index now, not in the thread that reads ahead
     if split.tokens <= seq_len:
         raise DataError(
             f"the text has {split.tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}",

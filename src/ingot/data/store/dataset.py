@@ -1,7 +1,8 @@
 """The prepared folder: shards, a document index per split, and dataset.json, which says what they hold.
 
-Opening checks what is cheap (names, headers, sizes, counts); verify/ reads every byte. The fingerprint covers the tokenizer and
-the splits and leaves out where they came from: the same text prepared on another machine is the same data.
+Opening checks what is cheap (names, headers, sizes, counts), and an index when it is first asked for; verify/ reads every byte.
+The fingerprint covers the tokenizer and the splits and leaves out where they came from: the same text prepared on another machine
+is the same data.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -160,16 +162,24 @@ class Split(TokenStream):
         super().__init__(paths, sizes, open_tokens, keep=keep, dtype=dtype)
         self.documents, self.bytes, self.piece_bytes = record.documents, record.bytes, record.piece_bytes
         self._index = folder / record.document_index if record.document_index else None
+        self._index_sha256 = record.document_index_sha256
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Where each document begins in the stream, and after them the end of the last."""
         if self._index is None:
             where = self.paths[0].parent
             raise DataError(f"nothing says where documents begin in {where}; make a folder that does: ingot data convert {where}")
+        return self._checked_index
+
+    @cached_property
+    def _checked_index(self) -> NDArray[np.uint64]:  # every row with a document mask asks for it
+        from ingot.data.store.index import open_index  # here: golf's one file does without
+
+        assert self._index is not None
         try:
-            return np.memmap(self._index, dtype="<u8", mode="r", shape=(self.documents + 1,))
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot map {self._index}: {error}; {AGAIN}") from error
+            return open_index(self._index, self.documents, self.tokens, self._index_sha256)
+        except ValueError as problem:
+            raise DataError(f"{self._index} {problem}; {AGAIN}") from None
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
         """How many tokens each document repeats of the one before; None: none does."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data.store.index import open_index
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import NARROW, OUTSIDE
 from ingot.data.verify.folder import AuditSplit, Starts
@@ -113,17 +114,9 @@ def read_index(split: AuditSplit) -> Starts | str | None:
     """Where documents begin by the document index, or what is wrong with it; None where nothing says it."""
     if split.record is None:
         return split.starts
-    path, documents = split.folder / split.record.document_index, split.record.documents
+    record = split.record
     try:
-        size = path.stat().st_size
-        starts = np.fromfile(path, "<u8").astype(np.int64) if size == 8 * (documents + 1) else None
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if starts is None:
-        return f"has {size:,} bytes, and {8 * (documents + 1):,} belong to {documents:,} documents"
-    falls = np.flatnonzero(np.diff(starts) <= 0)
-    if len(falls):
-        return f"does not rise: document {falls[0]:,} begins at {starts[falls[0]]:,} and the next at {starts[falls[0] + 1]:,}"
-    if starts[0] != 0 or starts[-1] != split.record.tokens:
-        return f"goes from {starts[0]:,} to {starts[-1]:,} and not from 0 to {split.record.tokens:,}"
-    return starts
+        index = open_index(split.folder / record.document_index, record.documents, record.tokens, record.document_index_sha256)
+    except ValueError as problem:
+        return str(problem)
+    return np.asarray(index).astype(np.int64)

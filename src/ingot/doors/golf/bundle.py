@@ -33,6 +33,7 @@ LEFT_OUT = (
     "ingot.data.loading.packing",
     "ingot.data.prepare",
     "ingot.data.store.buckets",
+    "ingot.data.store.index",
     "ingot.data.text",
     "ingot.data.tokenizers.plain",
     "ingot.eval.buckets",
@@ -40,6 +41,8 @@ LEFT_OUT = (
     "ingot.runs.clearing",
     "ingot.runs.finding",
     "ingot.runs.tracking",
+    "ingot.train.artifact",
+    "ingot.train.sample",
     "ingot.train.sources",
     "ingot.trained",
 )
