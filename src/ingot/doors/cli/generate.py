@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,10 +97,10 @@ def generate(
     base = GenerationOptions(500, seed=Sampling.seed, stop_at_end=False) if path is not None else DEFAULTS
     if dtype not in (None, *DTYPES):
         raise ConfigError(f"--dtype {dtype} is not known; there are {', '.join(DTYPES)}")
-    given = {"max_new_tokens": tokens, "top_k": top_k, "top_p": top_p, "seed": seed}
+    asked: dict[str, Any] = {"max_new_tokens": tokens, "top_k": top_k, "top_p": top_p, "seed": seed}
     options = replace(
         base,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in asked.items() if value is not None},
         temperature=temperature,
         greedy=greedy,
         repetition_penalty=repetition_penalty,
