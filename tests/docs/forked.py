@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 120  # seconds until a command is taken for hung; far more than any needs
+PATIENCE = 300  # seconds until a command is taken for hung; far more than any needs
 COLUMNS = 100
 
 

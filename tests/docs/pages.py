@@ -23,6 +23,8 @@ ELSEWHERE = {
     "data download": "needs the network; tests/doors/golf/data asks a server of its own",
     "cached_challenge_fineweb.py": "needs the network; tests/doors/golf/data asks a server of its own",
     "download_hf_docs_and_tokenize.py": "needs the network; tests/doors/golf/data asks a server of its own",
+    "RUN_ID=mac": "needs the challenge's shards; tests/doors/golf/mlx has it small",
+    "logs/mac": "needs the run before it",
     "fineweb": "needs the challenge's shards",
     "ray": "needs the extra ray; tests/data/prepare has it where it is installed",
     "nproc_per_node=2": "takes long to start; tests/doors/nanogpt/test_nanogpt_resume has it",

@@ -49,7 +49,10 @@ BEFORE: dict[str, dict[str, list[str]]] = {
         ],
     },
     "mlx.md": {"train_shakespeare_char": ["python data/shakespeare_char/prepare.py"]},
-    "nanogpt.md": {"out-old": ["python train.py config/train_shakespeare_char.py --out_dir=out-old"]},
+    "nanogpt.md": {
+        "runs/edited": ["cp edited.py model.py"],
+        "out-old": ["python train.py config/train_shakespeare_char.py --out_dir=out-old"],
+    },
     "run-folder.md": {
         "ingot status": ["cp RUN runs/first", "cp RUN runs/second"],
         "step-00001000": ["cp runs/first/checkpoints/step-00000002 runs/first/checkpoints/step-00001000"],
@@ -77,6 +80,8 @@ def smaller(words: list[str]) -> list[str]:
         case ["ingot", "train", *rest]:
             steps = [] if "--training.stages" in rest else ["--training.max_steps=2"]  # stages say how many
             return [*words, *TRAIN, *steps, *(LARGE if "--recipe" in rest and "demo" not in rest else [])]
+        case ["ingot", "export", *_]:
+            return [*words, "--no-score"]
         case ["ingot", "eval", *_]:
             return [*words, "--rows", "4"]
         case ["ingot", "generate", *_] if "--tokens" not in words:
@@ -108,9 +113,9 @@ def make_folder(folder: Path, run: Ran) -> None:
     parquet.write_table(pa.table({"content": articles}), folder / "articles.parquet")
     (folder / "src/ingot/data/samples").mkdir(parents=True)
     (folder / "src/ingot/data/samples/shakespeare.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
-    code = re.search(r"^```python\n(.*?)^```", (ROOT / "docs/your-own-model.md").read_text(), re.M | re.S)
-    assert code is not None
-    (folder / "mine.py").write_text(code[1])
+    (folder / "mine.py").write_text(first_python("your-own-model.md"))
+    (folder / "edited.py").write_text("from ingot.doors.nanogpt import GPT, GPTConfig\n\n\n" + first_python("nanogpt.md"))
+    (folder / "beginning.txt").write_text("ROMEO.")
     (folder / "run.yaml").write_text("base: demo\n")
     (folder / "mine.yaml").write_text("base: demo\ntraining:\n  output_dir: runs/four-layers\n")
     (folder / "small.yaml").write_text(SMALL_YAML)
@@ -121,6 +126,13 @@ def make_folder(folder: Path, run: Ran) -> None:
     for split in ("train", "val"):
         words = ("--input_dir", f"raw/{split}/web", "--output_dir", f"small/{split}/web", "--tokenizer_path", "byte")
         run("gpt-simple", "tokenize", *words, "--max_length", "64", "--overlap_size", "0")
+
+
+def first_python(page: str) -> str:
+    """The first block of Python of a page."""
+    code = re.search(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    assert code is not None
+    return code[1]
 
 
 def prose(size: int) -> str:

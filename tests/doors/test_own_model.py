@@ -95,3 +95,34 @@ def test_an_export_brings_the_code_of_the_model_along(ingot: Ingot, data, tmp_pa
     (place / "model.py").write_text("another model")
     refused = ingot("export", run, "--output", place / "again.ingot", "--codec", "zlib", code=2)
     assert "is another file than the model's" in one_line(refused) and not (place / "again.ingot").exists()
+
+
+OPTIMIZER = """
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, groups):
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(mean.lerp(p.grad, 0.1).sign(), alpha=0.1 * group["lr"])
+                mean.lerp_(p.grad, 0.01)
+
+
+Model.make_optimizers = lambda self, groups: Lion(groups)
+"""
+
+
+def test_an_optimizer_of_ones_own_trains_by_the_schedule_and_resumes_exactly(ingot: Ingot, data, tmp_path, until):
+    file = tmp_path / "mine.py"
+    file.write_text(MODEL + OPTIMIZER)
+    own = {"model__file": file, "model__width": 32, "training__max_steps": 12, "optimizer__warmup_steps": 3}
+    unbroken = tmp_path / "unbroken"
+    ingot(*train_words(data, unbroken, **own))
+    assert losses(unbroken)[12] < losses(unbroken)[1] - 0.1
+    run = until(unbroken, 4)
+    ingot(*train_words(data, run, **own))
+    assert losses(run) == losses(unbroken) and outcome(run) == outcome(unbroken)

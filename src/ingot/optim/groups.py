@@ -29,33 +29,58 @@ Parameters = list[tuple[str, nn.Parameter]]
 
 
 def make_optimizers(model: nn.Module, settings: OptimizerSection, device: torch.device) -> list[torch.optim.Optimizer]:
-    """The optimizers of a model; every trainable parameter is in exactly one of their groups, which carry the plan's names."""
+    """The optimizers of a model; every trainable parameter is in exactly one of their groups, which carry the plan's names.
+
+    A model of one's own may make them: its `make_optimizers(groups)` is given the groups, with their peak rates.
+    """
+    groups = parameter_groups(model, settings)
+    if has_own_optimizers(model):
+        return check_optimizers(model.make_optimizers(groups), groups)  # type: ignore[operator]
+    muon, adamw = ([group for group in groups if group["optimizer"] == name] for name in ("muon", "adamw"))
+    names = {p: name for name, p in trainable(model)}
+    for group in muon:
+        for p in group["params"]:
+            if p.dim() != 2:
+                told = f"{names[p]} of shape {list(p.shape)}"
+                raise ConfigError(f"the group {group['name']} gives {told} to Muon, which takes matrices only")
+    optimizers: list[torch.optim.Optimizer] = []
+    if muon:
+        optimizers.append(Muon(muon, settings))
+    if adamw:
+        optimizers.append(torch.optim.AdamW(adamw, fused=device.type in ("cpu", "cuda")))
+    return optimizers
+
+
+def parameter_groups(model: nn.Module, settings: OptimizerSection) -> list[dict[str, Any]]:
+    """The groups that have parameters, as torch's optimizers take them: with the plan's name and the peak rates of each."""
     parameters = dict(trainable(model))
     group_of = assign(settings, kinds(model), {name for name, _ in block_matrices(model)})
-    filled: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": []}
+    found = []
     for group in groups_of(settings):
-        members = [name for name, found in group_of.items() if found == group.name]
-        if not members:
-            continue
-        entry = {
-            "params": [parameters[name] for name in members],
-            "name": group.name,
-            "lr": group.learning_rate,
-            "weight_decay": group.weight_decay,
-        }
-        if group.optimizer == "muon":
-            for name in members:
-                if parameters[name].dim() != 2:
-                    shape = list(parameters[name].shape)
-                    raise ConfigError(f"the group {group.name} gives {name} of shape {shape} to Muon, which takes matrices only")
-            filled["muon"].append({**entry, "momentum": group.momentum})
-        else:
-            filled["adamw"].append({**entry, "betas": group.betas, "eps": group.epsilon})
-    optimizers: list[torch.optim.Optimizer] = []
-    if filled["muon"]:
-        optimizers.append(Muon(filled["muon"], settings))
-    if filled["adamw"]:
-        optimizers.append(torch.optim.AdamW(filled["adamw"], fused=device.type in ("cpu", "cuda")))
+        members = [parameters[name] for name, its_group in group_of.items() if its_group == group.name]
+        own = {"momentum": group.momentum} if group.optimizer == "muon" else {"betas": group.betas, "eps": group.epsilon}
+        rates = {"lr": group.learning_rate, "weight_decay": group.weight_decay}
+        if members:
+            found.append({"params": members, "name": group.name, "optimizer": group.optimizer, **rates, **own})
+    return found
+
+
+def has_own_optimizers(model: nn.Module) -> bool:
+    """Whether a model makes its optimizers itself."""
+    return callable(getattr(model, "make_optimizers", None))
+
+
+def check_optimizers(made: Any, groups: list[dict[str, Any]]) -> list[torch.optim.Optimizer]:
+    """The optimizers that a model of one's own made; ConfigError unless they have all of its parameters in the given groups."""
+    optimizers = list(made) if isinstance(made, list | tuple) else [made]
+    if not optimizers or not all(isinstance(one, torch.optim.Optimizer) for one in optimizers):
+        raise ConfigError("make_optimizers(groups) must return torch.optim.Optimizers, one or a list of them")
+    given = sorted((group["name"], id(p)) for group in groups for p in group["params"])
+    held = sorted((str(group.get("name")), id(p)) for one in optimizers for group in one.param_groups for p in group["params"])
+    if given != held:
+        raise ConfigError(
+            "the optimizers of make_optimizers(groups) must have every parameter of the groups once, in groups of the same name"
+        )
     return optimizers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 import ingot
 from ingot.backends.torch import own_model
+from ingot.config.loading import load_config
+from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.model.gpt2 import GPT2
 from ingot.model.llama import Llama
@@ -178,3 +181,62 @@ def test_training_refuses_it_before_there_is_a_run_folder(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=re.escape(f"model.file={tmp_path / 'mine.py'}: Model sees the future")):
         ingot.train(recipe="demo", quiet=True, **sections)
     assert not (tmp_path / "run").exists()
+
+
+class Momentum(torch.optim.Optimizer):
+    """Gradient descent with momentum and a count of steps."""
+
+    counts_with_tensors = True
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                first = torch.zeros(()) if self.counts_with_tensors else 0
+                state["steps"] = state.get("steps", first) + 1
+                state["mean"] = state.get("mean", torch.zeros_like(p)).lerp(p.grad, 0.1)
+                p.add_(state["mean"], alpha=-group["lr"])
+
+
+class Forgetful(Momentum):
+    counts_with_tensors = False
+
+
+class OwnOptimizer(Good):
+    """Makes what a test puts here of the groups that it is given."""
+
+    make: Callable[[list[dict[str, Any]]], Any] = Momentum
+
+    def make_optimizers(self, groups: list[dict[str, Any]]) -> Any:
+        return type(self).make(groups)
+
+
+def small_config() -> Config:
+    rows = {"data": {"seq_len": LENGTH}, "training": {"tokens_per_step": LENGTH}, "evaluation": {"stride": LENGTH}}
+    return load_config(recipe="demo", python=rows, environment={}).config
+
+
+def refusal_of(make: Callable[[list[dict[str, Any]]], Any]) -> str:
+    class Model(OwnOptimizer):
+        pass
+
+    Model.make = staticmethod(make)  # type: ignore[method-assign]
+    config = small_config()
+    with pytest.raises(ConfigError) as refused:
+        own_model.check_own_optimizers(Model(), "mine.py", VOCAB, config)
+    return str(refused.value)
+
+
+def test_optimizers_of_ones_own_are_checked_by_a_step() -> None:
+    config = small_config()
+    own_model.check_own_optimizers(OwnOptimizer(), "mine.py", VOCAB, config)
+    assert "Forgetful keeps 'steps' of embed.weight as a int; keep it as a tensor" in refusal_of(Forgetful)
+    assert "must return torch.optim.Optimizers" in refusal_of(lambda groups: None)
+    assert "must have every parameter of the groups once" in refusal_of(lambda groups: Momentum(groups[1:]))
+    nameless = refusal_of(lambda groups: Momentum([{"params": group["params"], "lr": 0.1} for group in groups]))
+    assert "in groups of the same name" in nameless
+    assert "make_optimizers(groups) fails: ZeroDivisionError" in refusal_of(lambda groups: 1 / 0)

@@ -39,6 +39,31 @@ def test_a_file_with_the_baselines_model_trains_as_the_baseline(golf: Golf, mine
     assert "class Model(Golf)" in (tmp_path / "logs/own.txt").read_text()
 
 
+OPTIMIZER = (
+    LIKE_THE_TOY
+    + """
+
+    def make_optimizers(self, groups):
+        import torch
+        from ingot.config.schema import OptimizerSection
+        from ingot.optim.muon import Muon
+
+        muon = [group for group in groups if group["optimizer"] == "muon"]
+        rest = [group for group in groups if group["optimizer"] != "muon"]
+        return [%s, torch.optim.AdamW(rest, fused=True)]
+"""
+)
+
+
+def test_optimizers_of_ones_own_take_the_groups_and_rates_of_the_variables(golf: Golf, mine: Path) -> None:
+    baseline = golf(RUN_ID="baseline")
+    mine.write_text(OPTIMIZER % "Muon(muon, OptimizerSection())")
+    same = golf(**OWN, RUN_ID="same")
+    mine.write_text(OPTIMIZER % "torch.optim.SGD(muon)")
+    other = golf(**OWN, RUN_ID="other")
+    assert same.losses == baseline.losses != other.losses
+
+
 def test_the_script_of_such_a_run_carries_its_model_and_scores_alone(golf: Golf, mine: Path, tmp_path: Path) -> None:
     own, place = golf(**OWN), tmp_path / "elsewhere"
     place.mkdir()

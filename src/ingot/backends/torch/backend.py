@@ -36,7 +36,7 @@ from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
 from ingot.model.settings import FileSettings
-from ingot.optim.groups import make_optimizers
+from ingot.optim.groups import has_own_optimizers, make_optimizers
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.children import shield_compile_workers
 from ingot.runtime.ranks import Ranks
@@ -75,6 +75,7 @@ class TorchBackend(TorchInference):
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}
         self.optimizers = make_optimizers(model, config.optimizer, self._device)
+        self._asks_to_skip = device.kind != "cuda" or has_own_optimizers(model)  # which do not know found_inf
         self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
@@ -224,7 +225,7 @@ class TorchBackend(TorchInference):
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
         """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
-        if self.device.kind != "cuda" and bool(skip):
+        if self._asks_to_skip and bool(skip):
             return
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ingot.backends.torch.build import build_model, set_numbers
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.model.own import where_in
+from ingot.optim.groups import has_own_optimizers, make_optimizers
 from ingot.runtime.batch import IGNORED
 
 LEAK = 1e-4  # of the largest logit; float32 rounds a thousand times finer, and a leak that small teaches nothing
@@ -29,6 +30,8 @@ def check_own_model(config: Config, file: str, vocab_size: int, device: torch.de
     model = build_model(config, vocab_size).to(device)
     stages = [partial(set_numbers, model, stage.model, "training.stages") for stage in config.training.stages]
     check(model, file, vocab_size, config.data.seq_len, config.data.document_mask, stages)
+    if has_own_optimizers(model):
+        check_own_optimizers(model, file, vocab_size, config)
 
 
 def check(
@@ -55,6 +58,24 @@ def check(
     found.values(insist=False)
 
 
+def check_own_optimizers(model: nn.Module, file: str, vocab_size: int, config: Config) -> None:
+    """Refuse optimizers of one's own that cannot take a step, or whose state a checkpoint would not hold."""
+    found = _Check(model, file, vocab_size, config.data.seq_len, config.data.document_mask)
+    device = found.tokens.device
+    made = found.called("make_optimizers(groups)", lambda: make_optimizers(model, config.optimizer, device))
+    found.backward()
+    names: dict[Any, str] = {p: name for name, p in model.named_parameters()}
+    for optimizer in made:
+        found.called(f"a step of {type(optimizer).__name__}", optimizer.step)
+        for p, state in optimizer.state.items():
+            for key, value in state.items():
+                if not isinstance(value, Tensor):
+                    raise found.refused(
+                        f"{type(optimizer).__name__} keeps {key!r} of {names[p]} as a {type(value).__name__}; "
+                        "keep it as a tensor, or a run that goes on would not have it"
+                    )
+
+
 class _Check:
     def __init__(self, model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool):
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -78,14 +99,17 @@ class _Check:
 
     def reached(self) -> set[str]:
         """The parameters that a loss gives a gradient; zeros are one."""
-        self.model.train()
-        self.model.zero_grad(set_to_none=True)
-        self._called(
-            "a backward pass through forward(tokens, targets)", lambda: torch.autograd.backward(self._loss(self.targets))
-        )
+        self.backward()
         found = {name for name, p in self.model.named_parameters() if p.grad is not None}
         self.model.zero_grad(set_to_none=True)
         return found
+
+    def backward(self) -> None:
+        """Give the parameters the gradients of a loss."""
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        what = "a backward pass through forward(tokens, targets)"
+        self.called(what, lambda: torch.autograd.backward(self._loss(self.targets)))
 
     def _is_causal(self, logits: Tensor) -> None:
         for first in sorted({max(1, self.length // 3), self.length - 1} - {0}):
@@ -117,7 +141,7 @@ class _Check:
 
     def _logits(self, tokens: Tensor) -> Tensor:
         more = (None, *self.more) if self.more else ()
-        found = self._called("forward(tokens)", lambda: self.model(tokens, *more))
+        found = self.called("forward(tokens)", lambda: self.model(tokens, *more))
         wanted = f"logits of shape (1, {self.length}, {self.vocab_size} or more), for one row"
         if not isinstance(found, Tensor):
             raise self.refused(f"forward(tokens) returns a {type(found).__name__}; it must return {wanted}")
@@ -126,13 +150,14 @@ class _Check:
         return found.float()
 
     def _loss(self, targets: Tensor) -> Tensor:
-        found = self._called("forward(tokens, targets)", lambda: self.model(self.tokens, targets, *self.more))
+        found = self.called("forward(tokens, targets)", lambda: self.model(self.tokens, targets, *self.more))
         if not isinstance(found, Tensor) or found.ndim:
             is_now = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise self.refused(f"forward(tokens, targets) returns {is_now}; it must return the mean loss, a scalar")
         return found
 
-    def _called(self, what: str, call: Callable[[], T]) -> T:
+    def called(self, what: str, call: Callable[[], T]) -> T:
+        """What a call of the model's own code gives; its errors are told with the line they are from."""
         try:
             return call()
         except (ConfigError, MemoryError, torch.OutOfMemoryError):
