@@ -20,6 +20,7 @@ ELSEWHERE = {
     "pip install": "needs the network",
     " hf:": "needs the network; tests/data/text asks a server of its own",
     "openai-community/": "needs the network; tests/doors/nanogpt asks a server of its own",
+    "gpt2.ingot": "needs GPT-2's weights, which the network has; tests/train/test_session begins with smaller ones",
     "data download": "needs the network; tests/doors/golf/data asks a server of its own",
     "cached_challenge_fineweb.py": "needs the network; tests/doors/golf/data asks a server of its own",
     "download_hf_docs_and_tokenize.py": "needs the network; tests/doors/golf/data asks a server of its own",

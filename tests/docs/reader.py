@@ -113,13 +113,16 @@ def make_folder(folder: Path, run: Ran) -> None:
     parquet.write_table(pa.table({"content": articles}), folder / "articles.parquet")
     (folder / "src/ingot/data/samples").mkdir(parents=True)
     (folder / "src/ingot/data/samples/shakespeare.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
-    (folder / "mine.py").write_text(first_python("your-own-model.md"))
-    (folder / "edited.py").write_text("from ingot.doors.nanogpt import GPT, GPTConfig\n\n\n" + first_python("nanogpt.md"))
+    (folder / "mine.py").write_text(python_block("your-own-model.md", "class Model"))
+    (folder / "edited.py").write_text(
+        "from ingot.doors.nanogpt.model import GPT, GPTConfig\n\n\n" + python_block("nanogpt.md", "class Model")
+    )
     (folder / "beginning.txt").write_text("ROMEO.")
     (folder / "run.yaml").write_text("base: demo\n")
     (folder / "mine.yaml").write_text("base: demo\ntraining:\n  output_dir: runs/four-layers\n")
     (folder / "small.yaml").write_text(SMALL_YAML)
     (folder / "llama.yaml").write_text(LLAMA_YAML)
+    (folder / "beginning.txt").write_text("ROMEO.\n")
     (folder / "prompts.jsonl").write_text('{"prompt": "ROMEO."}\n')
     (folder / "requests.jsonl").write_text('{"prompt": "ROMEO.", "model": {"output_dir": "RUN"}}\n')
     run("ingot", "train", "--recipe", "demo", "--training.output_dir", "RUN")
@@ -128,11 +131,10 @@ def make_folder(folder: Path, run: Ran) -> None:
         run("gpt-simple", "tokenize", *words, "--max_length", "64", "--overlap_size", "0")
 
 
-def first_python(page: str) -> str:
-    """The first block of Python of a page."""
-    code = re.search(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
-    assert code is not None
-    return code[1]
+def python_block(page: str, part: str) -> str:
+    """The block of Python on a page that holds a part."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    return str(next(block for block in blocks if part in block))
 
 
 def prose(size: int) -> str:

@@ -33,6 +33,18 @@ def test_training_from_python_tells_its_progress_on_stderr(data: Path, tmp_path:
     assert out == "" and "step 3" in err and "val_bpb" in err
 
 
+def test_a_run_that_is_complete_is_told_and_not_scored_again(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = ingot.train(recipe="demo", **sections(data, tmp_path / "run"))
+    capsys.readouterr()
+    written = first.artifact_path.stat().st_mtime_ns
+    again = ingot.train(recipe="demo", **sections(data, tmp_path / "run"))
+    assert again == first and first.artifact_path.stat().st_mtime_ns == written
+    assert capsys.readouterr().err.splitlines() == [
+        f"{tmp_path / 'run'} is complete: raise training.max_steps or budget.seconds to go on, or begin anew in another "
+        "training.output_dir"
+    ]
+
+
 def test_a_quiet_training_prints_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ingot.train(recipe="demo", quiet=True, **sections(data, tmp_path / "run"))
     assert capsys.readouterr() == ("", "")

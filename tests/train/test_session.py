@@ -535,6 +535,14 @@ def test_weights_that_do_not_fit_name_the_settings_that_make_them_fit_and_leave_
     assert train(tmp_path / "other", training__weights=str(first.run_dir), training__max_steps=1, **again).total_steps == 1
 
 
+def test_a_run_that_began_with_weights_goes_on_without_them(train: Train, tmp_path):
+    first = train(tmp_path / "first", training__max_steps=2)
+    for steps in (2, 4):
+        found = train(tmp_path / "other", training__weights=str(first.run_dir), training__max_steps=steps)
+        assert found.total_steps == steps
+        shutil.rmtree(first.run_dir, ignore_errors=True)
+
+
 def test_weights_of_another_tokenizer_are_refused_by_its_name(train: Train, tmp_path):
     write_dataset([("train", "ab" * 4000), ("val", "ba" * 400)], tmp_path / "chars", CharTokenizer("abcdef"), source=None)
     first = train(tmp_path / "first", training__max_steps=1, data__path=str(tmp_path / "chars"))

@@ -8,8 +8,9 @@ from torch import nn
 
 from ingot.backends.open import open_backend
 from ingot.config.schema import Config
+from ingot.data.loading.open import open_dataset
 from ingot.data.tokenizers import ByteTokenizer
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, DataError
 from ingot.generate.sampling import GenerationOptions
 from ingot.runtime.ranks import Ranks
 from ingot.trained.model import open_model
@@ -26,7 +27,8 @@ CONFIG = Config(
 @pytest.fixture
 def weights(tmp_path):
     backend = open_backend(CONFIG, ByteTokenizer().vocab_size, Ranks())
-    facts = {"config": CONFIG.model_dump(mode="json"), "tokenizer": ByteTokenizer().spec(), "data_fingerprint": "of some text"}
+    facts = {"config": CONFIG.model_dump(mode="json"), "tokenizer": ByteTokenizer().spec()}
+    facts["data_fingerprint"] = open_dataset("sample:shakespeare", "byte").fingerprint
     return Weights(tmp_path, None, {record.name: record for record in backend.weights()}, facts, CONFIG)
 
 
@@ -49,6 +51,14 @@ def test_progress_is_told_row_by_row(weights):
     score = open_model(weights, ByteTokenizer(), "cpu").evaluate(rows=130, progress=lambda *now: told.append(now))
     assert told[-3:] == [(64, 130), (128, 130), (130, 130)]
     assert score.tokens == 130 * 16
+
+
+def test_a_model_of_another_split_of_the_sample_is_not_scored_on_what_it_has_read_unless_asked(weights):
+    older = replace(weights, facts={**weights.facts, "data_fingerprint": "of an older split"})
+    model = open_model(older, ByteTokenizer(), "cpu")
+    with pytest.raises(DataError, match="was trained on another version of sample:shakespeare, with other works held out"):
+        model.evaluate(rows=2)
+    assert model.evaluate("sample:shakespeare", rows=2).rows == 2
 
 
 def test_a_model_with_fewer_tensors_than_layers_is_refused_before_it_is_built(weights, monkeypatch):

@@ -13,6 +13,7 @@ from ingot.plan.validate import check_before_training
 from ingot.runs.report import Reporter
 from ingot.runs.result import TrainingResult
 from ingot.runtime.ranks import ranks_from_environment
+from ingot.train.finished import COMPLETE, completed
 from ingot.train.start import run
 
 
@@ -36,5 +37,8 @@ def train(
     else:
         resolved = load_config(recipe=recipe, file=config, python=overrides)
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
+        if (result := completed(resolved.config)) is not None:
+            shown.message(f"{COMPLETE.format(result.run_dir)} in another training.output_dir")
+            return result
         dataset = check_before_training(resolved.config, ranks_from_environment().world_size, shown.message)
         return run(resolved, shown, dataset=dataset)

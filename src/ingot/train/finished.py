@@ -15,6 +15,7 @@ from ingot.runs.result import TrainingResult, result_of
 from ingot.runs.steps import saved_steps
 from ingot.runtime.files import user_path
 
+COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to go on, or begin anew"
 # What does not decide what a run comes to.
 NOT_COMPARED = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
 

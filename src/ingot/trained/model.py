@@ -182,9 +182,15 @@ class LoadedModel:
         config, path = self.scored_by(stride, seq_len), self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
-        if data is None and not (named := config.data.path).startswith(PREFIX) and not resolve(named).exists():
+        named = config.data.path
+        if data is None and not named.startswith(PREFIX) and not resolve(named).exists():
             raise DataError(f"{path} was trained on {named}, which is not here; say what to score it on with --data DIR")
         dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
+        if data is None and named.startswith(PREFIX) and dataset.fingerprint != self.weights.facts["data_fingerprint"]:
+            raise DataError(
+                f"{path} was trained on another version of {named}, with other works held out; --data {named} scores it on those "
+                "held out now, which it has read"
+            )
         own = self.weights.facts.get("tokenizer_fingerprint") is not None
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (
             own or not _agree(dataset.tokenizer, self.tokenizer)

@@ -146,11 +146,11 @@ def _settings_of(folder: Path, given: Mapping[str, Any], refused: Mapping[str, A
 def _tell_complete(config: Config, as_json: bool) -> bool:
     """Say what a run came to that is complete with these settings; whether there is one."""
     from ingot.runtime.ranks import ranks_from_environment
-    from ingot.train.finished import completed
+    from ingot.train.finished import COMPLETE, completed
 
     result = completed(config)
     if result is not None and ranks_from_environment().first:
-        warn(f"{result.run_dir} is complete: raise training.max_steps or budget.seconds to go on, or begin anew with --force")
+        warn(f"{COMPLETE.format(result.run_dir)} with --force")
         print_json(result) if as_json else _print(result)
     return result is not None
 
