@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .confine import confine
+
 if TYPE_CHECKING:
     from .cases import Case
     from .running import Outcome
@@ -32,13 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything is imported that asks for it
     numbers = range(given.first, given.first + given.cases) if given.case is None else [given.case]
     home = Path(tempfile.mkdtemp(prefix="ingot-fuzz-"))
+    confined = confine(home)  # before anything starts a thread, which would not be
     try:
-        return int(run_cases(home, given.seed, numbers, given.door, given.case is not None).total() > 0)
+        return int(run_cases(home, given.seed, numbers, confined, given.door, given.case is not None).total() > 0)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run_cases(home: Path, seed: int, numbers: Iterable[int], door: str | None = None, whole: bool = False) -> Counter[str]:
+def run_cases(
+    home: Path, seed: int, numbers: Iterable[int], confined: bool, door: str | None = None, whole: bool = False
+) -> Counter[str]:
     """Run cases in a folder; returns how often each promise was broken. With `whole` all that they print is shown."""
     from .cases import make_case
     from .promises import broken
@@ -53,7 +58,7 @@ def run_cases(home: Path, seed: int, numbers: Iterable[int], door: str | None = 
     reasons: Counter[str] = Counter()
     for number in numbers:
         (home / "current").write_text(f"--seed {seed} --case {number}\n")
-        case = make_case(seed, number, world, home / f"case-{number}")
+        case = make_case(seed, number, world, home / f"case-{number}", confined)
         if door in (None, case.scenario.door):
             found = run_case(case, home)
             counts[case.scenario.door][found.code] += 1

@@ -178,7 +178,8 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
 def read_kind(path: Path) -> Kind:
     """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
     try:
-        return read_json(path / INDEX).get("kind", "regular")
+        found = read_json(path / INDEX).get("kind")
+        return found if found in ("shutdown", "final") else "regular"
     except (OSError, ValueError, AttributeError):
         return "regular"
 

@@ -50,7 +50,7 @@ def check(
             f"the loss gives {lost[0]}{more} no gradient; use it in forward or freeze it with requires_grad_(False)"
         )
     with torch.no_grad():
-        for p in model.parameters():
+        for p in (p for p in model.parameters() if p.is_floating_point() or p.is_complex()):  # frozen ones may hold numbers
             p.add_(torch.randn_like(p), alpha=0.1 if p.ndim < 2 else p.shape[-1] ** -0.5)
     found.values(insist=False)
 
