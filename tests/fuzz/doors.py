@@ -73,9 +73,9 @@ def of_gpt_simple(given: str, *files: str, keys: bool = False, **more: Any) -> S
     return Scenario("gpt-simple", gpt_simple, named, files, settings=settings, flags=flags, at=files[0], **more)
 
 
-def of_nanogpt(program: str, main: Main, given: tuple[str, ...], at: str = "nanogpt", **more: Any) -> Scenario:
+def of_nanogpt(program: str, main: Main, given: tuple[str, ...], *files: str, at: str = "nanogpt", **more: Any) -> Scenario:
     """One of nanoGPT's programs, in a folder that has data/."""
-    return Scenario(program, main, given, (at, "preset.py"), settings=knobs.nanogpt_keys(program), at=at, **more)
+    return Scenario(program, main, given, (at, "preset.py", *files), settings=knobs.nanogpt_keys(program), at=at, **more)
 
 
 def of_golf(program: str, main: Main, variables: dict[str, str], at: str = "golf", **more: Any) -> Scenario:
