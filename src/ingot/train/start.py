@@ -99,7 +99,7 @@ def run(
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.facts = facts
         reporter.waiting("choosing kernels")
-        trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
+        trainer.prepare(_choices(checkpoint))
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime(shutdown)
         status = trainer.run(shutdown)
@@ -109,6 +109,12 @@ def run(
         reporter.end(result)
         backend.close()  # not after a failure: the other ranks would be gone before this one has said why
     return result
+
+
+def _choices(checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """What an earlier session found out on its machine; what is not understood is found out anew."""
+    found = checkpoint.progress.get("choices") if checkpoint is not None else None
+    return found if isinstance(found, dict) else {}
 
 
 def _start_of(config: Config, backend: Backend, checkpoint: Checkpoint | None) -> Progress:
@@ -180,7 +186,7 @@ def _open_outputs(
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
     else:
-        folder.metrics.truncate_after(checkpoint.step, judged=checkpoint.progress["val_step"] == checkpoint.step)
+        folder.metrics.truncate_after(checkpoint.step, judged=checkpoint.progress.get("val_step") == checkpoint.step)
     known = checkpoint.progress if checkpoint is not None else {}
     told: dict[str, Any] = {
         name: known[name] for name in ("step", "loss", "val_bpb", "tokens", "elapsed_seconds") if name in known

@@ -137,7 +137,7 @@ class _Check:
             return call()
         except (ConfigError, MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             hint = " (targets of -1 are to be ignored)" if isinstance(error, IndexError) and "-1" in str(error) else ""
             said = f"{type(error).__name__}: {' '.join(str(error).split())}{hint}"
             raise ConfigError(f"{{0}}: {what} fails: {said}", Setting("model.file", where_in(self.file, error))) from error

@@ -71,31 +71,31 @@ def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
     facts = result["export"]
     environment = json.loads(_read(folder / "environment.json"))
     milliseconds = 1000 * result["training_seconds"]
-    told = dict(
-        path=folder,
-        log=_read(folder / LOG).decode("utf-8", "replace"),
-        ended=datetime.fromisoformat(result["ended_at"]).timestamp(),
-        maker=facts["made_by"],
-        values=read_variables(facts["variables"]),
-        artifact=_read(folder / "artifact" / PACKED),
-        code=_read(folder / CODE),
-        val_loss=_score(facts["val_loss"]),
-        val_bpb=_score(result["artifact_bpb"]),
-        steps=result["total_steps"],
-        train_ms=round(milliseconds),
-        step_ms=round(milliseconds / max(result["total_steps"], 1), 2),
-        parameters=facts["parameters"],
-        ranks=facts["ranks"],
-        data=(
+    told = {
+        "path": folder,
+        "log": _read(folder / LOG).decode("utf-8", "replace"),
+        "ended": datetime.fromisoformat(result["ended_at"]).timestamp(),
+        "maker": facts["made_by"],
+        "values": read_variables(facts["variables"]),
+        "artifact": _read(folder / "artifact" / PACKED),
+        "code": _read(folder / CODE),
+        "val_loss": _score(facts["val_loss"]),
+        "val_bpb": _score(result["artifact_bpb"]),
+        "steps": result["total_steps"],
+        "train_ms": round(milliseconds),
+        "step_ms": round(milliseconds / max(result["total_steps"], 1), 2),
+        "parameters": facts["parameters"],
+        "ranks": facts["ranks"],
+        "data": (
             facts["dataset"],
             f"{facts['train_shards']} training shards",
             f"{facts['scored_tokens']} tokens scored",
             facts["validation"],
         ),
-        device=facts["device"],
-        torch=environment["packages"]["torch"],
-        python=environment["python"],
-    )
+        "device": facts["device"],
+        "torch": environment["packages"]["torch"],
+        "python": environment["python"],
+    }
     run = TypeAdapter(FinishedRun).validate_python(told)
     for what, content, told in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, facts["code_bytes"])):
         if len(content) != told:
