@@ -12,6 +12,7 @@ import ingot
 from ingot.doors.cli.main import run
 from ingot.doors.gpt_simple.main import main as gpt_simple
 from ingot.doors.nanogpt.prepare import openwebtext, shakespeare_char
+from ingot.errors import shown
 
 from . import knobs
 from .knobs import Knob
@@ -110,10 +111,10 @@ def python_generate(given: list[str]) -> int:
 
 
 def _raised(call: Callable[[], object]) -> int:
-    """What a mistake is to Python: one of our errors."""
+    """What a mistake is to Python: one of our errors, or the disk's."""
     try:
         call()
-    except ingot.IngotError as error:
-        print(f"python: error: {error}", file=sys.stderr)
-        return error.exit_code
+    except (ingot.IngotError, OSError) as error:
+        print(f"python: error: {shown(str(error)[:1000])}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
     return 0

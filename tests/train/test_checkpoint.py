@@ -243,6 +243,16 @@ def test_a_checkpoint_of_a_version_without_kinds_is_a_regular_one(tmp_path):
     assert (load_checkpoint(path).kind, read_kind(path)) == ("regular", "regular")
 
 
+@pytest.mark.parametrize("kind", [0, None, [], "another"])
+def test_a_checkpoint_of_a_kind_that_there_is_not_is_kept_and_deleted_as_a_regular_one(tmp_path, kind):
+    for step in range(1, 5):
+        path = save(tmp_path, step)
+        record = {**read_index(path), "kind": kind}
+        (path / "checkpoint.json").write_text(json.dumps({**record, "sha256": _checksum(record)}))
+    retain(tmp_path, keep_last=2, keep_every=0, best=None)
+    assert list(saved_steps(tmp_path)) == [3, 4]
+
+
 def test_steps_with_more_digits_than_usual_are_still_in_order(tmp_path):
     for step in (99_999_999, 100_000_000, 5):
         save(tmp_path, step)

@@ -117,6 +117,12 @@ class Frozen(Idle):
         self.spare.requires_grad_(False)
 
 
+class FrozenNumbers(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(3), requires_grad=False)
+
+
 class Broken(Good):
     def logits(self, tokens: Tensor) -> Tensor:
         raise RuntimeError("no such\nthing")
@@ -144,6 +150,14 @@ BAD = {
 }
 
 
+def test_a_model_that_is_a_part_of_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.again = self\n"
+    )
+    with pytest.raises(ConfigError, match="Model is a part of itself"):
+        ingot.train(model={"file": str(tmp_path / "mine.py")}, training={"max_steps": 1, "device": "cpu"}, quiet=True)
+
+
 @pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
 def test_a_model_that_would_be_scored_wrongly_is_refused_in_one_line(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(ConfigError, match=rf"^model\.file=mine\.py: {BAD[make]}") as caught:
@@ -159,7 +173,7 @@ def llama() -> nn.Module:
     return Llama(vocab_size=VOCAB, context=LENGTH, layers=2, heads=2, width=16)
 
 
-@pytest.mark.parametrize("make", [Good, ZeroHead, Frozen, gpt2, llama], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [Good, ZeroHead, Frozen, FrozenNumbers, gpt2, llama], ids=lambda make: make.__name__)
 def test_a_good_model_is_taken(make: Callable[[], nn.Module]) -> None:
     check(make)
 

@@ -71,7 +71,7 @@ def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
     facts = result["export"]
     environment = json.loads(_read(folder / "environment.json"))
     milliseconds = 1000 * result["training_seconds"]
-    told = {
+    known = {
         "path": folder,
         "log": _read(folder / LOG).decode("utf-8", "replace"),
         "ended": datetime.fromisoformat(result["ended_at"]).timestamp(),
@@ -96,7 +96,7 @@ def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
         "torch": environment["packages"]["torch"],
         "python": environment["python"],
     }
-    run = TypeAdapter(FinishedRun).validate_python(told)
+    run = TypeAdapter(FinishedRun).validate_python(known)
     for what, content, told in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, facts["code_bytes"])):
         if len(content) != told:
             raise CheckpointError(
