@@ -122,6 +122,11 @@ class Broken(Good):
         raise RuntimeError("no such\nthing")
 
 
+class Ends(Good):
+    def logits(self, tokens: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+
 def check(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     own_model.check(make(), "mine.py", VOCAB, LENGTH, documents=False)
@@ -140,6 +145,7 @@ BAD = {
     Pair: r"forward\(tokens\) returns a tuple; it must return logits of shape \(1, 24, 17 or more\)",
     LastOnly: r"forward\(tokens\) returns shape \(1, 1, 17\); it must return logits of shape \(1, 24, 17 or more\)",
     Idle: r"the loss gives spare\.weight and 1 more no gradient; use it in forward or freeze it with requires_grad_\(False\)",
+    Ends: r"forward\(tokens\) fails: SystemExit: 0",
     Broken: r"forward\(tokens\) fails: RuntimeError: no such thing",
 }
 
