@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -184,7 +184,8 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
 def read_kind(path: Path) -> Kind:
     """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
     try:
-        return read_json(path / INDEX).get("kind", "regular")
+        kind = read_json(path / INDEX).get("kind")
+        return kind if kind in get_args(Kind) else "regular"
     except (OSError, ValueError, AttributeError):
         return "regular"
 
