@@ -22,6 +22,9 @@ with suppress(ValueError):  # only the main thread may
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# One thread: it needs no measuring, and another number rounds differently.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Timings of a busy machine are not failures.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
@@ -36,6 +39,17 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.01)
 
     return wait
+
+
+@pytest.fixture
+def alive() -> Callable[[int], bool]:
+    """Whether a process is there; one that nobody has waited for is not."""
+
+    def call(pid: int) -> bool:
+        found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+        return bool(found) and not found.startswith("Z")
+
+    return call
 
 
 @pytest.fixture

@@ -139,4 +139,11 @@ class PeerLost(RunError):
         self.exit_code = exit_code
 
 
+class Interrupted(BaseException):
+    """This process was asked to stop in the middle of something that the next session can do from its beginning.
+
+    Like KeyboardInterrupt it is no Exception: torch's compiler catches those and makes errors of its own of them.
+    """
+
+
 INTERRUPTED = 130  # exit code after a SIGINT that follows another signal, as shells know it

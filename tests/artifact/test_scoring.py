@@ -44,3 +44,39 @@ def test_whatever_the_child_does_is_one_sentence(tmp_path, monkeypatch, program,
     monkeypatch.setattr(sys, "executable", str(child))
     with pytest.raises(RunError, match=match):
         score_in_fresh_process(tmp_path / "a")
+
+
+def test_a_stop_is_heard_while_the_process_says_nothing(tmp_path, monkeypatch):
+    child = tmp_path / "child"
+    child.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(20)\nprint('{{\"val_bpb\": 1}}')\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+    with pytest.raises(RunError, match="ended with code -9"):
+        score_in_fresh_process(tmp_path / "a", stop=lambda: True)
+
+
+# The process that scores hangs while it imports typer.
+SCORE = """
+import sys
+from pathlib import Path
+from ingot.artifact.fresh_process import score_in_fresh_process
+sys.path.insert(0, sys.argv[1])
+score_in_fresh_process(Path(sys.argv[1]) / "typer.py", None, "cpu")
+"""
+HANG = """
+import os, pathlib, time
+here = pathlib.Path(__file__)
+here.with_name("pid.part").write_text(str(os.getpid()))
+here.with_name("pid.part").rename(here.with_name("pid"))
+time.sleep(60)
+"""
+
+
+def test_the_process_ends_when_whoever_waits_for_the_score_is_killed(tmp_path, python, eventually, alive):
+    (tmp_path / "typer.py").write_text(HANG)
+    waiting = python(SCORE, tmp_path)
+    eventually((tmp_path / "pid").exists)
+    child = int((tmp_path / "pid").read_text())
+    assert alive(child)
+    waiting.kill()
+    eventually(lambda: not alive(child))

@@ -12,10 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import ingot as package
+from ingot.doors.cli.main import run
+from ingot.runs.state import State, this_process, utc_now
 
 # The demo recipe on a small text, with every step in the record and every checkpoint kept. Forty steps take about a second.
 DEMO = {
@@ -202,3 +207,35 @@ def one_line(program: Program) -> str:
 def no_room_for_checkpoints() -> None:
     """No file may grow beyond what metrics and logs need: the tensors of a checkpoint do not fit."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """What `ingot` says in this process: its exit code, stdout and stderr."""
+    with pytest.raises(SystemExit) as ended:
+        run([str(word) for word in words])
+    return (int(ended.value.code or 0), *capsys.readouterr())
+
+
+def write_state(folder: Path, **known: Any) -> Path:
+    """A run folder of which another program would say what is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    host, pid, boot_id = this_process()
+    told = {"status": "running", "host": host, "pid": pid, "boot_id": boot_id, "started_at": utc_now(), "updated_at": utc_now()}
+    (folder / "state.json").write_text(json.dumps(asdict(State(**{**told, **known}))))
+    return folder
+
+
+def write_run(folder: Path, losses: Sequence[float | None], scores: Sequence[float | None] = (), data: str = "data/a") -> Path:
+    """A run folder with the numbers of a run that evaluated at its last steps."""
+    write_state(folder, status="completed", step=len(losses), val_bpb=scores[-1] if scores else None)
+    (folder / "config.yaml").write_text(f"base: demo\ndata:\n  path: {data}\n")
+    records: list[dict[str, Any]] = [
+        {"kind": "train", "step": step, "loss": loss, "tokens": 100 * step, "elapsed_seconds": step / 2}
+        for step, loss in enumerate(losses, 1)
+    ]
+    for step, score in enumerate(scores, len(losses) - len(scores) + 1):
+        best = score is not None and score == min(one for one in scores if one is not None)
+        judged = {"step": step, "val_bpb": score, "best": best, "tokens": 7, "elapsed_seconds": step / 2}
+        records.append({"kind": "evaluation", **judged})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder

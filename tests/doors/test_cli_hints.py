@@ -5,15 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from programs import said
 
 from ingot.data.text.files import find_files, read_documents
-from ingot.doors.cli.main import run
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        run(words)
-    return (int(ended.value.code or 0), *capsys.readouterr())
 
 
 @pytest.mark.parametrize(

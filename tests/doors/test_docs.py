@@ -11,6 +11,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -254,3 +255,13 @@ def test_the_page_of_the_run_folder_names_every_setting_that_a_resume_cannot_cha
     text = (ROOT / "docs/run-folder.md").read_text()
     paths = [f"{section}.{name}" for section, names in FIXED.items() for name in names or ("*",)]
     assert [path for path in paths if f"`{path}`" not in text] == []
+
+
+def test_the_readme_opens_with_a_small_picture_of_the_run_that_it_shows() -> None:
+    opening, _, _ = (ROOT / "README.md").read_text().partition("\n## ")
+    [shown] = re.findall(r"!\[.+\]\((.+\.svg)\)", opening)
+    picture = (ROOT / shown).read_text()
+    assert len(picture) < 50_000 and ElementTree.fromstring(picture).tag.endswith("svg")
+    assert any("--sample" in command and ".svg" in command for command in re.findall(r"`ingot plot (.+?)`", opening))
+    text = next(block for language, block in fences(ROOT / "README.md") if language == "text").split("\n...\n")[0].splitlines()
+    assert any(line and line in picture for line in text)

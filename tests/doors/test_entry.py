@@ -36,6 +36,12 @@ def ended(error: BaseException, **how) -> int:
         (PermissionError(13, "Permission denied", "x"), 1, "it.py: error: [Errno 13] Permission denied: 'x'\n"),
         (MemoryError(), 1, "it.py: error: the memory is full; lower training.micro_batch or data.seq_len, "),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), 1, "it.py: error: the memory is full; "),
+        (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes which is"), 1, "it.py: error: the memory is full; "),
+        (
+            RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (8)"),
+            1,
+            "it.py: error: the memory is full; ",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -7,26 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
-from programs import Ingot, checkpoints, one_line, state, train_words
+from programs import Ingot, checkpoints, one_line, state, train_words, write_state
 from terminals import Terminal
 
 from ingot.runs.run import Run
-from ingot.runs.state import Heartbeat, State, this_process, utc_now
+from ingot.runs.state import Heartbeat, this_process
 
 ENDLESS = {"training__max_steps": 1_000_000, "training__save_every": 0, "training__save_seconds": 1000}
-
-
-def write_state(folder: Path, **known: Any) -> Path:
-    """A run folder of which another program would say what is given."""
-    folder.mkdir(parents=True, exist_ok=True)
-    host, pid, boot_id = this_process()
-    told = {"status": "running", "host": host, "pid": pid, "boot_id": boot_id, "started_at": utc_now(), "updated_at": utc_now()}
-    (folder / "state.json").write_text(json.dumps(asdict(State(**{**told, **known}))))
-    return folder
 
 
 def test_a_run_is_seen_stopped_and_seen_again(ingot: Ingot, data, tmp_path):

@@ -57,6 +57,11 @@ def test_a_trained_model_is_exported_without_torch(reference: Path, tmp_path: Pa
     assert (tmp_path / "model.ingot").stat().st_size > 0
 
 
+def test_runs_are_listed_and_drawn_without_torch(reference: Path) -> None:
+    assert "reference" in without_torch("runs", reference.parent)
+    assert "a reference" in without_torch("plot", reference)
+
+
 def test_texts_are_planned_and_lines_tokenized_without_torch(reference: Path, tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text('{"prompt": "a"}\n')
     plan = without_torch("batch-generate", "--input", tmp_path / "r.jsonl", "--output-dir", reference, "--dry-run", "--json")

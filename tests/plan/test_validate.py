@@ -149,7 +149,7 @@ def test_gpt2_on_bytes_is_warned_about_its_idle_rows_and_its_passes():
         "model.vocab_size=50,304 and the data has 260 ids: 50,044 rows of the embedding can never be used; "
         "set model.vocab_size=null or prepare the text with --tokenizer gpt2"
     )
-    assert told["data.repeated"].endswith(" times; lower training.max_steps, set budget.seconds or prepare more text")
+    assert told["data.repeated"].endswith(" times; lower training.max_steps or prepare more text")
     timed = asked.model_copy(update={"budget": asked.budget.model_copy(update={"seconds": 60.0})})
     assert codes(timed)["data.repeated"] == "info"
 
@@ -263,10 +263,16 @@ def test_a_resume_from_a_folder_that_is_not_there_or_is_no_checkpoint(config, tm
     (tmp_path / "other").mkdir()
     assert codes(config(training__resume=str(tmp_path / "other"))) == {"resume.no_trainer_state": "error"}
     (tmp_path / "other" / "trainer_state.json").write_text("{")
-    assert codes(config(training__resume=str(tmp_path / "other"))) == {"resume.trainer_state_unreadable": "error"}
-    assert codes(config(training__resume=str(saved), training__output_dir=str(tmp_path / "next"))) == {
-        "resume.config_drift": "info"
-    }
+    elsewhere = {"training__output_dir": str(tmp_path / "next")}
+    assert codes(config(training__resume=str(tmp_path / "other"), **elsewhere)) == {"resume.trainer_state_unreadable": "error"}
+    assert codes(config(training__resume=str(saved), **elsewhere)) == {"resume.config_drift": "info"}
+
+
+def test_a_resume_in_a_folder_with_another_run_is_found_as_training_would_refuse_it(config, tmp_path, saved):
+    shutil.copytree(saved, other := tmp_path / "other" / "checkpoints" / saved.name)
+    [finding] = validate(config(training__resume=str(other))).findings
+    assert (finding.code, finding.severity) == ("resume.resolve_failed", "error")
+    assert "holds another run, the newest at step 5" in finding.render()
 
 
 @pytest.mark.parametrize(

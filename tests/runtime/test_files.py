@@ -73,6 +73,12 @@ def test_a_failing_sync_keeps_the_old_content_and_no_temporary(tmp_path: Path, m
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+@pytest.mark.parametrize("path", ["/", "."])
+def test_a_folder_without_a_name_is_no_file_to_write(path: str) -> None:
+    with pytest.raises(IsADirectoryError):
+        write_atomically(Path(path), b"")
+
+
 def test_sweeping_removes_leftovers_and_only_those(tmp_path: Path) -> None:
     for name in (".state.json.0a1b2c3d.tmp", "state.json", ".lock", "notes.tmp"):
         (tmp_path / name).write_text("")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from ingot.runtime.children import python_command
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
 RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
 
-RUN_INGOT = "from ingot.doors.cli.main import run; run()"
+RUN_INGOT = "from ingot.runtime.children import end_with_parent; end_with_parent(); from ingot.doors.cli.main import run; run()"
 SCORING = "scoring the artifact"  # what is waited for meanwhile
 ROWS = re.compile(r"rows (\d+) of (\d+)")  # how far the process is, on its stderr
+LOOK_SECONDS = 0.25  # between two looks whether to stop: it says nothing while it loads the model, nor during a long batch
 
 
 def score_in_fresh_process(
@@ -32,23 +34,23 @@ def score_in_fresh_process(
 ) -> dict[str, Any]:
     """What `ingot eval --artifact` says of a file, run as a process of its own; RunError with its last line if it fails.
 
-    `stop` is asked as often as the process says how far it is, and ends it.
+    `stop` is asked a few times a second, and ends it. It ends with this process, in whatever way that ends.
     """
     command = python_command(RUN_INGOT, "eval", "--artifact", str(path), "--json", "--tell-rows", "--device", device)
     command += ["--data", data] if data is not None else []
     command += ["--rows", str(rows)] if rows is not None else []
     progress(0, 0)
     heard: list[str] = []
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=alone(os.environ), text=True, **pipes) as child:
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=alone(os.environ), **pipes) as child:
         assert child.stdout is not None and child.stderr is not None
-        for line in child.stderr:
-            if told := ROWS.fullmatch(line.strip()):
+        for line in _lines(child.stderr.fileno()):
+            if told := ROWS.fullmatch(line):
                 progress(int(told[1]), int(told[2]))
-                if stop():
-                    child.terminate()
-            elif line.strip():
-                heard.append(line.strip())
+            elif line:
+                heard.append(line)
+            if stop():
+                child.kill()
         printed = child.stdout.read()  # a few lines, which the pipe holds
     try:
         said = dict(json.loads(printed))
@@ -58,6 +60,20 @@ def score_in_fresh_process(
     if "error" in said:
         raise RunError(f"{path} was written, and its score is not known: {said['error']}")
     return said
+
+
+def _lines(pipe: int) -> Iterator[str]:
+    """The lines that come out of a pipe, and empty ones while none come."""
+    rest = b""
+    while True:
+        if not select.select([pipe], [], [], LOOK_SECONDS)[0]:
+            yield ""
+        elif found := os.read(pipe, 65536):
+            *lines, rest = (rest + found).split(b"\n")
+            yield from (line.decode(errors="replace").strip() for line in lines)
+        else:
+            yield rest.decode(errors="replace").strip()
+            return
 
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:

@@ -126,6 +126,15 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
     return {**keys, "attention_mode": "sdpa_mask" if document_mask else "causal"}
 
 
+def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on from a checkpoint whose section `model` has weights of other shapes than the one of now."""
+    before, after = model_keys(was), model_keys(now)
+    changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
+    if changed:
+        told = "; ".join(f"model.{key} was {before[key]} and is {after[key]}" for key in changed)
+        raise CheckpointError(f"{path} cannot be continued: {told}; set it back or choose another training.output_dir")
+
+
 def tokenizer_folder(path: Path) -> Path | None:
     """Where the tokenizer of a checkpoint lies: in it, or in its run; None where there is none."""
     folders = (path / TOKENIZER, path.parent.parent / TOKENIZER)

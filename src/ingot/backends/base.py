@@ -134,7 +134,7 @@ class Backend(Inference, Protocol):
         """
 
     def without_trace(self) -> AbstractContextManager[None]:
-        """A block of steps that are undone when it ends."""
+        """A block of steps that are undone when it ends, in whatever way."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put a state back."""

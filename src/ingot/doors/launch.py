@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from ingot.doors.entry import STARTED_AT, process_start
-from ingot.errors import ConfigError, RunError
+from ingot.errors import INTERRUPTED, ConfigError, RunError
 from ingot.runtime.children import cpu_count
 from ingot.runtime.repeats import handler_after_stop
 
@@ -103,13 +103,18 @@ def _supervise(
             continue
         alive.remove(event.rank)
         if event.code and not exit_code:
-            exit_code = event.code if event.code > 0 else 128 - event.code
+            exit_code = _exit_code(event.code)
             if event.code < 0:  # the others say what went wrong themselves; this one could not
                 name = signal.Signals(-event.code).name
                 print(f"ingot: error: rank process {event.rank.pid} was ended by {name}", file=sys.stderr)
             deadline = time.monotonic() + grace_seconds
             _send(alive, signal.SIGTERM)
     return exit_code
+
+
+def _exit_code(code: int) -> int:
+    """The command's exit code, by that of a rank: one that a signal ended from outside is a run that failed."""
+    return code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:

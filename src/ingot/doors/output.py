@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,3 +47,18 @@ def write_file(path: Path, text: str, force: bool = False) -> None:
             file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def visible(text: str) -> str:
+    """A text as a terminal may get it: characters that would steer the terminal are written out, such as \\x1b."""
+    return "".join(f"\\x{ord(one):02x}" if one not in "\n\t" and _steers(one) else one for one in text)
+
+
+def for_reader(text: str) -> str:
+    """A text for stdout: as it is, and on a terminal visible."""
+    return visible(text) if sys.stdout.isatty() else text
+
+
+def _steers(character: str) -> bool:
+    """Whether a character moves the cursor, rings, or turns the direction of the text."""
+    return unicodedata.category(character) == "Cc" or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

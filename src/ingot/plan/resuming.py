@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ingot.artifact.gpt_simple import STATE, read_model, read_saved, saved_checkpoints
+from ingot.artifact.gpt_simple import STATE, Saved, is_checkpoint, read_model, read_saved, refuse_other_shapes, saved_checkpoints
 from ingot.config.schema import Config
 from ingot.errors import CannotContinue, CheckpointError, Setting, Unreadable
 from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding
-from ingot.runs.checkpoints import read_index
+from ingot.runs.finding import Index, began_with, going_on_from, newest_index, occupied
 from ingot.runs.state import read_state
 from ingot.runs.steps import INDEX, named_path, saved_steps
 from ingot.runtime.files import user_path
@@ -54,113 +54,90 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
     """What the run goes on from; None for a new run."""
     asked = config.training.resume
     try:
-        saved = saved_steps(output / "checkpoints") if output is not None else {}
+        if asked == "never" and output is not None:
+            refuse_occupied(output)
+        if (theirs := foreign_checkpoint(asked, output)) is not None:
+            return _theirs(config, theirs, findings)
+        found = going_on_from(asked, output, partial(_passed_over, findings))
     except Unreadable as error:
         findings.append(Finding.of(UNREADABLE, error))
         return None
-    if asked == "never":
-        try:
-            if output is not None:
-                refuse_occupied(output)
-        except CheckpointError as error:
-            findings.append(Finding.of("resume.resolve_failed", error))
+    except CheckpointError as error:
+        findings.append(Finding.of(_code(asked, output), error))
         return None
-    if asked != "auto":
-        return _named(config, output, asked, data, findings)
-    for path in reversed(saved.values()):
-        try:
-            index = read_index(path)
-        except Unreadable as error:  # which may be sound: the run does not go back
-            findings.append(Finding.of(UNREADABLE, error))
-            return None
-        except CheckpointError as error:
-            newest_left = path == next(iter(saved.values()))
-            findings.append(Finding.of(UNREADABLE, error, "error" if newest_left else "warning"))
-            continue
-        return _ours(config, path, index, output, data, findings)
-    try:
-        theirs = saved_checkpoints(output) if output is not None and not saved else []
-    except Unreadable as error:
-        findings.append(Finding.of(UNREADABLE, error))
-        return None
-    return _theirs(config, theirs[-1].path, findings) if theirs else None
+    return _ours(config, found, output, data, findings) if found is not None else None
 
 
-def _named(config: Config, output: Path | None, asked: str, data: DataFacts, findings: list[Finding]) -> ResumeFacts | None:
+def foreign_checkpoint(asked: str, output: Path | None) -> Saved | None:
+    """The checkpoint of gpt-simple's that a run goes on from by training.resume; None where it begins, or has one of ours."""
+    if asked == "never" or output is None:
+        return None
+    last = max(saved_steps(output / "checkpoints"), default=-1)
+    theirs = saved_checkpoints(output)
+    if asked == "auto":
+        return theirs[-1] if theirs and theirs[-1].step > last else None
+    named = named_path(asked, output)
+    if (named / INDEX).is_file() or not is_checkpoint(named):
+        return None
+    saved = read_saved(named)
+    if last >= 0:
+        newest = newest_index(output)
+        if newest is not None and began_with(newest, named):
+            return None  # the same command again: it was taken over by an earlier session
+        raise occupied(asked, output, "holds another run", last)
+    if theirs and theirs[-1].step > saved.step:
+        raise occupied(asked, output, "has newer checkpoints", theirs[-1].step)
+    return saved
+
+
+def _code(asked: str, output: Path | None) -> str:
+    """Why nothing can be gone on from, in the codes of gpt-simple."""
+    if asked in ("auto", "never"):
+        return "resume.resolve_failed"
     path = named_path(asked, output)
-    setting = (Setting("training.resume", asked),)
-    if (copied := _copied(path, output)) is not None:
-        return _ours(config, *copied, output, data, findings)
     if not path.is_dir():
-        findings.append(Finding("resume.path_missing", "error", f"{{0}}: there is no folder {path}", "", setting))
-        return None
-    if not (path / INDEX).is_file() and (saved := saved_steps(path / "checkpoints")):
-        path = saved[max(saved)]
-    if (path / INDEX).is_file():
-        try:
-            return _ours(config, path, read_index(path), output, data, findings)
-        except CheckpointError as error:
-            findings.append(Finding.of(UNREADABLE, error))
-            return None
-    if (path / STATE).is_file():
-        return _theirs(config, path, findings)
-    message = f"{{0}} is not a checkpoint: {path} has neither {INDEX} nor {STATE}"
-    findings.append(Finding("resume.no_trainer_state", "error", message, "", setting))
-    return None
+        return "resume.path_missing"
+    if not any((path / name).is_file() for name in (INDEX, STATE)) and not saved_steps(path / "checkpoints"):
+        return "resume.no_trainer_state"
+    return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
 
 
-def _copied(path: Path, output: Path | None) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint of a run that an earlier session began with a copy of this one; training goes on from it."""
-    saved = saved_steps(output / "checkpoints") if output is not None else {}
-    for found in reversed(saved.values()):
-        try:
-            index = read_index(found)
-        except CheckpointError:
-            continue
-        return (found, index) if index["progress"].get("resumed_from") == str(path.resolve()) else None
-    return None
+def _passed_over(findings: list[Finding], path: Path, error: CheckpointError) -> None:
+    """A checkpoint that is passed over; of the oldest one there is nothing left to go on from."""
+    oldest = path == next(iter(saved_steps(path.parent).values()))
+    findings.append(Finding.of(UNREADABLE, error, "error" if oldest else "warning"))
 
 
-def _ours(
-    config: Config, path: Path, index: dict[str, Any], output: Path | None, data: DataFacts, findings: list[Finding]
-) -> ResumeFacts:
-    was = index["progress"]
+def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, findings: list[Finding]) -> ResumeFacts:
+    path, was = found.path, found.progress
     try:
         if data.dataset is not None:
             now = facts_of(config, data.dataset)
         else:  # what lies at data.path is told elsewhere
             now = {**was, "config": config.model_dump(mode="json"), "data_fingerprint": was["data_fingerprint"]}
-        found = changes(was, now)
+        changed = changes(was, now)
         drift = config.model_dump(mode="json") != was["config"]
     except (KeyError, TypeError, AttributeError):
         findings.append(Finding(UNREADABLE, "error", f"{path} does not say what run it is of"))
-        return ResumeFacts(path, int(index["step"]), None, None, None)
-    shape = [change for change in found if change.setting.startswith("model.")]
-    for code, some in (("resume.arch_drift", shape), ("resume.run_changed", [one for one in found if one not in shape])):
+        return ResumeFacts(path, found.step, None, None, None)
+    shape = [change for change in changed if change.setting.startswith("model.")]
+    for code, some in (("resume.arch_drift", shape), ("resume.run_changed", [one for one in changed if one not in shape])):
         if some:
             findings.append(Finding.of(code, CannotContinue(path, some)))
-    if not found and drift:
+    if not changed and drift:
         message = f"some settings are not those that {path} was saved with; the run goes on with them"
         findings.append(Finding("resume.config_drift", "info", message))
     state = read_state(output) if output is not None else None
     speed = state.tokens_per_second if state is not None else None
-    return ResumeFacts(path, int(index["step"]), was.get("tokens"), speed, was.get("loss"))
+    return ResumeFacts(path, found.step, was.get("tokens"), speed, was.get("loss"))
 
 
-def _theirs(config: Config, path: Path, findings: list[Finding]) -> ResumeFacts | None:
+def _theirs(config: Config, saved: Saved, findings: list[Finding]) -> ResumeFacts | None:
     """A checkpoint of gpt-simple's."""
     try:
-        saved = read_saved(path)
-        was = read_model(path)
+        refuse_other_shapes(saved.path, read_model(saved.path), config.model.model_dump(mode="json"))
     except CheckpointError as error:
-        findings.append(Finding.of(UNREADABLE, error))
-        return None
-    now = config.model.model_dump(mode="json")
-    decides = ("family", "layers", "width", "heads", "kv_heads", "inner_width", "mlp", "tied", "norm", "bias")
-    if other := [name for name in decides if name in was and name in now and was[name] != now[name]]:
-        told = ", ".join(f"model.{name} was {was[name]} and is {now[name]}" for name in other)
-        settings = tuple(Setting(f"model.{name}") for name in other)
-        findings.append(Finding("resume.arch_drift", "error", f"{path} cannot be continued: {told}", "", settings))
+        findings.append(Finding.of("resume.arch_drift", error))
     metrics, tokens = saved.state.get("metrics"), saved.state.get("tokens_trained")
     loss = metrics.get("loss") if isinstance(metrics, dict) else None
-    return ResumeFacts(path, saved.step, tokens if isinstance(tokens, int) else None, None, loss)
+    return ResumeFacts(saved.path, saved.step, tokens if isinstance(tokens, int) else None, None, loss)

@@ -162,9 +162,8 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: list[Fi
                 f"{facts.path} has {count(tokens)} tokens and the run reads {count(total)}: it is read {total / tokens:.1f} times"
             )
             many = total > MANY_PASSES * tokens and config.budget.seconds is None
-            advice = "lower {0}, set {1} or prepare more text" if many else ""
-            settings = (MAX_STEPS, Setting("budget.seconds"))
-            findings.append(Finding("data.repeated", "warning" if many else "info", message, advice, settings))
+            advice = "lower {0} or prepare more text" if many else ""
+            findings.append(Finding("data.repeated", "warning" if many else "info", message, advice, (MAX_STEPS,)))
         return
     supply = float(epochs * tokens)
     if config.data.mix and config.data.exhausted == "halt":

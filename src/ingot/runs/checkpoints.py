@@ -21,7 +21,7 @@ import numpy as np
 from ingot.errors import CheckpointError, Setting, Unreadable
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
 from ingot.runs.telling import tells_all
-from ingot.runtime.files import fsync_dir, read_json, write_atomically
+from ingot.runtime.files import fsync_dir, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 VERSION = 1
@@ -198,9 +198,11 @@ def note_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = N
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed saves left behind."""
+    """Remove what killed saves, and kills while a saved one was noted in, left behind."""
     for leftover in folder.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
+    for path in saved_steps(folder).values():
+        sweep_temporaries(path)
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

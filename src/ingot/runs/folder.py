@@ -93,10 +93,15 @@ class RunFolder:
         saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
         return claimed or saved or {"started_at", "packages", "argv"} <= record.keys() or read_state(self.path) is not None
 
-    def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
+    def claim(
+        self,
+        notify: Callable[[str], None] = lambda line: None,
+        also: Sequence[str] = (),
+        stop: Callable[[], bool] = lambda: False,
+    ) -> RunLock:
         """Make the folder if need be and take it for this process; what a killed one left half-written is removed.
 
-        A folder with files that no run wrote is refused, those in `also` among them.
+        A folder with files that no run wrote is refused, those in `also` among them. `stop`: as with RunLock.
         """
         notes: list[str] = []
 
@@ -107,7 +112,7 @@ class RunFolder:
         self.refuse_strangers(also)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(self.path, tell).acquire()
+        lock = RunLock(self.path, tell, stop=stop).acquire()
         try:
             with writing(self.path):
                 for folder in self._folders:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ingot.errors import RunError, Setting
+from ingot.errors import Interrupted, RunError, Setting
 from ingot.runs.state import CLOCK_SKEW_SECONDS, State, read_state, this_process, utc_now
 from ingot.runtime.files import to_json, writing
 from ingot.runtime.locks import FolderLock
@@ -26,12 +26,21 @@ ASKING_SECONDS = 0.5  # nanoGPT's door looks whether a folder is free by taking 
 class RunLock:
     """The right to write into a run folder, held until released or until the process ends in whatever way."""
 
-    def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another {0}") -> None:
-        self.folder, self._notify, self._elsewhere = folder, notify, elsewhere
+    def __init__(
+        self,
+        folder: Path,
+        notify: Callable[[str], None] = lambda line: None,
+        elsewhere: str = "another {0}",
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.folder, self._notify, self._elsewhere, self._stop = folder, notify, elsewhere, stop
         self._lock = FolderLock(folder, NAME)
 
     def acquire(self) -> Self:
-        """Take the folder, or raise RunError that says who has it; may watch a silent heartbeat for two of its intervals."""
+        """Take the folder, or raise RunError that says who has it; may watch a silent heartbeat for two of its intervals.
+
+        Interrupted: `stop`, which is asked meanwhile, said so.
+        """
         if self._lock.held is not False:
             return self
         with writing(self.folder / NAME):
@@ -64,7 +73,7 @@ class RunLock:
             state = read_state(self.folder)
             if state is None or state.status != "running":
                 return
-            if not self._proves_dead(state, before) and _beats(self.folder, state, self._notify):
+            if not self._proves_dead(state, before) and _beats(self.folder, state, self._notify, self._stop):
                 raise _in_use(self.folder, _owner(state), self._elsewhere)
         except BaseException:
             if ours:
@@ -89,7 +98,7 @@ def is_lock(path: Path) -> bool:
     return path.is_file() and (not content or _holder(content) is not None)
 
 
-def _beats(folder: Path, seen: State, notify: Callable[[str], None] = lambda line: None) -> bool:
+def _beats(folder: Path, seen: State, notify: Callable[[str], None], stop: Callable[[], bool]) -> bool:
     """Whether somebody beyond the reach of our lock still writes state.json."""
     if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
         return False
@@ -98,6 +107,8 @@ def _beats(folder: Path, seen: State, notify: Callable[[str], None] = lambda lin
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         time.sleep(min(0.25, seen.heartbeat_seconds / 4))
+        if stop():
+            raise Interrupted
         now = read_state(folder)
         if now is not None and now != seen:
             return now.status == "running"

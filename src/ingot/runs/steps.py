@@ -21,6 +21,11 @@ def is_checkpoint_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def step_of(path: Path) -> int:
+    """The step of a checkpoint of ours, by its name."""
+    return int(path.name.rpartition("-")[2])
+
+
 def saved_steps(folder: Path) -> dict[int, Path]:
     """The checkpoints of a folder by step, oldest first, without looking inside."""
     try:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -18,6 +19,18 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 def python_command(code: str, *arguments: str) -> list[str]:
     """The command of a fresh Python that runs `code`, which finds `sys` imported and the arguments in sys.argv[1:]."""
     return [sys.executable, "-P", "-c", _BOOT + code, json.dumps(import_path()), *arguments]
+
+
+def end_with_parent() -> None:
+    """Let this process end when whoever started it is gone, by whatever signal: the other end of its stdin closes then."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def cpu_count() -> int:

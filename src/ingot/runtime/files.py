@@ -104,6 +104,8 @@ def _tidy_after_kills(path: Path) -> None:
 
 def temporary_beside(path: Path) -> Path:
     """A hidden name beside a path that nothing has, and that sweeping knows."""
+    if not path.name:  # / or .
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
 
 

@@ -1,23 +1,18 @@
-"""The end of a run: the last evaluation, the artifact, its score by another process, and what it all came to."""
+"""The end of a run: the last evaluation, what is exported for others, and what it all came to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
-from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
-from ingot.errors import RunError
-from ingot.runs.folder import RunFolder
+from ingot.config.schema import Config
+from ingot.errors import Interrupted
 from ingot.runs.result import TrainingResult
 from ingot.runs.state import Status
 from ingot.runs.steps import saved_steps
-from ingot.runtime.files import writing
-from ingot.runtime.tensors import TensorRecord
-from ingot.train.progress import Interrupted
+from ingot.train.progress import Progress, RunOutputs
 from ingot.train.stopping import Shutdown, reason_name
 from ingot.train.trainer import Trainer
 
@@ -51,8 +46,31 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
             status = "stopped"  # what is left can be done by the next session
     # Agreed upon once more: the end of an evaluation knows only that somebody was asked to stop.
     reason = int(trainer.backend.maximum([shutdown.reason])[0]) if status == "stopped" else 0
+    told = reason_name(reason) if reason else trainer.end_reason
+    result = _result(config, progress, status, told, exported, outputs, trainer.last_sample)
+    if outputs is not None:
+        outputs.folder.write_result(result, exported.facts if exported is not None else {})
+        outputs.folder.forget_stop()
+        outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)
+    return result
+
+
+def not_begun(config: Config, reason: int) -> TrainingResult:
+    """The result of a session that was asked to stop before the run folder was its own."""
+    return _result(config, Progress(), "stopped", reason_name(reason))
+
+
+def _result(
+    config: Config,
+    progress: Progress,
+    status: Status,
+    stop_reason: str | None,
+    exported: Exported | None = None,
+    outputs: RunOutputs | None = None,
+    sample: str | None = None,
+) -> TrainingResult:
     steps = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
-    result = TrainingResult(
+    return TrainingResult(
         status=status,
         final_loss=progress.loss,
         val_loss=progress.val_loss,
@@ -69,54 +87,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
         artifact_bytes=exported.bytes if exported is not None else None,
         artifact_bpb=exported.bpb if exported is not None else None,
         artifact_rows=exported.rows if exported is not None else None,
-        sample=trainer.last_sample,
+        sample=sample,
         run_dir=outputs.folder.path if outputs is not None else Path(config.training.output_dir or "."),
-        stop_reason=reason_name(reason) if reason else trainer.end_reason,
+        stop_reason=stop_reason,
     )
-    if outputs is not None:
-        outputs.folder.write_result(result, exported.facts if exported is not None else {})
-        outputs.folder.forget_stop()
-        outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)
-    return result
-
-
-def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
-    """Write the artifact into the run folder and let another process score it."""
-    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
-    rows = trainer.artifact_rows() if scored else None
-    weights = trainer.backend.weights()
-    if trainer.outputs is None:
-        return None
-    report = _export(trainer, trainer.outputs.folder, weights)
-    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
-
-
-def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord]) -> ArtifactReport:
-    """Write the artifact and hold it against the budget."""
-    config, progress = trainer.config, trainer.progress
-    a, limit = config.artifact, config.budget.artifact_bytes
-    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if progress.val_whole else None}
-    if not a.tokenizer:
-        facts["tokenizer"] = None
-    path = folder.artifact / artifact_name(a.codec)
-    trainer.reporter.waiting("exporting")
-    with writing(path):
-        report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype)
-    if limit is not None and report.bytes > limit:
-        over = f"{report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
-        trainer.reporter.message(f"{path} has {report.bytes:,} bytes, {over}; what would fit: ingot export {folder.path}")
-    return report
-
-
-def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -> float | None:
-    """The bits per byte of the file that was written, by a process that knows nothing but the file."""
-    trainer.backend.release()
-    trainer.reporter.message(f"scoring {path}")
-    try:
-        progress, stop = partial(trainer.reporter.waiting, SCORING), lambda: shutdown.requested
-        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
-    except RunError:
-        if not shutdown.requested:
-            raise
-    trainer.reporter.message(f"{path} was not scored: interrupted; score it with: ingot eval --artifact {path}")
-    return None

@@ -10,10 +10,6 @@ from ingot.train.plan import Position
 from ingot.train.saver import Saver
 
 
-class Interrupted(Exception):
-    """A rank was asked to stop while the model was judged; raised on every rank."""
-
-
 @dataclass
 class Progress:
     """Where a run stands; with the weights, the optimizer's memory and the config it decides everything that follows."""

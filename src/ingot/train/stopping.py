@@ -9,15 +9,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from ingot.backends.base import Group
 from ingot.config.schema import BudgetSection
-from ingot.errors import INTERRUPTED
+from ingot.errors import INTERRUPTED, Interrupted
 from ingot.runtime.repeats import handler_after_stop
 from ingot.train.clock import Clock, fits
 from ingot.train.walltime import Walltime
@@ -34,6 +34,7 @@ class Shutdown:
         self.reason = 0  # why it was asked to stop; 0: it was not
         self._announce = announce
         self._first_at = 0.0
+        self._breaks_off = False
         self._before: dict[int, Any] = {}
         self._walltime: Walltime | None = None
         self._save_seconds: Callable[[], float] = lambda: 0.0
@@ -70,9 +71,20 @@ class Shutdown:
                 self._ask(STOP_FILE)
         return self.reason
 
+    @contextmanager
+    def breaking_off(self, alone: bool) -> Iterator[None]:
+        """A block in which there is nothing to save: on a rank that is alone a signal ends it at once, by Interrupted."""
+        try:
+            self._breaks_off = alone
+            yield
+        finally:
+            self._breaks_off = False
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.reason:
             self._ask(number)
+            if self._breaks_off:
+                raise Interrupted
         elif number == signal.SIGINT and time.monotonic() - self._first_at >= self._echo_seconds:
             if self._announce and os.isatty(2):
                 with suppress(OSError):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from ingot.backends.base import Backend, Pending, StepPlan, StepResult
@@ -20,9 +20,8 @@ from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.reader import RankBatch, RowReader, read_rank_batch
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import PeerLost, RunError, Setting
+from ingot.errors import Interrupted, PeerLost, RunError, Setting
 from ingot.eval.evaluator import Evaluator, Score, bucket_record, evaluator_of
-from ingot.generate.sampling import Sampling, prompt_ids
 from ingot.optim.schedules import spent
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Status
@@ -30,13 +29,14 @@ from ingot.runs.steps import Kind
 from ingot.train.bounds import Bounds
 from ingot.train.clock import Clock, fits
 from ingot.train.plan import following, plan_step, shapes, starts_with
-from ingot.train.progress import Interrupted, Progress, RunOutputs
+from ingot.train.progress import Progress, RunOutputs
+from ingot.train.sample import write_sample
 from ingot.train.stopping import Shutdown, sync_clock_and_stop
 
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
 LAST_STEPS = 20  # whose longest tells whether another one fits into the budget
-AGREE_BATCHES = 16  # of an evaluation, after which ranks ask each other whether to stop
+AGREE_BATCHES = 16  # of an evaluation, or tokens of a sample, after which ranks ask each other whether to stop
 PRIMING_STEPS = 2  # of a compiled model: the second finds what the first left to compile
 OVERFLOWS_IN_A_ROW = 100  # fp16 gives up after this many steps without an update
 
@@ -73,16 +73,19 @@ class Trainer:
         """Settle what depends on the machine, by what the first step would read in every stage."""
         self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
-    def prime(self) -> None:
-        """Take the priming steps of every stage, which leave no trace."""
+    def prime(self, shutdown: Shutdown) -> None:
+        """Take the priming steps of every stage, which leave no trace; a stop breaks them off."""
         asked = self.config.training.priming_steps
         steps = (PRIMING_STEPS if self.backend.tuned().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
         self.reporter.waiting("compiling" if self.backend.tuned().get("compile") else "priming")
         plans = [replace(plan, step=step) for plan in shapes(self.config) for step in range(steps)]
-        with self.backend.without_trace():
+        alone = self.backend.ranks.world_size == 1
+        with suppress(Interrupted), self.backend.without_trace(), shutdown.breaking_off(alone):
             for done, plan in enumerate(plans, 1):
+                if self.backend.maximum([shutdown.requested])[0]:
+                    break
                 first = self._first(plan)
                 self.backend.step(first.batch, first.targets, plan).result()
                 self.reporter.primed(done, len(plans))
@@ -279,13 +282,14 @@ class Trainer:
             # The best is chosen by the rows that evaluations during training read: like is compared with like.
             judged = found if limit == during else self.score("val", during)
             train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
+            seconds = self.clock.now() - began
+            text = self._sample() if c.evaluation.sample_tokens else None  # a stop in here leaves the step unjudged
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
             p.val_step, p.val_whole, p.val_other = p.step, found.rows == found.rows_of, found.other
             p.val_rows, p.val_rows_of, p.val_final = found.rows, found.rows_of, final
             best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
             if best:
                 p.best_step, p.best_bpb = p.step, judged.bits_per_byte
-            seconds = self.clock.now() - began
             report = EvaluationReport(
                 step=p.step,
                 val_loss=found.loss,
@@ -305,8 +309,8 @@ class Trainer:
                 self.outputs.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
                 self.outputs.folder.record("evaluation", asdict(report))
                 self.reporter.evaluation(report)
-            if c.evaluation.sample_tokens:
-                self.sample()
+            if text is not None:
+                self._keep_sample(text)
             if not final:
                 p.evaluation_seconds += self.bounds.spent(self.clock.now() - began)
         return best
@@ -353,18 +357,15 @@ class Trainer:
     def _asked_to_stop(self) -> bool:
         return self._shutdown is not None and self._shutdown.requested
 
-    def sample(self) -> None:
-        """Let the model write, and keep the text."""
-        c, tokenizer = self.config, self.dataset.tokenizer
+    def _sample(self) -> str:
         self.reporter.waiting("sampling")
-        prompt = prompt_ids(tokenizer, c.evaluation.sample_prompt)
-        sampling = Sampling(c.evaluation.temperature, c.evaluation.top_k, seed=c.training.seed)
-        ids = [row[0] for row in islice(self.backend.generate([prompt], sampling), c.evaluation.sample_tokens)]
-        written = tokenizer.decode_bytes(ids, at_start=not c.evaluation.sample_prompt)
-        self.last_sample = c.evaluation.sample_prompt + written.decode("utf-8", "replace")
+        return write_sample(self.config, self.backend, self.dataset.tokenizer, self._anybody_stops)
+
+    def _keep_sample(self, text: str) -> None:
+        self.last_sample = text
         if self.outputs is not None:
-            self.outputs.folder.sample(self.progress.step, self.last_sample)
-        self.reporter.sample(self.progress.step, self.last_sample)
+            self.outputs.folder.sample(self.progress.step, text)
+        self.reporter.sample(self.progress.step, text)
 
     def save(self, kind: Kind = "regular", wait: bool = False) -> None:
         """Copy the state and let the saver write it; with `wait`, until it is on the disk or cannot be. Every rank calls it."""

@@ -1,9 +1,13 @@
 """The MLX backend computes what the torch backend computes."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import mlx_kit
 import numpy as np
 import pytest
 from mlx_kit import MODELS, SHAPE, Pupil, both, far
+
+from ingot.backends.mlx.device import on_metal
 
 LLAMA = {**SHAPE, "family": "llama", "inner_width": 64}
 OPTIONS = {
@@ -66,11 +70,46 @@ def test_document_masks_are_those_of_torch(model):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    "setting", [{"micro_batch": 3}, {"micro_batch": 3, "eager": False}, {"loss_chunk": 10}, {"gradient_checkpointing": True}]
+    "setting",
+    [
+        {"micro_batch": 3},
+        {"micro_batch": 3, "eager": False},
+        {"loss_chunk": 10},
+        {"loss_chunk": 1 << 40},
+        {"gradient_checkpointing": True},
+    ],
 )
 def test_what_saves_memory_changes_no_loss(model, setting):
     plain, saving = Pupil("mlx", model), Pupil("mlx", model, **setting)
     assert far(plain.losses(3), saving.losses(3)) < 1e-6
+
+
+def on_cores(monkeypatch, cores, model, **training):
+    monkeypatch.setattr("ingot.backends.mlx.device.cpu_count", lambda: cores)
+    monkeypatch.setattr("ingot.backends.mlx.device.MOST_THREADS", 99)
+    return Pupil("mlx", model, **training)
+
+
+@pytest.mark.skipif(on_metal(), reason="a GPU works on a whole batch")
+@pytest.mark.parametrize("training", [{}, {"micro_batch": 3}, {"micro_batch": 1}])
+def test_cores_share_the_rows_and_change_no_loss(monkeypatch, training):
+    one = on_cores(monkeypatch, 1, "golf", **training)
+    losses, mean = one.losses(3), one.mean()
+    for cores in (2, 3, 9):  # of 7 rows
+        several = on_cores(monkeypatch, cores, "golf", **training)
+        assert several.backend.device.name.endswith(f"CPU, {cores} threads")
+        assert far(several.losses(3), losses) < 1e-6 and several.mean() == pytest.approx(mean, abs=1e-6)
+
+
+def test_cores_do_not_choose_what_is_dropped(monkeypatch):
+    model = {**MODELS["llama"], "dropout": 0.3}
+    assert on_cores(monkeypatch, 1, model).losses(3) == on_cores(monkeypatch, 4, model).losses(3)
+
+
+def test_a_model_is_judged_in_any_thread():
+    with ThreadPoolExecutor(1) as other:
+        pupil = Pupil("mlx", "golf")
+        assert other.submit(pupil.mean).result() == pupil.mean()
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -11,6 +11,7 @@ import pytest
 import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_files import write_shard
 from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, shared, toy_hf
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from ingot.data.formats.gpt_simple import Pair
 from ingot.data.formats.open import open_source
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import Dataset
-from ingot.data.store.shards import open_shard, write_shard
+from ingot.data.store.shards import open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
 from ingot.data.verify.audit import audit
 from ingot.doors.cli.data_convert import convert_command

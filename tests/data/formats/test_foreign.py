@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shard_files import write_shard
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.data.formats.foreign import open_foreign
 from ingot.data.formats.nanogpt import meta_bytes
 from ingot.data.loading.open import open_dataset
-from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_files import write_shard
 
 from ingot.config.data_section import DataSection
 from ingot.data.loading.order import Random, Sequential, Shuffle
 from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import Windows, document_numbers, make_rows
 from ingot.data.store.dataset import ShardRecord, Split, SplitRecord
-from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 from ingot.runtime.ranks import Ranks

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import lzma
 import os
@@ -32,9 +33,18 @@ def test_the_package_holds_42_works_split_by_work():
     works = [json.loads(line) for line in lines]
     assert len(works) == 42
     assert sum(len(work["text"].encode()) for work in works) == 5_057_198
-    assert [work["title"] for work in works if work["split"] == "val"] == ["King Richard III"]
     assert {work["split"] for work in works} == {"train", "val"}
     assert len({work["title"] for work in works}) == 42
+
+
+def test_the_works_with_the_smallest_hashes_of_their_titles_are_held_out_up_to_a_twentieth_of_the_text():
+    lines = lzma.decompress((files("ingot.data") / "samples/shakespeare.jsonl.xz").read_bytes()).splitlines()
+    works = sorted(map(json.loads, lines), key=lambda work: hashlib.sha256(work["title"].encode()).hexdigest())
+    splits = [work["split"] for work in works]
+    count = splits.count("val")
+    assert splits == ["val"] * count + ["train"] * (42 - count)
+    sizes = [len(work["text"]) for work in works]
+    assert sum(sizes[: count - 1]) < 0.05 * sum(sizes) <= sum(sizes[:count])
 
 
 @pytest.mark.parametrize(("tokenizer", "extra"), [("byte", 42), ("char", 0)])
@@ -42,7 +52,7 @@ def test_a_sample_opens_with_either_tokenizer(tokenizer, extra):
     dataset = open_dataset("sample:shakespeare", tokenizer)
     assert audit(dataset.folder).ok
     splits = [dataset.split(name) for name in ("train", "val")]
-    assert [split.documents for split in splits] == [41, 1]
+    assert [split.documents for split in splits] == [38, 4]
     assert sum(split.bytes for split in splits) == 5_057_198
     assert sum(split.tokens for split in splits) == 5_057_198 + extra
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_files import write_shard
 from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece
 
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset, identity
-from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 from ingot.data.verify.audit import Limits, audit
 from ingot.errors import DataError

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shard_files import write_shard
 
-from ingot.data.store.shards import open_shard, write_shard
+from ingot.data.store.shards import open_shard
 from ingot.data.store.stream import OPEN_FILES, TokenStream
 from ingot.errors import DataError
 

@@ -4,11 +4,11 @@ import sys
 import numpy as np
 import pytest
 import typer
+from shard_files import write_shard
 from toy_tokenizers import toy_sentencepiece
 from typer.testing import CliRunner
 
 from ingot.data.prepare.pipeline import write_dataset
-from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 from ingot.data.verify import counts as audit_counts
 from ingot.data.verify.inspect import inspect, plot

@@ -185,6 +185,14 @@ def test_a_model_of_another_shape_is_refused_in_the_words_of_the_keys(
     assert "model.n_layer was 2 and is 3" in said and "Traceback" not in said
 
 
+def test_validate_finds_what_train_refuses_of_a_checkpoint_elsewhere(their_copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", "config.yaml", "--training.output_dir", "new", "--training.resume", NEW["training.resume"]]
+    assert main(["validate", "--json", *words, "--model.activation", "gelu"]) == 1
+    [found] = json.loads(capfd.readouterr().out)["findings"]
+    assert found["code"] == "resume.arch_drift" and "model.activation was" in found["message"]
+    assert main(["train", *words, "--model.activation", "gelu"]) == 4
+
+
 def test_scratch_takes_nothing_over(their_copy: Path) -> None:
     config = read_config("config.yaml", {"training.resume": "scratch"})
     assert adopt(config, print, print) is None

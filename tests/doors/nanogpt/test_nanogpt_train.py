@@ -40,7 +40,14 @@ def test_the_lines_are_those_that_people_search_for(train):
     assert re.search(r"^num decayed parameter tensors: 10, with [\d,]+ parameters$", out, re.M)
     assert all(ITERATION.fullmatch(line) for line in out.splitlines() if line.startswith("iter "))
     assert all(EVALUATION.fullmatch(line) for line in out.splitlines() if line.startswith("step "))
-    assert "mfu is a part of 1 TFLOP/s, as mfu_peak says" in out
+    assert "mfu is a part of 1 TFLOP/s, as mfu_peak says" in out and "training on cpu, 1 thread" in out.splitlines()
+
+
+def test_what_ingot_warns_of_is_warned_of_here_in_the_words_of_the_keys(train, monkeypatch):
+    monkeypatch.setenv("INGOT_MAX_RUNTIME", "1")  # which are over: it stops after the first iteration
+    many = train(words(max_iters=20_000, lr_decay_iters=20_000))
+    assert re.search(r"^data\.repeated: .* it is read 5\d\d\.\d times; lower max_iters or prepare more text$", many.err, re.M)
+    assert "data.repeated" not in train(words()).err
 
 
 def test_only_every_log_interval_th_iteration_is_printed(train):
@@ -146,7 +153,7 @@ def test_a_run_of_this_door_is_a_run_folder_of_ours(train):
         ({"device": "abacus"}, 2, "device=abacus is not a device"),
         ({"eval_interval": 0}, 2, "eval_interval=0 must be 1 or more"),
         ({"out_dir": "data/words/train.bin"}, 2, "out_dir=data/words/train.bin is a file; give a folder"),
-        ({"out_dir": "data/words/train.bin/x"}, 4, "choose another out_dir"),
+        ({"out_dir": "data/words/train.bin/x"}, 2, "train.bin is not a folder"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(train, keys, code, says):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ import numpy as np
 
 from ingot.backends.base import State, StepPlan, StepResult
 from ingot.backends.mlx.build import build
-from ingot.backends.mlx.device import check_one_rank, find_mlx_device, on_metal
+from ingot.backends.mlx.device import check_one_rank, find_mlx_device, on_metal, threads
 from ingot.backends.mlx.inference import MLXInference
 from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.optimizers import Memory, adamw, members, muon
@@ -71,6 +72,8 @@ class MLXBackend(MLXInference):
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(t.gradient_checkpointing))
         self._eager = t.eager
         self._compile = on_metal() if t.compile == "auto" else t.compile  # on a CPU every kernel is a call of g++
+        # What is dropped depends on seed and step alone, not on cores; what is compiled stays on its first thread.
+        self._threads = 1 if dropout or self._compile else threads()
         both: Callable[..., Any] = mx.value_and_grad(self._loss)
         self._value_and_grad = mx.compile(both) if self._compile else both
 
@@ -125,9 +128,10 @@ class MLXBackend(MLXInference):
         total, sums = mx.zeros(()), {name: mx.zeros_like(w) for name, w in trained.items()}
         for part, start in enumerate(range(0, len(batch), rows)):
             keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=self.model.dropout_keys)
-            loss, grads = self._value_and_grad(trained, others, keys, *self._upload(batch[start : start + rows]))
-            total = total + loss / targets
-            sums = {name: held + grads[name] / targets for name, held in sums.items()}
+            compute = partial(self._value_and_grad, trained, others, keys)
+            for loss, grads in self._spread(compute, batch[start : start + rows], self._threads):
+                total = total + loss / targets
+                sums = {name: held + grads[name] / targets for name, held in sums.items()}
             if self._eager:
                 mx.eval(total, sums)  # or all micro-batches would be held at once
         return total, sums
@@ -170,8 +174,10 @@ class MLXBackend(MLXInference):
     def without_trace(self) -> Iterator[None]:
         """Steps that are undone when the block ends; arrays are never changed in place, so nothing is copied."""
         before = self._weights, self._memory, self._average
-        yield
-        self._weights, self._memory, self._average = before
+        try:
+            yield
+        finally:
+            self._weights, self._memory, self._average = before
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put a state back, of either backend."""

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from importlib import metadata
 
 import mlx.core as mx
 
 from ingot.errors import ConfigError, Setting
+from ingot.runtime.children import cpu_count
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 
 VERSION = metadata.version("mlx")
+MOST_THREADS = 4  # each holds gradients of its own
+_streams = threading.local()  # a stream belongs to the thread that made it
 
 
 def find_mlx_device() -> Device:
     """The one device that MLX has here."""
     if on_metal():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
-    return Device("mlx", 0, f"mlx {VERSION}, CPU", None, ("fp32", "bf16"))
+    return Device("mlx", 0, f"mlx {VERSION}, CPU, {threads()} threads", None, ("fp32", "bf16"))
+
+
+def threads() -> int:
+    """How many parts of a batch are computed at once: on a CPU one by each core, while a GPU works on a whole batch."""
+    return 1 if on_metal() else min(cpu_count(), MOST_THREADS)
+
+
+def streams(count: int) -> list[mx.Stream]:
+    """So many streams, each of which has a thread on a CPU; the default one first."""
+    made: list[mx.Stream] = vars(_streams).setdefault("made", [mx.default_stream(mx.default_device())])
+    made += [mx.new_stream(mx.default_device()) for _ in range(len(made), count)]
+    return made[:count]
 
 
 def on_metal() -> bool:

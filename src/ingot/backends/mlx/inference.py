@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from ingot.backends.mlx.build import PRECISIONS, Model, outline
-from ingot.backends.mlx.device import check_one_rank, find_mlx_device
+from ingot.backends.mlx.device import check_one_rank, find_mlx_device, streams, threads
 from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.state import number, records
 from ingot.backends.mlx.writing import write
@@ -19,6 +21,8 @@ from ingot.generate.sampling import Sampling
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
+
+T = TypeVar("T")
 
 
 class Alone:
@@ -67,7 +71,8 @@ class MLXInference(Alone):
         """The summed loss of the targets that count."""
         if not np.count_nonzero(batch[:, 1] != IGNORED):
             return 0.0
-        return number(self.model.losses(self._shown(), *self._upload(batch), run=Pass(self._dtype)))
+        losses = self._spread(partial(self.model.losses, self._shown(), run=Pass(self._dtype)), batch, threads())
+        return number(sum(losses, mx.zeros(())))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token; those of different lengths are computed one by one."""
@@ -100,6 +105,15 @@ class MLXInference(Alone):
         """The average of the weights in their own number formats, or the weights themselves."""
         average = self._average or {}
         return {name: average[name].astype(w.dtype) if name in average else w for name, w in self._weights.items()}
+
+    def _spread(self, compute: Callable[..., T], batch: Batch, count: int) -> list[T]:
+        """What a function of tokens, targets and documents finds for each share of a batch, of which every thread has one."""
+        shares = np.array_split(batch, min(count, len(batch)))
+        found = []
+        for stream, rows in zip(streams(len(shares)), shares, strict=True):
+            with mx.stream(stream):
+                found.append(compute(*self._upload(rows)))
+        return found
 
     def _upload(self, batch: Batch) -> list[mx.array]:
         """Tokens, targets and, where rows have them, document numbers."""

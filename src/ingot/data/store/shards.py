@@ -115,19 +115,6 @@ def _header(tokens: int, version: int) -> bytes:
     return header.tobytes()
 
 
-def write_shard(path: Path, tokens: NDArray[Any], wide: bool = False) -> str:
-    """Writes a whole shard at once and returns its sha256."""
-    most = 0xFFFFFFFF if wide else 0xFFFF
-    if len(tokens) > MAX_TOKENS:
-        raise DataError(f"{len(tokens):,} tokens are too many for one shard, which holds at most {MAX_TOKENS:,}")
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= most:
-        raise DataError(f"token ids from {tokens.min()} to {tokens.max()} do not fit a shard, which holds 0 to {most:,}")
-    with ExitStack() as files:
-        writer = ShardWriter(path, files, len(tokens), wide=wide)
-        writer.append(tokens.astype(np.uint32 if wide else np.uint16, copy=False))
-        return writer.close()
-
-
 class Header(NamedTuple):
     """What a shard's header says."""
 

@@ -6,8 +6,6 @@ else.
 
 from __future__ import annotations
 
-import importlib.util
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +16,10 @@ from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.verify.counts import AuditBucket, Counts, SplitCounts, bytes_per_token, count_documents, read_index
 from ingot.data.verify.folder import AuditSplit, Starts, open_folder
-from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import write_atomically
+from ingot.errors import DataError
+from ingot.runtime.pictures import check_picture, save_picture
 
+PLOT = "--plot"  # the option that names a picture
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -130,19 +129,9 @@ def inspect(
     return Inspection(path, folder.tokenizer.kind, splits)
 
 
-def check_plot(file: Path) -> None:
-    """Refuses a picture that could not be drawn later."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed; install it with: pip install 'ingot[plots]'")
-    if file.suffix.lower() != ".png" or file.is_dir():
-        raise ConfigError(f"--plot {file} is not a name for a PNG file; give one that ends in .png")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--plot {file} cannot be written: there is no folder {file.parent}")
-
-
 def plot(inspection: Inspection, file: Path) -> None:
-    """Draws the lengths of documents into a PNG file."""
-    check_plot(file)
+    """Draws the lengths of documents into a PNG or SVG file."""
+    check_picture(file, PLOT)
     from matplotlib.figure import Figure
 
     drawn = {name: split.lengths for name, split in inspection.splits.items() if split.lengths}
@@ -157,12 +146,7 @@ def plot(inspection: Inspection, file: Path) -> None:
         axes.set_title(f"{inspection.folder.resolve().name}, {name}", parse_math=False)
         axes.set(xlabel="tokens in a document", ylabel="documents")
         axes.legend()
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=150)
-    try:
-        write_atomically(file.resolve(), image.getvalue())
-    except OSError as error:
-        raise ConfigError(f"--plot {file} cannot be written: {error.strerror}") from None
+    save_picture(figure, file, PLOT)
 
 
 def _document_starts(split: AuditSplit) -> Starts | None:

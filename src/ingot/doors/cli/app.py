@@ -48,10 +48,39 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _install_completion(wanted: bool) -> None:
+    if wanted:
+        from ingot.doors.cli.completion import install
+
+        print(f"written: {', '.join(map(str, install()))}; completion begins with the next shell")
+        raise typer.Exit
+
+
+def _show_completion(wanted: bool) -> None:
+    if wanted:
+        from ingot.doors.cli.completion import script
+
+        print(script()[1], end="")
+        raise typer.Exit
+
+
 @app.callback()
 def ingot(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    install: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion",
+            callback=_install_completion,
+            is_eager=True,
+            help="Let this shell complete verbs and settings.",
+        ),
+    ] = False,
+    show: Annotated[
+        bool,
+        typer.Option("--show-completion", callback=_show_completion, is_eager=True, help="Print the lines that do so."),
     ] = False,
 ) -> None:
     """Pre-train small GPTs to the lowest bits per byte a budget allows."""
@@ -72,8 +101,10 @@ ELSEWHERE = {
     "resume": "train",
     "pretrain": "train",
     "finetune": "train",
-    "list": "status",
-    "ls": "status",
+    "list": "runs",
+    "ls": "runs",
+    "draw": "plot",
+    "chart": "plot",
     "prepare": "data prepare",
     "download": "data download",
     "verify": "data verify",
@@ -88,9 +119,14 @@ def _meant(word: str) -> str:
     return f"there is no verb {word!r}; {f'did you mean ingot {close}?' if close else 'ingot --help lists them'}"
 
 
+def command_line() -> Any:
+    """The whole command line with its verbs."""
+    return typer.main.get_command(app)
+
+
 def call(args: list[str]) -> int:
     """Run a verb and return its exit code."""
-    command = typer.main.get_command(app)
+    command = command_line()
     try:
         with command.make_context("ingot", args) as context:
             code = command.invoke(context)

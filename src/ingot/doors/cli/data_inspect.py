@@ -24,15 +24,16 @@ def inspect_command(
     tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="What made the tokens of bare shards.")] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="The most frequent ids to list.")] = 10,
     documents: Annotated[int, typer.Option(metavar="N", help="The documents to show the beginning of.")] = 5,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the lengths of documents as a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the lengths of documents, as .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a folder of tokens holds."""
-    from ingot.data.verify.inspect import check_plot, inspect
+    from ingot.data.verify.inspect import PLOT, inspect
     from ingot.data.verify.inspect import plot as draw
+    from ingot.runtime.pictures import check_picture
 
     if plot:
-        check_plot(plot)
+        check_picture(plot, PLOT)
     with progress_bar("reading", in_bytes=True) as progress:
         found = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents, progress=progress)
     if plot:

@@ -15,7 +15,8 @@ from ingot.doors.entry import explained
 from ingot.doors.output import print_json
 
 VERBS = {
-    "Train and use a model": ("train", "validate", "status", "stop", "eval", "generate", "batch-generate", "export", "import"),
+    "Train and use a model": ("train", "validate", "eval", "generate", "batch-generate", "export", "import"),
+    "Look at runs": ("status", "stop", "runs", "plot"),
     "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),
@@ -35,6 +36,11 @@ def run(args: Sequence[str] | None = None) -> None:
 
 
 def _call(args: list[str]) -> int:
+    if "_INGOT_COMPLETE" in os.environ:
+        from ingot.doors.cli.completion import print_completions
+
+        print_completions(args)
+        return 0
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
     if args[:1] == ["status"]:

@@ -32,29 +32,31 @@ def show(runs: Sequence[Path], watch: bool, as_json: bool) -> None:
     """Print how runs are doing, those below runs/ where none are named."""
     from ingot.runs.run import Run
 
-    found = [Run.open(path) for path in runs] if runs else _below(RUNS)
+    found = [Run.open(path) for path in runs] if runs else runs_below(RUNS)
     if watch:
         _watch(found, as_json)
         return
-    records = [_record(run) for run in found]
+    records = [run_record(run) for run in found]
     if as_json:
         print_json(records)
     else:
         print("\n".join(_lines(records)))
 
 
-def _below(folder: Path) -> list[Run]:
-    """The runs in a folder; those that have just been made say nothing yet."""
+def runs_below(folder: Path, deep: bool = False) -> list[Run]:
+    """The runs in a folder, and with `deep` in the folders there; those that have just been made say nothing yet."""
     from ingot.runs.run import Run
     from ingot.runs.state import read_state
 
-    found = [Run(path) for path in sorted(folder.glob("*")) if read_state(path) is not None]
+    paths = [*folder.glob("*"), *(folder.glob("*/*") if deep else ())]
+    found = [Run(path) for path in sorted(paths) if read_state(path) is not None]
     if not found:
-        raise CheckpointError(f"there are no runs below {folder}/; name run folders")
+        raise CheckpointError(f"there are no runs below {folder}/; name {'another folder' if deep else 'run folders'}")
     return found
 
 
-def _record(run: Run) -> dict[str, Any]:
+def run_record(run: Run) -> dict[str, Any]:
+    """What is known of how a run is doing, for programs."""
     found = run.status()
     s = found.state
     return {
@@ -117,7 +119,7 @@ def _watch(runs: Sequence[Run], as_json: bool) -> None:
     in_place = is_terminal(sys.stdout) and not as_json
     try:
         while True:
-            records = [_record(run) for run in runs]
+            records = [run_record(run) for run in runs]
             facts = [{name: value for name, value in one.items() if name != "last_heard_seconds"} for one in records]
             if in_place:
                 drawn = _draw(_lines(records), drawn)

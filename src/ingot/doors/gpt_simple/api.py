@@ -62,7 +62,8 @@ def load_for_inference(
 ) -> tuple[SimpleLLM, SimpleLLMTokenizer, ModelConfig]:
     """The model of a checkpoint or of a run's newest one, its tokenizer and its section `model`; ready to write."""
     kind = dtype if isinstance(dtype, torch.dtype) or dtype is None else _dtype(dtype)
-    weights, config, tokenizer = _open(path, tokenizer_path)
+    weights, config = _open(path)
+    tokenizer = _tokenizer(weights, tokenizer_path)
     place = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     model = SimpleLLM(config)
     load_model(model, weights.tensors, str(weights.path))
@@ -72,8 +73,10 @@ def load_for_inference(
 def validate_checkpoint(
     path: str | Path, *, tokenizer_path: str | Path | None = None, load_tokenizer: bool = True
 ) -> CheckpointInfo:
-    """What a checkpoint is, if it can be loaded; CheckpointError says why it cannot."""
-    weights, config, _ = _open(path, tokenizer_path)
+    """What a checkpoint is, if it can be loaded, its tokenizer too where `load_tokenizer`; CheckpointError says why it cannot."""
+    weights, config = _open(path)
+    if load_tokenizer:
+        _tokenizer(weights, tokenizer_path)
     beside = [weights.path / "tokenizer", weights.path.parent.parent / "tokenizer", weights.path]
     folder = Path(tokenizer_path) if tokenizer_path is not None else next(one for one in beside if one.is_dir())
     return CheckpointInfo(weights.path, folder, config)
@@ -116,16 +119,18 @@ def generate(
     return texts
 
 
-def _open(path: str | Path, tokenizer_path: str | Path | None) -> tuple[Weights, ModelConfig, SimpleLLMTokenizer]:
+def _open(path: str | Path) -> tuple[Weights, ModelConfig]:
     weights = open_weights(user_path(path))
     section: dict[str, Any] = weights.config.model.model_dump()
     if section["family"] != "llama":
         raise CheckpointError(f"{weights.path} holds a model of the {section['family']} family; SimpleLLM is llama's")
     rows = weights.tensors["wte.weight"].shape[0]
     section |= {"vocab_size": rows, "context": section["context"] or weights.config.data.seq_len}
-    config = ModelConfig(**model_keys(section, weights.config.data.document_mask))
-    tokenizer = find_tokenizer(weights, str(tokenizer_path) if tokenizer_path is not None else None)
-    return weights, config, SimpleLLMTokenizer("", tokenizer)
+    return weights, ModelConfig(**model_keys(section, weights.config.data.document_mask))
+
+
+def _tokenizer(weights: Weights, path: str | Path | None) -> SimpleLLMTokenizer:
+    return SimpleLLMTokenizer("", find_tokenizer(weights, str(path) if path is not None else None))
 
 
 def _dtype(name: str) -> torch.dtype:

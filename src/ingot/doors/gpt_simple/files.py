@@ -21,7 +21,7 @@ from ingot.doors.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoi
 from ingot.errors import CheckpointError, IngotError
 from ingot.runs.checkpoints import load_checkpoint, read_kind
 from ingot.runs.report import BeginReport, Reporter, StepReport
-from ingot.runs.steps import Kind, saved_steps
+from ingot.runs.steps import Kind, saved_steps, step_of
 from ingot.runs.wandb import read_id
 from ingot.runtime.files import to_json, write_atomically, writing
 
@@ -108,7 +108,7 @@ class RunFiles(Reporter):
 
     def _write_theirs(self, path: Path, kind: Kind) -> None:
         """Write a checkpoint of ours as those that the original would have written, and delete those that it would not keep."""
-        step, training = int(path.name.rpartition("-")[2]), self._keys["training"]
+        step, training = step_of(path), self._keys["training"]
         names = [f"checkpoint-{step}"] if step % training["save_steps"] == 0 and kind != "shutdown" else []
         names += {"regular": [], "shutdown": [f"checkpoint-{step}{SHUTDOWN}"], "final": [FINAL]}[kind]
         folder = path.parent

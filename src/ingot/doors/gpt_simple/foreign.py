@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ingot.artifact.gpt_simple import ARCH_KEYS, FINAL, SHUTDOWN, Saved, is_checkpoint, model_keys, read_saved, saved_checkpoints
+from ingot.artifact.gpt_simple import FINAL, SHUTDOWN, Saved, refuse_other_shapes, saved_checkpoints
 from ingot.config.schema import Config as IngotConfig
 from ingot.data.loading.already_read import read_already_read, write_already_read
 from ingot.data.loading.open import open_dataset
 from ingot.doors.gpt_simple.checkpoint import count_rows, read_cursors, read_state
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.cursors import documents_read
-from ingot.doors.gpt_simple.translate import already_read_path, resume_path, tokens_per_step, translate
-from ingot.errors import CheckpointError, IngotError, PeerLost, Setting
-from ingot.runs.checkpoints import read_index, save_checkpoint
+from ingot.doors.gpt_simple.translate import already_read_path, resume_setting, tokens_per_step, translate
+from ingot.errors import CheckpointError, IngotError, PeerLost
+from ingot.plan.resuming import foreign_checkpoint
+from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import RunLock
-from ingot.runs.steps import Kind, saved_steps
+from ingot.runs.steps import Kind
 from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.ranks import Ranks
 from ingot.train.progress import Progress
@@ -58,34 +58,7 @@ def take_over(config: Config, ranks: Ranks, say: Say, warn: Say) -> None:
 
 def find_foreign(config: Config) -> Saved | None:
     """The checkpoint of the original that a run goes on from; None where it begins, or goes on from one of ours."""
-    out = Path(config.training.output_dir)
-    if config.training.resume == "scratch":
-        return None
-    ours = saved_steps(out / "checkpoints")
-    theirs = saved_checkpoints(out)
-    named = resume_path(config)
-    if named is None:
-        return theirs[-1] if theirs and theirs[-1].step > max(ours, default=-1) else None
-    if not is_checkpoint(named):
-        return None
-    saved = read_saved(named)
-    if ours:
-        if read_index(ours[max(ours)])["progress"].get("resumed_from") == str(named.resolve()):
-            return None  # the same command again: it was taken over by an earlier session
-        raise _occupied(config, f"holds another run, the newest at step {max(ours)}")
-    if theirs and theirs[-1].step > saved.step:
-        raise _occupied(config, f"has newer checkpoints, the newest at step {theirs[-1].step}")
-    return saved
-
-
-def _occupied(config: Config, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"{{0}}: {config.training.output_dir} {why}",
-        Setting("training.resume", config.training.resume),
-        Setting("training.output_dir"),
-        Setting("training.resume", "auto"),
-        advice="choose another {1} to go on from there, or go on with what is there by {2}",
-    )
+    return foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
 
 
 def adopt(config: Config, say: Say, warn: Say) -> Path | None:
@@ -96,7 +69,7 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
     weights, memory, settings, problem = read_state(saved)
     world_size = _world_size(saved.path)
     resolved = translate(config, world_size).config
-    _check_shapes(settings, resolved, saved)
+    refuse_other_shapes(saved.path, settings, resolved.model.model_dump())
     out = Path(resolved.training.output_dir or ".")
     missing = ["the random numbers"]
     if problem is not None:
@@ -122,15 +95,6 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
     say(f"going on from {saved.path} of gpt-simple at step {saved.step}")
     warn(f"{saved.path} does not hold {', '.join(missing)}: the run goes on, and not exactly as an unbroken one would")
     return path
-
-
-def _check_shapes(settings: Mapping[str, Any], resolved: IngotConfig, saved: Saved) -> None:
-    """Refuse weights of another shape than the keys describe, in the words of the keys."""
-    was, now = (model_keys(one) for one in (settings, resolved.model.model_dump()))
-    changed = [key for key in ARCH_KEYS if key != "n_positions" and was[key] != now[key]]
-    if changed:
-        told = "; ".join(f"model.{key} was {was[key]} and is {now[key]}" for key in changed)
-        raise CheckpointError(f"{saved.path} cannot be continued: {told}; set it back or choose another training.output_dir")
 
 
 def _list_documents(config: Config, resolved: IngotConfig, saved: Saved) -> str | None:

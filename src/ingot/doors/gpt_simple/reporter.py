@@ -20,7 +20,7 @@ from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.translate import cosine_steps
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
-from ingot.runs.steps import Kind, named_path, saved_steps
+from ingot.runs.steps import Kind, named_path, saved_steps, step_of
 
 RULE = "=" * 60
 KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
@@ -92,7 +92,7 @@ class GptSimpleReporter(Reporter):
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         began = time.monotonic()
         self._files.saved(path, kind)
-        step, seconds = int(path.name.rpartition("-")[2]), time.monotonic() - began
+        step, seconds = step_of(path), time.monotonic() - began
         # The last step may be one at which the original saves anyway. It saves nothing for a best evaluation, as ours does.
         for one in ("regular", kind) if kind == "final" else (kind,):
             self.checkpoint = their_folder(path, one)
@@ -129,7 +129,7 @@ class GptSimpleReporter(Reporter):
 
 def their_folder(path: Path, kind: Kind) -> Path:
     """The folder of gpt-simple's that a checkpoint of ours was written as; ours, where gpt-simple would have written none."""
-    step = int(path.name.rpartition("-")[2])
+    step = step_of(path)
     names = {"regular": f"checkpoint-{step}", "shutdown": f"checkpoint-{step}{SHUTDOWN}", "final": FINAL}
     theirs = path.with_name(names[kind])
     return theirs if theirs.is_dir() else path
@@ -163,7 +163,9 @@ def summary_lines(config: Config, resolved: IngotConfig, report: BeginReport) ->
     ]
     if report.resumed_at:
         theirs = [one.path for one in saved_checkpoints(Path(t.output_dir)) if one.step == report.resumed_at]
-        named = [path for path in theirs if path == named_path(t.resume, Path(t.output_dir))]  # of a stop and of a save at one step
+        named = [
+            path for path in theirs if path == named_path(t.resume, Path(t.output_dir))
+        ]  # of a stop and of a save at one step
         ours = saved_steps(Path(t.output_dir) / "checkpoints").get(report.resumed_at, "")
         checkpoint = [ours, *theirs, *named][-1]
         lines.append(f"Resuming from step {report.resumed_at}  (checkpoint: {checkpoint})")

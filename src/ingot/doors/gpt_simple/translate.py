@@ -18,7 +18,8 @@ from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.names import SETTINGS, key_name
 from ingot.errors import CheckpointError, ConfigError, IngotError
-from ingot.runs.steps import INDEX, named_path, saved_steps
+from ingot.runs.finding import going_on_from
+from ingot.runs.steps import named_path, saved_steps
 from ingot.runtime.files import user_path
 
 DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone
@@ -61,20 +62,11 @@ def kept_tokens(config: Config) -> int | None:
 
     They are part of what a checkpoint says, so another number of ranks, or another batch in the file, does not change them.
     """
-    from ingot.runs.checkpoints import read_index
-
-    if config.training.resume == "scratch":
-        return None
-    checkpoint = resume_path(config)
-    found: list[Path] = []
-    if checkpoint is not None:
-        found = [checkpoint] if (checkpoint / INDEX).is_file() else list(saved_steps(checkpoint / "checkpoints").values())[::-1]
-    for path in found or reversed(list(saved_steps(Path(config.training.output_dir) / "checkpoints").values())):
-        try:
-            return int(read_index(path)["progress"]["config"]["training"]["tokens_per_step"])
-        except (CheckpointError, KeyError, TypeError):
-            continue  # a damaged one: the run goes on from the one before
-    return None
+    try:
+        found = going_on_from(resume_setting(config), Path(config.training.output_dir))
+        return int(found.progress["config"]["training"]["tokens_per_step"]) if found is not None else None
+    except (CheckpointError, KeyError, TypeError):
+        return None  # which the checks before a run tell
 
 
 def tell_batch(config: Config, world_size: int, kept: int | None, told: Callable[[str], None]) -> None:
@@ -102,12 +94,9 @@ def resume_path(config: Config) -> Path | None:
     return found
 
 
-def _resume(config: Config) -> str:
-    """training.resume of ours; a checkpoint of the original becomes one of ours in output_dir before the run."""
-    path = resume_path(config)
-    if path is not None and is_checkpoint(path):
-        return "auto"
-    return str(path or RESUMES.get(config.training.resume, config.training.resume))
+def resume_setting(config: Config) -> str:
+    """training.resume of ours; a checkpoint of the original's that it names becomes one of ours in output_dir before the run."""
+    return str(resume_path(config) or RESUMES.get(config.training.resume, config.training.resume))
 
 
 def _already_read(config: Config) -> str | None:
@@ -206,7 +195,7 @@ def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": PRECISIONS.get(t.mixed_precision, t.mixed_precision),
         "training.priming_steps": 0,
-        "training.resume": _resume(config),
+        "training.resume": resume_setting(config),
         "training.save_seconds": 0,
         "training.keep_every": t.keep_milestone_every or 0,
         "evaluation.at_start": False,

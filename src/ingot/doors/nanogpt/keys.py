@@ -141,7 +141,7 @@ SETTINGS = {
 }  # fmt: skip
 NAMES = {path: name for name, path in SETTINGS.items()} | {
     "data.tokenizer": "--tokenizer", "data.trust_tokens": "--trust_tokens",
-    "model.context": "block_size", "training.tokens_per_step": "tokens per iteration",
+    "model.context": "block_size", "training.max_steps": "max_iters", "training.tokens_per_step": "tokens per iteration",
 }  # fmt: skip
 
 

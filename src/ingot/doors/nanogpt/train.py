@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.doors.entry import process_start, say, warn
 from ingot.doors.nanogpt.command_line import Given, enter
+from ingot.doors.nanogpt.keys import key_name
 from ingot.doors.nanogpt.mfu import RunningMfu, find_peak
 from ingot.doors.nanogpt.translate import ModelArgs, check_data, record, settle, settle_tokenizer, translate
 from ingot.errors import IngotError, PeerLost
@@ -137,6 +138,7 @@ def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: Device) -> tu
     """What the run starts from: the first rank looks and tidies the folder, and tells the others."""
     from ingot.backends.open import open_group
     from ingot.doors.nanogpt.initial import check_folder, find_start, settle_folder
+    from ingot.plan.validate import check_before_training
 
     group = open_group(device, ranks)
     if ranks.first:
@@ -144,6 +146,7 @@ def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: Device) -> tu
             check_folder(Path(values["out_dir"]))
             start = find_start(values, say, warn)
             resolved, elapsed = settle_folder(values, start, say, warn)
+            check_before_training(resolved.config, ranks.world_size, warn, name=key_name)
         except IngotError as error:
             group.broadcast(json.dumps({"exit_code": error.exit_code}))
             raise

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from golf_kit import REPO, TEXTS, THREE, Folder, Repository, byte_ids, forget_user, lines, sidecar
 from hub_server import serving
+from shard_files import write_shard
 
-from ingot.data.store.shards import write_shard
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.doors.golf.data.export import Settings
 from ingot.errors import DataError

@@ -1,0 +1,104 @@
+"""`ingot plot`: the curves of runs, in the terminal or as a picture."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ingot.doors.charts.panels import Line, Panel
+from ingot.doors.cli.options import AsJson
+from ingot.doors.output import for_reader, print_json, visible
+from ingot.doors.status_line import is_terminal
+from ingot.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from ingot.runs.curves import Curves
+    from ingot.runs.run import Run
+
+PICTURE = "--output"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("plot")(plot)
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, drawn together.")],
+    output: Annotated[
+        Path | None, typer.Option(PICTURE, "-o", metavar="FILE", help="Draw a picture, .png or .svg, instead of text.")
+    ] = None,
+    axis: Annotated[
+        Literal["steps", "tokens", "seconds"], typer.Option("--x", help="What is counted from left to right.")
+    ] = "steps",
+    sample: Annotated[bool, typer.Option("--sample", help="Show what the first run wrote last beside its curves.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draw training loss and bits per byte of runs, those that go on included."""
+    from ingot.runs.curves import read_curves
+    from ingot.runs.run import Run
+    from ingot.runtime.pictures import check_picture
+
+    if output is not None:
+        check_picture(output, PICTURE)
+    opened = [Run.open(path) for path in runs]
+    curves = {name: read_curves(run, axis) for name, run in zip(_names(runs), opened, strict=True)}
+    if empty := [name for name, found in curves.items() if not found.loss and not found.val_bpb]:
+        raise CheckpointError(f"{empty[0]} has no step to draw yet; leave it out or wait for its first")
+    text = _last_sample(opened[0]) if sample else ""
+    if output is not None:
+        from ingot.doors.charts.picture import draw_panels
+
+        draw_panels(_panels(curves, axis), visible(text), output, PICTURE)
+    if as_json:
+        drawn = {name: {"loss": found.loss, "val_bpb": found.val_bpb} for name, found in curves.items()}
+        print_json({"x": axis, "runs": drawn, "picture": output})
+    elif output is not None:
+        print(output)
+    else:
+        _print(_panels(curves, axis), text)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """What the runs are called: their folders, with as much of the path before as tells them apart."""
+    names = [path.resolve().name for path in paths]
+    return [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
+
+
+def _panels(curves: Mapping[str, Curves], axis: str) -> list[Panel]:
+    losses = [Line(name, found.loss) for name, found in curves.items() if found.loss]
+    scores = [Line(name, found.val_bpb) for name, found in curves.items() if found.val_bpb]
+    panels = [Panel("training loss, nats per token", axis, losses), Panel("validation, bits per byte", axis, scores)]
+    return [panel for panel in panels if panel.lines]
+
+
+def _last_sample(run: Run) -> str:
+    samples = run.samples()
+    if not samples:
+        raise CheckpointError(f"{run.path} has no samples; leave --sample out, or train with --evaluation.sample_tokens 400")
+    return samples[max(samples)].read_text(errors="replace").strip()
+
+
+def _print(panels: Sequence[Panel], text: str) -> None:
+    from ingot.doors.charts.terminal import panel_lines
+
+    colours = is_terminal(sys.stdout) and "NO_COLOR" not in os.environ
+    width = shutil.get_terminal_size().columns
+    for number, panel in enumerate(panels):
+        print("\n" * bool(number) + "\n".join(panel_lines(panel, width, colours=colours, braille=_shows_braille())))
+    if text:
+        print(f"\n{for_reader(text)}")
+
+
+def _shows_braille() -> bool:
+    try:
+        "⠿┤".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

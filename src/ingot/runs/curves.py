@@ -1,0 +1,58 @@
+"""The curves of a run, as its metrics.jsonl tells them: training loss and bits per byte, over steps, tokens or seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from ingot.runs.run import Run
+
+Axis = Literal["steps", "tokens", "seconds"]
+Point = tuple[float, float]
+FIELDS = {"steps": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
+MOST_POINTS = 400  # of one curve: more are means of neighbours, which no picture shows apart
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a run's numbers were, each with the place on the axis; `val_bpb` is empty where nothing was evaluated."""
+
+    loss: list[Point]
+    val_bpb: list[Point]
+
+
+def read_curves(run: Run, axis: Axis = "steps") -> Curves:
+    """The curves of a run up to now; a number that is not finite leaves a gap."""
+    records, _ = run.metrics()
+    trained = [record for record in records if record.get("kind") == "train"]
+    judged = [record for record in records if record.get("kind") == "evaluation"]
+    if axis == "tokens":  # an evaluation tells the tokens that it scored, not those trained on
+        seen = {record.get("step"): record.get("tokens") for record in trained}
+        judged = [{**record, "tokens": seen.get(record.get("step"), 0)} for record in judged]
+    return Curves(thinned(_points(trained, axis, "loss")), _points(judged, axis, "val_bpb"))
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """As many points as asked for at most, each the mean of a stretch of neighbours."""
+    if len(points) <= most:
+        return list(points)
+    bounds = [len(points) * i // most for i in range(most + 1)]
+    stretches = [points[begin:end] for begin, end in pairwise(bounds)]
+    return [(_mean(x for x, _ in stretch), _mean(y for _, y in stretch)) for stretch in stretches]
+
+
+def _points(records: Iterable[Mapping[str, Any]], axis: Axis, name: str) -> list[Point]:
+    pairs: list[tuple[Any, Any]] = [(record.get(FIELDS[axis]), record.get(name)) for record in records]
+    return [(float(x), float(y)) for x, y in pairs if _is_number(x) and _is_number(y)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)

@@ -1,0 +1,58 @@
+"""The artifact of a completed run: written into its folder, held against the budget, and scored by another process."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
+from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
+from ingot.errors import RunError
+from ingot.runs.folder import RunFolder
+from ingot.runtime.files import writing
+from ingot.runtime.tensors import TensorRecord
+from ingot.train.export import Exported
+from ingot.train.stopping import Shutdown
+from ingot.train.trainer import Trainer
+
+
+def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
+    """Write the artifact into the run folder and let another process score it."""
+    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
+    rows = trainer.artifact_rows() if scored else None
+    weights = trainer.backend.weights()
+    if trainer.outputs is None:
+        return None
+    report = _export(trainer, trainer.outputs.folder, weights)
+    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
+
+
+def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord]) -> ArtifactReport:
+    """Write the artifact and hold it against the budget."""
+    config, progress = trainer.config, trainer.progress
+    a, limit = config.artifact, config.budget.artifact_bytes
+    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if progress.val_whole else None}
+    if not a.tokenizer:
+        facts["tokenizer"] = None
+    path = folder.artifact / artifact_name(a.codec)
+    trainer.reporter.waiting("exporting")
+    with writing(path):
+        report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype)
+    if limit is not None and report.bytes > limit:
+        over = f"{report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
+        trainer.reporter.message(f"{path} has {report.bytes:,} bytes, {over}; what would fit: ingot export {folder.path}")
+    return report
+
+
+def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -> float | None:
+    """The bits per byte of the file that was written, by a process that knows nothing but the file."""
+    trainer.backend.release()
+    trainer.reporter.message(f"scoring {path}")
+    try:
+        progress, stop = partial(trainer.reporter.waiting, SCORING), lambda: shutdown.requested
+        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
+    except RunError:
+        if not shutdown.requested:
+            raise
+    trainer.reporter.message(f"{path} was not scored: interrupted; score it with: ingot eval --artifact {path}")
+    return None

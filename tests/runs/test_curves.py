@@ -1,0 +1,44 @@
+"""The curves of a run are what its metrics say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.runs.curves import Axis, read_curves, thinned
+from ingot.runs.run import Run
+
+
+def run_of(folder: Path, *records: dict[str, Any]) -> Run:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return Run(folder)
+
+
+@pytest.mark.parametrize(("axis", "places"), [("steps", [1, 2]), ("tokens", [64, 128]), ("seconds", [0.5, 1.5])])
+def test_loss_and_score_stand_over_the_axis_that_is_asked_for(tmp_path: Path, axis: Axis, places: list[float]):
+    run = run_of(
+        tmp_path,
+        {"kind": "train", "step": 1, "loss": 5.0, "tokens": 64, "elapsed_seconds": 0.5},
+        {"kind": "train", "step": 2, "loss": 4.0, "tokens": 128, "elapsed_seconds": 1.5},
+        {"kind": "evaluation", "step": 2, "val_bpb": 3.0, "tokens": 999, "elapsed_seconds": 1.5},
+    )
+    found = read_curves(run, axis)
+    assert found.loss == [(places[0], 5.0), (places[1], 4.0)]
+    assert found.val_bpb == [(places[1], 3.0)]
+
+
+def test_a_number_that_is_not_finite_leaves_a_gap(tmp_path: Path):
+    run = run_of(
+        tmp_path, *({"kind": "train", "step": step, "loss": loss} for step, loss in enumerate([2.0, None, float("nan")]))
+    )
+    assert read_curves(run).loss == [(0, 2.0)]
+
+
+def test_many_points_become_means_of_neighbours_and_few_stay_as_they_are():
+    points = [(float(x), float(x % 2)) for x in range(1000)]
+    assert thinned(points, 1000) == points
+    few = thinned(points, 100)
+    assert len(few) == 100 and few[0] == (4.5, 0.5) and few[-1] == (994.5, 0.5)

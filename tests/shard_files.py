@@ -1,0 +1,20 @@
+"""Shards for tests, written whole."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.store.shards import ShardWriter
+
+
+def write_shard(path: Path, tokens: NDArray[Any], wide: bool = False) -> str:
+    """Write a shard with these tokens; returns its sha256."""
+    with ExitStack() as files:
+        writer = ShardWriter(path, files, len(tokens), wide=wide)
+        writer.append(tokens.astype(np.uint32 if wide else np.uint16, copy=False))
+        return writer.close()
