@@ -305,8 +305,8 @@ def test_a_recipe_and_a_file_with_a_base_are_too_much(tmp_path: Path) -> None:
     [
         ("model.layers", 1001), ("model.layers", 10**30), ("model.width", 2**31), ("model.heads", 10**20),
         ("model.context", 10**20), ("model.vocab_size", 10**20), ("data.seq_len", 2**31), ("data.epochs", 10**20),
-        ("data.spans", 10**20), ("optimizer.muon_iterations", 101),
-        ("optimizer.learning_rate", 1e300), ("optimizer.warmup_steps", 10**20),
+        ("data.spans", 10**20), ("optimizer.muon_iterations", 101), ("optimizer.learning_rate", 1e300),
+        ("optimizer.warmup_steps", 10**20),
         ("training.max_steps", 10**20), ("training.tokens_per_step", 10**20), ("training.priming_steps", 10**12),
         ("training.keep_every", 10**20), ("evaluation.sample_tokens", 10**12), ("evaluation.temperature", 1e300),
         ("evaluation.micro_batch", 10**20),

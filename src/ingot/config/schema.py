@@ -153,6 +153,11 @@ class TrainingSection(Section):
     )
     seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the best one of torch's.")
+    threads: Positive | Literal["auto"] = Field(
+        "auto",
+        description="Threads of a rank on a CPU; another number rounds differently. auto: what OMP_NUM_THREADS says, else as "
+        "many as are fastest here when the run begins, which it keeps.",
+    )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
         description="Arithmetic of forward and backward; weights stay float32. auto: bf16 on GPUs that have it, fp16 on older "
@@ -162,7 +167,7 @@ class TrainingSection(Section):
     deterministic: bool = Field(
         False,
         description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "
-        "micro_batch. Slower, and only the gpt2 family is compiled; a CPU does so anyway.",
+        "micro_batch. Slower, and only the gpt2 family is compiled; a CPU does so anyway, with the same threads.",
     )
     loss_chunk: Positive | None = Field(
         None,

@@ -145,7 +145,7 @@ def _told(error: BaseException) -> IngotError | None:
 
 
 def _no_memory(error: BaseException) -> bool:
-    """Whether an error is that of torch's allocators, or Python's, at the end of the memory."""
+    """Whether an error is that of an allocator, of torch, MLX or Python, at the end of the memory."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    said = ("not enough memory", "can't allocate memory")
+    said = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(words in str(error) for words in said)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from ingot.errors import CheckpointError, Setting, Unreadable
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
 from ingot.runs.telling import tells_all
-from ingot.runtime.files import fsync_dir, read_json, write_atomically
+from ingot.runtime.files import fsync_dir, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 VERSION = 1
@@ -184,8 +184,8 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
 def read_kind(path: Path) -> Kind:
     """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
     try:
-        found = read_json(path / INDEX).get("kind")
-        return found if found in ("shutdown", "final") else "regular"
+        kind = read_json(path / INDEX).get("kind")
+        return kind if kind in get_args(Kind) else "regular"
     except (OSError, ValueError, AttributeError):
         return "regular"
 
@@ -198,9 +198,11 @@ def note_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = N
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed saves left behind."""
+    """Remove what killed saves, and kills while a saved one was noted in, left behind."""
     for leftover in folder.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
+    for path in saved_steps(folder).values():
+        sweep_temporaries(path)
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -39,11 +39,11 @@ from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
-from ingot.train.sources import check_sources
+from ingot.train.sources import begin_with_weights, begins_new, check_sources
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
-from ingot.train.walltime import find_walltime
-from ingot.trained.weights import locate_weights, open_weights
+from ingot.train.walltime import Walltime, find_walltime
+from ingot.trained.weights import locate_weights
 
 
 def run(
@@ -70,31 +70,18 @@ def run(
     reporter.waiting("building the model")
     with ExitStack() as stack:
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
+        loaded = config.training.weights is not None and (force or begins_new(config))
+        if loaded:  # now, so that what does not fit leaves no run folder
+            begin_with_weights(config, backend, dataset.tokenizer)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
-        outputs, checkpoint = None, None
-        if ranks.first:
-            try:
-                folder = _claim(resolved, reporter, stack, files if force else None, facts, shutdown)
-                reporter = MultiReporter(reporter, LineReporter(folder.log))
-                checkpoint = find_state(config, folder, facts, reporter.message)
-                outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
-                shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
-                if walltime is not None:
-                    reporter.message(f"{walltime}; this session saves and stops before that")
-            except IngotError as error:
-                backend.broadcast(json.dumps({"exit_code": error.exit_code}))
-                raise
-            except Interrupted:
-                backend.broadcast(json.dumps({"reason": shutdown.reason}))
-                return not_begun(config, shutdown.reason)
-        told = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
-        if "exit_code" in told:
-            raise PeerLost(told["exit_code"])
-        if "reason" in told:
-            return not_begun(config, told["reason"])
-        if told["checkpoint"] is not None and checkpoint is None:
-            checkpoint = load_checkpoint(Path(told["checkpoint"]))
-        progress = _start_of(config, backend, checkpoint)
+        try:
+            to_delete = files if force else None
+            outputs, checkpoint, reporter = _open_run(resolved, backend, facts, reporter, stack, shutdown, walltime, to_delete)
+        except Interrupted:
+            return not_begun(config, shutdown.reason)
+        if checkpoint is None and config.training.weights is not None and not loaded:
+            begin_with_weights(config, backend, dataset.tokenizer)
+        progress = resume(backend, checkpoint)
         reporter = _tracked(config, outputs, progress, door, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.facts = facts
@@ -111,18 +98,51 @@ def run(
     return result
 
 
+def _open_run(
+    resolved: ResolvedConfig,
+    backend: Backend,
+    facts: dict[str, Any],
+    reporter: Reporter,
+    stack: ExitStack,
+    shutdown: Shutdown,
+    walltime: Walltime | None,
+    to_delete: Sequence[str] | None,
+) -> tuple[RunOutputs | None, Checkpoint | None, Reporter]:
+    """The run folder on the first rank, the checkpoint that every rank goes on from, and a reporter that writes there too.
+
+    Interrupted, on every rank: a stop came first.
+    """
+    outputs, checkpoint = None, None
+    if backend.ranks.first:
+        try:
+            folder = _claim(resolved, reporter, stack, to_delete, facts, shutdown)
+            reporter = MultiReporter(reporter, LineReporter(folder.log))
+            checkpoint = find_state(resolved.config, folder, facts, reporter.message)
+            outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
+            shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
+            if walltime is not None:
+                reporter.message(f"{walltime}; this session saves and stops before that")
+        except IngotError as error:
+            backend.broadcast(json.dumps({"exit_code": error.exit_code}))
+            raise
+        except Interrupted:
+            backend.broadcast(json.dumps({"reason": shutdown.reason}))
+            raise
+    told = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
+    if "exit_code" in told:
+        raise PeerLost(told["exit_code"])
+    if "reason" in told:
+        shutdown.reason = told["reason"]
+        raise Interrupted
+    if told["checkpoint"] is not None and checkpoint is None:
+        checkpoint = load_checkpoint(Path(told["checkpoint"]))
+    return outputs, checkpoint, reporter
+
+
 def _choices(checkpoint: Checkpoint | None) -> dict[str, Any]:
     """What an earlier session found out on its machine; what is not understood is found out anew."""
     found = checkpoint.progress.get("choices") if checkpoint is not None else None
     return found if isinstance(found, dict) else {}
-
-
-def _start_of(config: Config, backend: Backend, checkpoint: Checkpoint | None) -> Progress:
-    """Put the state that the session begins with into the backend: a checkpoint's, or the first with weights that are named."""
-    if checkpoint is None and config.training.weights is not None:
-        weights = open_weights(user_path(config.training.weights))
-        backend.load_weights(weights.tensors, str(weights.path))
-    return resume(backend, checkpoint)
 
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:

@@ -10,7 +10,8 @@ from ingot.backends.base import Inference
 from ingot.backends.open import open_backend
 from ingot.config.schema import Config
 from ingot.data.formats.foreign import NoTokenizer
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.open import open_dataset, resolve
+from ingot.data.prepare.sample import PREFIX
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
@@ -182,6 +183,8 @@ class LoadedModel:
         config, path = self.scored_by(stride, seq_len), self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
+        if data is None and not (named := config.data.path).startswith(PREFIX) and not resolve(named).exists():
+            raise DataError(f"{path} was trained on {named}, which is not here; say what to score it on with --data DIR")
         dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
         own = self.weights.facts.get("tokenizer_fingerprint") is not None
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (

@@ -128,6 +128,11 @@ class Broken(Good):
         raise RuntimeError("no such\nthing")
 
 
+class Ends(Good):
+    def logits(self, tokens: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+
 def check(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     own_model.check(make(), "mine.py", VOCAB, LENGTH, documents=False)
@@ -146,14 +151,14 @@ BAD = {
     Pair: r"forward\(tokens\) returns a tuple; it must return logits of shape \(1, 24, 17 or more\)",
     LastOnly: r"forward\(tokens\) returns shape \(1, 1, 17\); it must return logits of shape \(1, 24, 17 or more\)",
     Idle: r"the loss gives spare\.weight and 1 more no gradient; use it in forward or freeze it with requires_grad_\(False\)",
+    Ends: r"forward\(tokens\) fails: SystemExit: 0",
     Broken: r"forward\(tokens\) fails: RuntimeError: no such thing",
 }
 
 
 def test_a_model_that_is_a_part_of_itself_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.again = self\n"
-    )
+    begin = "from torch import nn\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    (tmp_path / "mine.py").write_text(begin + "        self.again = self\n")
     with pytest.raises(ConfigError, match="Model is a part of itself"):
         ingot.train(model={"file": str(tmp_path / "mine.py")}, training={"max_steps": 1, "device": "cpu"}, quiet=True)
 

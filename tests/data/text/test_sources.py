@@ -507,6 +507,7 @@ def fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: info)
     monkeypatch.setattr("ingot.data.hub.snapshot_download", lambda *_, **__: str(file.parent))
+    monkeypatch.setattr("ingot.data.hub.connect", lambda endpoint: None)
     assert fetch("hf:org/name") == [file]
     return file
 

@@ -30,7 +30,7 @@ MOST_WORDS = 1000  # in a row: each document is compared in as many places as it
 class Limits:
     """When a difference becomes a finding."""
 
-    byte_gap: float = 0.005  # between the bytes that tokens stand for and those of the text
+    byte_gap: float | None = None  # between the bytes that tokens stand for and those of the text; None: as the check has it
     ngram_words: int = 13  # in a row that are compared
     overlap_share: float = 0.5  # of a document's runs of words that may be in train
 
@@ -38,7 +38,7 @@ class Limits:
         if not 1 <= self.ngram_words <= MOST_WORDS:
             raise ConfigError(f"--ngram-words {self.ngram_words} is not a run of words; give 1 to {MOST_WORDS:,}")
         for name in ("byte_gap", "overlap_share"):
-            if not 0 <= getattr(self, name) <= 1:
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not a share; give 0 to 1")
 
 

@@ -225,14 +225,26 @@ def _export_gpt_simple(source: Weights, output: Path | None, force: bool) -> dic
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
-    """Where the result goes, made sure of before anything is computed."""
+    """Where the result goes, made sure of before anything is computed; in its own run folder an artifact may be made anew."""
     if output is None and source.run is not None:
         output = source.run / "artifact" / name
         output.parent.mkdir(exist_ok=True)
+        force = force or _is_artifact(output)
     if output is None:
         raise ConfigError(f"{source.path} belongs to no run folder; say where the result goes with --output")
     check_target(output, name in ("huggingface", "gpt-simple"), force)
     return output
+
+
+def _is_artifact(path: Path) -> bool:
+    """Whether a file is one that Ingot wrote, so that nothing of the user's is lost with it."""
+    from ingot.artifact.container import read_artifact
+
+    try:
+        read_artifact(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def check_target(target: Path, folder: bool, force: bool) -> None:

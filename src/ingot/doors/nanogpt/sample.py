@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.doors.entry import say, warn
 from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.keys import PRECISIONS
+from ingot.doors.output import for_reader
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import readable
 
@@ -46,7 +47,7 @@ def sample(given: Given) -> None:
     if not start:
         warn("start is empty: the texts begin as a document does, or with a newline where the tokenizer marks no beginning")
     for text in texts(loaded, start, values, precision):
-        print(text)
+        print(for_reader(text))
         say(DASHES)
 
 
