@@ -92,6 +92,17 @@ def test_a_state_with_a_senseless_clock_is_no_state(tmp_path: Path, field: str, 
     assert read_state(tmp_path) is None
 
 
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_state_that_names_many_processes_is_no_state(tmp_path: Path, pid: int) -> None:
+    """`ingot stop --force` would send them all its signal."""
+    with Heartbeat(tmp_path, 1000):
+        pass
+    path = tmp_path / "state.json"
+    assert read_state(tmp_path) is not None
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": pid}))
+    assert read_state(tmp_path) is None
+
+
 def test_fields_that_a_later_version_may_add_are_passed_over(tmp_path: Path) -> None:
     with Heartbeat(tmp_path, 1000):
         pass

@@ -126,7 +126,7 @@ def read_state(folder: Path) -> State | None:
         state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
         sound = all(is_of(getattr(state, field.name), str(field.type)) for field in fields(State))
         sound = sound and state.status in get_args(Status) and math.isfinite(state.age_seconds)
-        sound = sound and 0 < state.heartbeat_seconds < math.inf
+        sound = sound and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # signals to others go to many processes
     except (OSError, ValueError, TypeError, OverflowError):
         return None
     return state if sound else None
