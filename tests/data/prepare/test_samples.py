@@ -167,3 +167,14 @@ def test_a_sample_that_another_user_cached_is_not_trusted(tmp_path, monkeypatch,
     os.chown(other.parent, 65534, 65534)
     with pytest.raises(DataError, match="was made by another user"):
         sample_path("shakespeare", "byte")
+
+
+def test_a_cache_that_may_not_be_looked_into_is_replaced_by_a_temporary_one(open_folder, as_nobody, monkeypatch, caplog):
+    (open_folder / "closed").mkdir(mode=0)
+    monkeypatch.setenv("INGOT_CACHE", str(open_folder / "closed" / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+    with as_nobody():
+        folder = sample_path("shakespeare", "byte")
+        assert folder.parent == open_folder / f"ingot-{os.getuid()}"
+    (open_folder / "closed").chmod(0o700)
+    assert "Permission denied" in caplog.text

@@ -77,7 +77,7 @@ def is_sound(folder: Path) -> bool:
     """Whether a folder holds prepared data that can be opened."""
     try:
         Dataset.open(folder)
-    except DataError:
+    except (DataError, OSError):  # it may not be looked into, for one
         return False
     return True
 
