@@ -269,6 +269,7 @@ def test_eval_says_by_which_rows_and_bytes_it_scored_and_takes_others(overlappin
     assert len({usual["val_bpb"], far["val_bpb"], short["val_bpb"]}) == 3
     assert told("--stride", 33)["error"] == "a stride of 33 is not from 1 to the 32 tokens of a row"
     assert "rows of 33 tokens are not from 1 to the 32 that" in told("--seq-len", 33)["error"]
+    assert "are not from 1 to the 32 that" in told("--seq-len", 2**64)["error"]
     plain = CliRunner().invoke(app, [str(overlapping), "--device", "cpu"]).stdout
     assert re.search(r"^rows +([\d,]+) of \1, 32 tokens long, 8 apart$", plain, re.M)
     assert re.search(r"^bytes +[\d,]+, of the text$", plain, re.M)

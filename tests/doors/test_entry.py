@@ -15,6 +15,7 @@ from ingot.doors import entry
 from ingot.doors.cli import main
 from ingot.doors.entry import BROKEN_PIPE, explained
 from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, PeerLost, RunError, Setting
+from ingot.model.own import load_class
 
 
 def ended(error: BaseException, **how) -> int:
@@ -177,3 +178,56 @@ def test_warnings_show_control_characters_and_do_not_send_them(capsys):
         assert handler is not None
         handler.handle(logging.makeLogRecord({"msg": "passed over %s", "args": ("c\x1b[0m",), "levelno": logging.WARNING}))
     assert capsys.readouterr().err == "no a\\x1b[31mb\npassed over c\\x1b[0m\n"
+
+
+OWN_MODEL = """
+import sys
+from torch import nn
+
+def helper(x):
+    return x.nowhere
+
+class Model(nn.Module):
+    def forward(self, x):
+        if x == "exit":
+            sys.exit(0)
+        if x == "raise":
+            raise KeyError("a message of the user's")
+        return helper(x)
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN_MODEL)
+    return load_class(str(tmp_path / "mine.py"))()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("attribute", "mine.py:14 in forward: return helper(x) > mine.py:6 in helper: return x.nowhere > AttributeError: 'str' "),
+        ("raise", """mine.py:13 in forward: raise KeyError("a message of the user's") > KeyError: "a message of the user's"\n"""),
+        ("exit", "mine.py:11 in forward: sys.exit(0) > SystemExit: it ends the program with 0\n"),
+    ],
+)
+def test_an_error_in_a_model_of_ones_own_shows_its_lines_and_not_ours(capsys, own_model, given, said):
+    with explained("it.py") as outcome:
+        own_model(given)
+    told = capsys.readouterr().err
+    assert told.startswith(f"it.py: error: your model fails: {said}") and told.count("\n") == 1 and outcome.code == 1
+
+
+def test_an_error_that_a_model_of_ones_own_causes_elsewhere_is_still_its_own(capsys, own_model):
+    with explained("it.py") as outcome:
+        try:
+            own_model("raise")
+        except KeyError as error:
+            raise RuntimeError("compiling failed") from error
+    assert "mine.py:13" in capsys.readouterr().err and outcome.code == 1
+
+
+def test_a_program_that_ends_itself_ends_as_it_says():
+    with pytest.raises(SystemExit) as ended, explained("it.py"):
+        sys.exit(7)
+    assert ended.value.code == 7

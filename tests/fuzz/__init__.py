@@ -10,8 +10,8 @@ of a case: none depends on those before it. All run in one process, which import
 in a folder of its own.
 
 What must hold, whatever is given (promises.py): no traceback and no warning of Python's, an exit code that docs/run-folder.md
-lists, an error that is one readable line, an end within 30 seconds and 2 GB, no temporary file, process, thread or handler left,
-no file of the user's changed.
+lists, an error that is one readable line, an end within a minute and 2 GB, no temporary file, process, thread or handler left, no
+file of the user's changed.
 
 | file | what is in it |
 |---|---|
@@ -22,6 +22,7 @@ no file of the user's changed.
 | world.py | the sound files, made once for each process |
 | doors.py, scenarios.py | the commands that work, and what each may be given and may write |
 | cases.py | one case, drawn from a seed and a number |
+| confine.py | keeps all of it in one folder: as root, a case that writes to /dev/null would replace it |
 | running.py | runs a case and watches it |
 | promises.py | what a case has broken |
 """

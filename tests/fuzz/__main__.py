@@ -8,15 +8,19 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from .confine import confine
 
 if TYPE_CHECKING:
     from .cases import Case
     from .running import Outcome
 
+CURRENT = "current"  # the file that names the case that runs
 SHOWN = 2000  # characters of a command, and of what it printed, that are shown with a failure
 
 
@@ -33,12 +37,32 @@ def main(arguments: list[str] | None = None) -> int:
     numbers = range(given.first, given.first + given.cases) if given.case is None else [given.case]
     home = Path(tempfile.mkdtemp(prefix="ingot-fuzz-"))
     try:
-        return int(run_cases(home, given.seed, numbers, given.door, given.case is not None).total() > 0)
+        # A process of its own: it can be confined to the folder, and what ends it is told.
+        if not (child := os.fork()):
+            _run(home, given.seed, numbers, given.door, given.case is not None)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code not in (0, 1):
+            print(f"it ended with {code} in the case {(home / CURRENT).read_text() if (home / CURRENT).exists() else 'none'}")
+        return int(code != 0)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run_cases(home: Path, seed: int, numbers: Iterable[int], door: str | None = None, whole: bool = False) -> Counter[str]:
+def _run(home: Path, seed: int, numbers: Iterable[int], door: str | None, whole: bool) -> NoReturn:
+    code = 2
+    try:
+        confined = confine(home)  # before anything starts a thread, which would not be
+        code = int(run_cases(home, seed, numbers, confined, door, whole).total() > 0)
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_cases(
+    home: Path, seed: int, numbers: Iterable[int], confined: bool, door: str | None = None, whole: bool = False
+) -> Counter[str]:
     """Run cases in a folder; returns how often each promise was broken. With `whole` all that they print is shown."""
     from .cases import make_case
     from .promises import broken
@@ -47,13 +71,13 @@ def run_cases(home: Path, seed: int, numbers: Iterable[int], door: str | None = 
 
     began = time.monotonic()
     world = make_world(home / "world", home / "making")
-    print(f"made the sound files in {time.monotonic() - began:.1f} s; {home / 'current'} names the case that runs", flush=True)
+    print(f"made the sound files in {time.monotonic() - began:.1f} s; {home / CURRENT} names the case that runs", flush=True)
     settle()
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     reasons: Counter[str] = Counter()
     for number in numbers:
-        (home / "current").write_text(f"--seed {seed} --case {number}\n")
-        case = make_case(seed, number, world, home / f"case-{number}")
+        (home / CURRENT).write_text(f"--seed {seed} --case {number}\n")
+        case = make_case(seed, number, world, home / f"case-{number}", confined)
         if door in (None, case.scenario.door):
             found = run_case(case, home)
             counts[case.scenario.door][found.code] += 1

@@ -92,7 +92,7 @@ def replace(draw: random.Random, path: Path) -> None:
     """Something else has its name: nothing, a folder, a pipe, a link into nowhere or in a circle, another file."""
     beside = [other for other in path.parent.iterdir() if other.is_file() and other != path]
     path.unlink()
-    match draw.randrange(8):
+    match draw.randrange(7):
         case 0:
             path.mkdir()
         case 1:
@@ -102,10 +102,8 @@ def replace(draw: random.Random, path: Path) -> None:
         case 3:
             path.symlink_to(path.name)
         case 4:
-            path.symlink_to("/dev/zero")
-        case 5:
             path.write_bytes(draw.randbytes(200))
-        case 6 if beside:
+        case 5 if beside:
             shutil.copy(draw.choice(beside), path)
 
 

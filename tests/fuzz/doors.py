@@ -12,6 +12,7 @@ import ingot
 from ingot.doors.cli.main import run
 from ingot.doors.gpt_simple.main import main as gpt_simple
 from ingot.doors.nanogpt.prepare import openwebtext, shakespeare_char
+from ingot.errors import shown
 
 from . import knobs
 from .knobs import Knob
@@ -73,9 +74,9 @@ def of_gpt_simple(given: str, *files: str, keys: bool = False, **more: Any) -> S
     return Scenario("gpt-simple", gpt_simple, named, files, settings=settings, flags=flags, at=files[0], **more)
 
 
-def of_nanogpt(program: str, main: Main, given: tuple[str, ...], at: str = "nanogpt", **more: Any) -> Scenario:
+def of_nanogpt(program: str, main: Main, given: tuple[str, ...], *files: str, at: str = "nanogpt", **more: Any) -> Scenario:
     """One of nanoGPT's programs, in a folder that has data/."""
-    return Scenario(program, main, given, (at, "preset.py"), settings=knobs.nanogpt_keys(program), at=at, **more)
+    return Scenario(program, main, given, (at, "preset.py", *files), settings=knobs.nanogpt_keys(program), at=at, **more)
 
 
 def of_golf(program: str, main: Main, variables: dict[str, str], at: str = "golf", **more: Any) -> Scenario:
@@ -110,10 +111,10 @@ def python_generate(given: list[str]) -> int:
 
 
 def _raised(call: Callable[[], object]) -> int:
-    """What a mistake is to Python: one of our errors."""
+    """What a mistake is to Python: one of our errors, or the disk's."""
     try:
         call()
-    except ingot.IngotError as error:
-        print(f"python: error: {error}", file=sys.stderr)
-        return error.exit_code
+    except (ingot.IngotError, OSError) as error:
+        print(f"python: error: {shown(str(error)[:1000])}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
     return 0

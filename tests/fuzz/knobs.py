@@ -29,7 +29,7 @@ from .values import HUGE, any_word, number_word, path_word
 PATH_NAMES = ("path", "dir", "file", "input", "output", "tokenizer", "weights", "resume", "checkpoint", "config", "data", "read")
 # A process or a compilation takes seconds, so they are hardly asked for here; tests/doors has tests of them.
 FEW = ("workers", "num_workers", "threads")
-NEVER_TRUE = ("compile", "score", "wandb_log", "wandb_project")
+NEVER_TRUE = ("compile", "score")
 NEVER = ("--nproc-per-node", "--nproc_per_node", "--nnodes", "--engine", "--ray-address", "--score", "--probe")
 LARGE = 1000
 SOUND = {
@@ -58,6 +58,8 @@ class Knob:
 
     def draw(self, draw: random.Random) -> str:
         """A value as text: half of the time one that is likely to be sound."""
+        if self.last.startswith("wandb"):
+            return "null"
         if self.last in FEW:
             return draw.choice(("0", "-1", "1", "2", "x", "1.5", ""))
         if self.last in NEVER_TRUE:

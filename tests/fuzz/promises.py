@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import PurePath
 
 from .cases import Case
@@ -95,14 +96,22 @@ def _leaves(case: Case, found: Outcome) -> list[str]:
     return sorted(set(said))
 
 
+def _outputs(case: Case) -> set[str]:
+    """The files that --output and -o name."""
+    pairs = [(word, after) for word, after in pairwise(case.words) if word in ("--output", "-o")]
+    pairs += [(word, after) for word, _, after in (word.partition("=") for word in case.words) if word == "--output"]
+    return {str(PurePath(case.scenario.at, after)) for _, after in pairs}
+
+
 def _may_write(case: Case, names: list[str]) -> bool:
     return all(name.startswith(tuple(f"{folder}/" for folder in case.scenario.writes) or ("\0",)) for name in names)
 
 
 def _changes(case: Case, found: Outcome) -> list[str]:
-    """What was there before is as it was, but for what the command is about."""
+    """What was there before is as it was, but for what the command is about and a file that it was told to write."""
     said = []
+    meant = {*case.scenario.writes, *_outputs(case)}
     for name, was in found.before.items():
-        if not _may_write(case, [name]) and name not in case.scenario.writes and found.after.get(name) != was:
+        if not _may_write(case, [name]) and name not in meant and found.after.get(name) != was:
             said.append(f"{name} is {'changed' if name in found.after else 'gone'}")
     return sorted(said)[:3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +18,12 @@ import pytest
 
 from . import promises, running
 from .cases import Case
+from .confine import tame
 from .doors import Scenario
 from .promises import broken
 from .running import run_case
 
+ROOT = Path(__file__).parents[2]
 left: list[subprocess.Popen[bytes] | int] = []  # what a door goes on holding
 
 
@@ -180,3 +183,41 @@ def test_the_environment_of_a_case_is_its_own(watched, monkeypatch):
     seen: list[bool] = []
     assert watched(lambda words: seen.append("ITERATIONS" in os.environ)) == []
     assert seen == [False]
+
+
+def test_a_confined_process_writes_nowhere_but_in_its_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out.txt").write_text("a file of the user's\n")
+    program = """
+import os, sys
+from pathlib import Path
+from tests.fuzz.confine import confine
+folder = Path(sys.argv[1])
+if not confine(folder / "in"):
+    sys.exit(77)
+(folder / "in" / "new.txt").write_text("ours")
+for attempt in (
+    lambda: (folder / "out.txt").write_text("ours"),
+    lambda: (folder / "out.txt").unlink(),
+    lambda: (folder / "new.txt").touch(),
+    lambda: os.rename(folder / "in" / "new.txt", folder / "out.txt"),
+    lambda: os.truncate(folder / "out.txt", 0),
+    lambda: os.system(f"echo x >> {folder / 'out.txt'}") and os.rmdir("/refused"),
+):
+    try:
+        attempt()
+    except OSError:
+        continue
+    sys.exit("it was allowed")
+"""
+    ran = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    if ran.returncode == 77:
+        pytest.skip("this kernel has no Landlock")
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "out.txt").read_text() == "a file of the user's\n"
+    assert not (tmp_path / "new.txt").exists()
+
+
+@pytest.mark.parametrize("word", ["/", "/dev/null", "..", "../../x", "~/x", "--output=/dev/zero", "--data.path=..", "hf:/x"])
+def test_where_nothing_confines_it_no_word_leads_out_of_its_folder(word):
+    assert ".." not in tame(word) and not re.search(r"(^|[=:])[/~]", tame(word))

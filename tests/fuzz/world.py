@@ -31,7 +31,8 @@ from .models import SOUND
 # A model of a thousand weights, two steps of it, and nothing that takes a process of its own.
 TINY = {
     "model.layers": 1, "model.heads": 2, "model.width": 16, "data.seq_len": 16, "data.path": "data",
-    "training.max_steps": 2, "training.tokens_per_step": 64, "training.device": "cpu", "training.save_every": 1,
+    "training.max_steps": 2, "training.tokens_per_step": 64, "training.device": "cpu", "training.threads": 1,
+    "training.save_every": 1,
     "evaluation.rows": 4, "evaluation.final_rows": 4, "artifact.score": "false", "artifact.codec": "zlib",
 }  # fmt: skip
 GOLF = {**golf_toys.TOY, "ITERATIONS": "1", "DATA_PATH": "data/datasets/toy", "TOKENIZER_PATH": "data/tokenizers/toy.model"}

@@ -133,3 +133,12 @@ def test_two_files_of_one_name_are_two_models(tmp_path):
         (tmp_path / folder / "mine.py").write_text(f"from torch import nn\ndef Model(): return nn.Linear({size}, 1)\n")
     widths = [build({**SETTINGS, "file": str(tmp_path / folder / "mine.py")}).in_features for folder in "ab"]
     assert widths == [3, 5]
+
+
+@pytest.mark.parametrize("code", ["0", "1", "'bye'"])
+def test_a_file_that_ends_the_program_is_a_mistake_whatever_code_it_gives(make, code):
+    with pytest.raises(ValueError, match=r"mine\.py:2 cannot be imported: SystemExit"):
+        make(f"import sys\nsys.exit({code})\n")
+    source = "import sys\nfrom torch import nn\nclass Model(nn.Module):\n    def __init__(self, width):\n"
+    with pytest.raises(ValueError, match=r"mine\.py:5.*cannot be built: SystemExit"):
+        make(f"{source}        sys.exit({code})\n")

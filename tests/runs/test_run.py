@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ingot.config.render import dump_yaml
 from ingot.errors import CheckpointError
 from ingot.runs.folder import RunFolder
 from ingot.runs.metrics import Mark
-from ingot.runs.result import TrainingResult
+from ingot.runs.result import TrainingResult, result_of
 from ingot.runs.run import Run
 from ingot.runs.state import State, this_process
 from ingot.runtime.files import to_json, write_atomically
@@ -211,3 +211,15 @@ def test_a_reader_beside_a_run_that_is_killed_and_resumed_always_sees_whole_line
     assert writer.returncode == 0, writer.stderr.read()
     lines = folder.metrics.path.read_bytes().splitlines()
     assert known == [json.loads(line) for line in lines[:-1]] and known[-1]["session"] == 200 and anew > 20
+
+
+@pytest.mark.parametrize("value", [[], [[]]])
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainingResult) if field.name != "run_dir"])
+def test_a_result_with_values_of_other_kinds_is_none(tmp_path, name, value):
+    known = {field.name: None if "None" in str(field.type) else 0 for field in fields(TrainingResult)}
+    known |= {"status": "completed", "val_other": {}}
+    del known["run_dir"]
+    (tmp_path / "result.json").write_text(json.dumps(known))
+    assert result_of(tmp_path) is not None
+    (tmp_path / "result.json").write_text(json.dumps({**known, name: value}))
+    assert result_of(tmp_path) is None

@@ -4,11 +4,12 @@ import json
 import os
 import socket
 import time
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 
-from ingot.runs.state import Heartbeat, read_state
+from ingot.runs.state import Heartbeat, State, read_state, utc_now
 
 
 def test_the_heartbeat_goes_on_without_the_run_doing_anything(tmp_path: Path, eventually) -> None:
@@ -91,9 +92,30 @@ def test_a_state_with_a_senseless_clock_is_no_state(tmp_path: Path, field: str, 
     assert read_state(tmp_path) is None
 
 
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_state_that_names_many_processes_is_no_state(tmp_path: Path, pid: int) -> None:
+    """`ingot stop --force` would send them all its signal."""
+    with Heartbeat(tmp_path, 1000):
+        pass
+    path = tmp_path / "state.json"
+    assert read_state(tmp_path) is not None
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": pid}))
+    assert read_state(tmp_path) is None
+
+
 def test_fields_that_a_later_version_may_add_are_passed_over(tmp_path: Path) -> None:
     with Heartbeat(tmp_path, 1000):
         pass
     path = tmp_path / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "mood": "fine"}))
     assert read_state(tmp_path) is not None
+
+
+@pytest.mark.parametrize("value", ["x", [], {}, [[]]])
+@pytest.mark.parametrize("name", [field.name for field in fields(State)])
+def test_a_state_with_values_of_other_kinds_is_none(tmp_path, name, value):
+    state = State("running", "host", 1, "boot", utc_now(), utc_now())
+    if isinstance(value, str) and isinstance(getattr(state, name) or "", str):
+        return  # which it may be
+    (tmp_path / "state.json").write_text(json.dumps({**asdict(state), name: value}))
+    assert read_state(tmp_path) is None

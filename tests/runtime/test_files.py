@@ -177,6 +177,12 @@ def test_a_pipe_is_refused_and_not_waited_for(pipe):
         file_sha256(pipe)
 
 
+def test_nothing_is_put_in_the_place_of_a_pipe_or_a_device(pipe):
+    with pytest.raises(OSError, match="it is a pipe or a device, not a plain file"):
+        write_atomically(pipe, b"x")
+    assert pipe.is_fifo() and list(pipe.parent.iterdir()) == [pipe]
+
+
 def test_a_device_that_never_ends_is_refused():
     with pytest.raises(OSError, match="it is a pipe or a device, not a plain file"):
         read_json(Path("/dev/zero"))

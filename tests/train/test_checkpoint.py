@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import CheckpointError, Unreadable
 from ingot.runs.checkpoints import (
+    Checkpoint,
     _checksum,
     load_checkpoint,
     newest_sound,
@@ -28,6 +30,9 @@ from ingot.runs.checkpoints import (
 )
 from ingot.runs.finding import find_checkpoint
 from ingot.runtime.tensors import TensorRecord
+from ingot.train.progress import Progress
+from ingot.train.reading import read_progress
+from ingot.train.resume import check_fits
 from ingot.train.saver import Saver, retain
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
@@ -240,6 +245,16 @@ def test_a_checkpoint_of_a_version_without_kinds_is_a_regular_one(tmp_path):
     assert (load_checkpoint(path).kind, read_kind(path)) == ("regular", "regular")
 
 
+@pytest.mark.parametrize("kind", [0, None, [], "another"])
+def test_a_checkpoint_of_a_kind_that_there_is_not_is_kept_and_deleted_as_a_regular_one(tmp_path, kind):
+    for step in range(1, 5):
+        path = save(tmp_path, step)
+        record = {**read_index(path), "kind": kind}
+        (path / "checkpoint.json").write_text(json.dumps({**record, "sha256": _checksum(record)}))
+    retain(tmp_path, keep_last=2, keep_every=0, best=None)
+    assert list(saved_steps(tmp_path)) == [3, 4]
+
+
 def test_steps_with_more_digits_than_usual_are_still_in_order(tmp_path):
     for step in (99_999_999, 100_000_000, 5):
         save(tmp_path, step)
@@ -299,3 +314,64 @@ def test_a_folder_of_checkpoints_that_may_not_be_listed_is_not_an_empty_one(open
     open_folder.chmod(0)
     with as_nobody(), pytest.raises(Unreadable, match=f"{open_folder} cannot be read: Permission denied"):
         saved_steps(open_folder)
+
+
+WRONG = (None, "x", -1, [], {}, [[]], 0.5, 10**30, [{}], {"a": 1})
+PLACES = [
+    (), ("step",), ("progress",), ("files",), ("files", "model.safetensors"), ("files", "model.safetensors", "sha256"),
+    ("files", "model.safetensors", "bytes"), ("tensors",), ("tensors", "model"), ("tensors", "model", "w"),
+    *(("tensors", "model", "w", key) for key in ("dtype", "shape", "parts")), ("tensors", "model", "w", "parts", 0),
+    ("tensors", "model", "w", "parts", 0, "file"), ("tensors", "model", "w", "parts", 0, "offset"),
+]  # fmt: skip
+
+
+def seal(path: Path, place: tuple[Any, ...], value: Any) -> None:
+    """Write something else into checkpoint.json, with the checksum that belongs to it."""
+    record = json.loads((path / "checkpoint.json").read_text())
+    del record["sha256"]
+    part = record
+    for key in place[:-1]:
+        part = part[key]
+    if place:
+        part[place[-1]] = value
+    else:
+        record = value
+    sealed = {**record, "sha256": _checksum(record)} if isinstance(record, dict) else record
+    (path / "checkpoint.json").write_text(json.dumps(sealed))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)) or "all")
+def test_a_record_with_a_right_checksum_and_wrong_types_is_refused(tmp_path, place):
+    for value in WRONG:
+        path = save(tmp_path, 4)
+        seal(path, place, value)
+        if (place[-1:] == ("progress",) and isinstance(value, dict)) or (
+            place[-1:] in (("step",), ("bytes",)) and value == 10**30
+        ):
+            load_checkpoint(path)  # it says nothing of the run, or anything
+        else:
+            with pytest.raises(CheckpointError, match="step-00000004"):
+                load_checkpoint(path)
+        shutil.rmtree(path)
+
+
+def test_a_tensor_that_its_parts_cannot_fill_is_refused_before_memory_is_taken(tmp_path):
+    path = save(tmp_path, 4)
+    seal(path, ("tensors", "model", "w", "shape"), [10**15])
+    with pytest.raises(CheckpointError, match="its parts do not fill 'w'"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Progress)])
+def test_where_a_run_stood_is_checked_before_it_goes_on(tmp_path, name):
+    sound = asdict(Progress(step=4, sample=8, tokens=16, loss=1.0, val_step=4, best_step=4))
+    assert asdict(read_progress(Checkpoint(tmp_path, 4, {**sound, "other": 1}, {}))) == sound
+    for value in ([[]], {"a": []}, -1 if name in ("step", "sample", "tokens", "elapsed_seconds") else [[1, 2, "x"]]):
+        with pytest.raises(CheckpointError, match="it does not say where its run stood"):
+            read_progress(Checkpoint(tmp_path, 4, {**sound, name: value}, {}))
+
+
+@pytest.mark.parametrize("progress", [{}, {"config": 1}, {"config": {}}, {"config": {"model": []}}, {"config": None}])
+def test_a_checkpoint_that_does_not_say_what_run_it_is_of_is_not_continued(tmp_path, progress):
+    with pytest.raises(CheckpointError, match="it does not say what run it is of"):
+        check_fits(Checkpoint(tmp_path, 4, progress, {}), {"config": {"model": {}, "data": {}, "optimizer": {}, "training": {}}})

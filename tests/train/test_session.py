@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -628,6 +629,37 @@ def test_a_run_whose_newest_checkpoint_may_not_be_read_stops_and_does_not_go_bac
         with pytest.raises(Unreadable, match=r"checkpoints cannot be read: Permission denied"):
             train_tiny(data, folder, training__max_steps=12)
         (folder / "checkpoints").chmod(0o700)
+
+
+class Removes(Reporter):
+    """Takes something away from every checkpoint that was saved."""
+
+    def __init__(self, remove: Callable[[Path], None]) -> None:
+        self.remove = remove
+
+    def saved(self, path: Path, kind: str = "regular") -> None:
+        self.remove(path)
+
+
+@pytest.mark.parametrize(
+    ("remove", "said"),
+    [
+        (shutil.rmtree, None),
+        (lambda path: shutil.rmtree(path.parent), "cannot save step 8 in .*: No such file or directory"),
+        (lambda path: (path / "checkpoint.json").unlink(), "step-00000008 is not a checkpoint: it has no checkpoint.json"),
+        (lambda path: path.parent.chmod(0), "checkpoints.*: Permission denied"),
+    ],
+    ids=["checkpoint", "all", "record", "permission"],
+)
+def test_a_checkpoint_that_is_taken_away_while_it_is_used_is_one_sentence(open_folder, as_nobody, remove, said):
+    with as_nobody():
+        data = write_text(open_folder / "data", seed=0)
+        try:
+            with pytest.raises(CheckpointError, match=said) if said else nullcontext():
+                train_tiny(data, open_folder / "run", Removes(remove), training__max_steps=8)
+        finally:
+            if (open_folder / "run/checkpoints").exists():
+                (open_folder / "run/checkpoints").chmod(0o700)
 
 
 def test_a_run_keeps_the_threads_that_it_began_with(train: Train, tmp_path):

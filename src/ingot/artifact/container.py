@@ -19,7 +19,8 @@ from typing import Any
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
 from ingot.artifact.quantise import dequantise, quantise
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runtime.files import open_to_read, readable, replace_file, to_json
+from ingot.runtime.files import open_to_read, readable, to_json
+from ingot.runtime.leftovers import replace_users_file
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
 MAGIC = b"\x89INGOT\r\n"  # no text, and not whole after a transfer that changes line ends
@@ -69,7 +70,7 @@ def write_artifact(
     records = list(records)
     stored, payload = _pack(records, facts, quantiser, dtype)
     parts = _envelope(payload, codec, progress)
-    with replace_file(path) as file:
+    with replace_users_file(path) as file:
         file.writelines(parts)
     payload_bytes = sum(record.data.nbytes for record in stored)
     parameters = sum(prod(record.shape) for record in records)

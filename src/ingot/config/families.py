@@ -15,7 +15,7 @@ from ingot.model.settings import FileSettings, ModelSettings
 def _family(section: Any) -> str:
     if isinstance(section, dict):
         return "file" if section.get("file") is not None else str(section.get("family", "gpt2"))
-    return str(section.family)
+    return str(getattr(section, "family", section))
 
 
 AnyModel = Annotated[

@@ -6,13 +6,13 @@ nothing to add waits for that.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from ingot.doors.not_ours import show_warnings, told
 from ingot.errors import (
     INTERRUPTED,
     CheckpointError,
@@ -80,7 +80,7 @@ def explained(
         outcome.error = RunError(str(error))
         warn(f"{program}: error: {outcome.error}")
         outcome.code = RunError.exit_code
-    except (MemoryError, RuntimeError, ValueError) as error:
+    except (Exception, SystemExit) as error:
         outcome.error = _told(error)
         if outcome.error is None:
             raise
@@ -114,13 +114,7 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
         if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
-    if logging.lastResort is not None:  # where warnings go
-        logging.lastResort.setFormatter(_Shown())
-
-
-class _Shown(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return shown(super().format(record))
+    show_warnings()
 
 
 def _speaks(error: IngotError) -> bool:
@@ -139,20 +133,15 @@ def _drop_stdout() -> None:
 
 
 def _told(error: BaseException) -> IngotError | None:
-    """What Python's own errors say of the machine or of names that it was given; None: they are mistakes of ours."""
-    said = str(error)
-    if isinstance(error, UnicodeEncodeError) or "embedded null" in said:
-        return ConfigError(f"a name or text holds what none can have ({said})", advice="correct it")
-    if said.startswith("Symlink loop"):
-        return ConfigError(said, advice="give the name of what it should lead to")
-    if _no_memory(error):
-        return RunError(
-            "the memory is full",
-            Setting("training.micro_batch"),
-            Setting("data.seq_len"),
-            advice="lower {0} or {1}, ask for fewer texts or take a smaller model",
-        )
-    return None
+    """What an error says that is no mistake of ours; None: it is one."""
+    if not _no_memory(error):
+        return told(error)
+    return RunError(
+        "the memory is full",
+        Setting("training.micro_batch"),
+        Setting("data.seq_len"),
+        advice="lower {0} or {1}, ask for fewer texts or take a smaller model",
+    )
 
 
 def _no_memory(error: BaseException) -> bool:

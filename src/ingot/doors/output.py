@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError, shown
-from ingot.runtime.files import write_atomically
+from ingot.runtime.leftovers import replace_users_file
 
 
 def print_json(value: Any) -> None:
@@ -43,7 +43,8 @@ def write_file(path: Path, text: str, force: bool = False) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
     try:
-        write_atomically(path.resolve(), text)
+        with replace_users_file(path.resolve()) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 

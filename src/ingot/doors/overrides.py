@@ -1,11 +1,20 @@
-"""Settings on a command line: `--section.key value`, in any door."""
+"""Words on a command line, in any door: settings, `--section.key value`, and what argparse has to say of its options."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import NoReturn
 
 from ingot.errors import ConfigError
+
+
+class Parser(ArgumentParser):
+    """An ArgumentParser whose complaint is an error of ours, and so one line that can be read."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def split_overrides(args: Sequence[str], options: Sequence[str] = ()) -> dict[str, str | bool]:

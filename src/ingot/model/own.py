@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+PREFIX = "ingot_model_"  # of the names of modules that are users' files
+
 
 def build_own(settings: Mapping[str, Any]) -> nn.Module:
     """The model of a `model` section that names a file."""
@@ -21,7 +23,7 @@ def build_own(settings: Mapping[str, Any]) -> nn.Module:
     arguments = fitting_arguments(file, model_class, given, extra)
     try:
         model = model_class(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a file that ends the program is a mistake, whatever code it gives
         raise ValueError(f"model.file={where_in(file, error)}: Model cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.file={file}: Model is not a torch.nn.Module")
@@ -33,14 +35,14 @@ def load_class(file: str) -> Callable[..., nn.Module]:
     path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if not path.is_file():
         raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
-    spec = importlib.util.spec_from_file_location(f"ingot_model_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{PREFIX}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"model.file={file} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look their annotations up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"model.file={where_in(file, error)} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, "Model", None)):
         raise ValueError(f"model.file={file} has no class Model")

@@ -21,6 +21,12 @@ Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # what float
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
+def nearest_divisor(width: int, heads: int) -> int:
+    """The number that divides a width and is nearest to a count of heads; of widths that cannot be, any that divides them."""
+    low = [h for h in range(1, min(math.isqrt(width), 1 << 16) + 1) if width % h == 0]
+    return min([*low, *(width // h for h in low)], key=lambda h: abs(h - heads))
+
+
 class Section(BaseModel):
     """A group of settings; unknown names are errors, numbers may be written as text (`3e-4` is text to YAML)."""
 
@@ -41,8 +47,7 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelSettings:
         if self.width % self.heads:
-            low = [h for h in range(1, math.isqrt(self.width) + 1) if self.width % h == 0]
-            nearest = min([*low, *(self.width // h for h in low)], key=lambda h: abs(h - self.heads))
+            nearest = nearest_divisor(self.width, self.heads)
             raise ValueError(
                 f"model.heads={self.heads} does not divide model.width={self.width}; the nearest count that does is {nearest}"
             )

@@ -12,13 +12,15 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from ingot.errors import CheckpointError, Setting, Unreadable
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
+from ingot.runs.telling import tells_all
 from ingot.runtime.files import fsync_dir, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
@@ -115,6 +117,8 @@ def _assembled(name: str, entry: Mapping[str, Any], files: Mapping[str, Mapping[
     whole, offset = parts[0]
     if len(parts) == 1 and (whole.shape, whole.dtype) == (shape, entry["dtype"]) and not any(offset):
         return whole
+    if sum(part.data.nbytes for part, _ in parts) != prod(shape) * ITEM_BYTES[entry["dtype"]]:  # before memory is taken
+        raise ValueError(f"its parts do not fill {name!r:.100}")
     items = np.zeros((*shape, ITEM_BYTES[entry["dtype"]]), np.uint8)
     filled = np.zeros(shape, np.bool_)
     for part, offset in parts:
@@ -140,10 +144,12 @@ def read_index(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged: it cannot be read") from None
     except OSError as error:
         raise Unreadable(file, error.strerror) from None
-    if record.get("version", 0) > VERSION:
-        raise CheckpointError(f"{file} has version {record['version']} and this ingot reads up to {VERSION}; upgrade ingot")
+    if isinstance(version := record.get("version"), int) and version > VERSION:
+        raise CheckpointError(f"{file} has version {version} and this ingot reads up to {VERSION}; upgrade ingot")
     if told != _checksum(record):
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
+    if not tells_all(record):
+        raise CheckpointError(f"{file} is damaged: it does not tell what a checkpoint holds")
     return record
 
 
@@ -178,7 +184,8 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
 def read_kind(path: Path) -> Kind:
     """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
     try:
-        return read_json(path / INDEX).get("kind", "regular")
+        kind = read_json(path / INDEX).get("kind")
+        return kind if kind in get_args(Kind) else "regular"
     except (OSError, ValueError, AttributeError):
         return "regular"
 

@@ -182,7 +182,8 @@ class RunFolder:
 
     def _earlier_sessions(self) -> list[Any]:
         last = self._last_environment()
-        return [last, *last.pop("earlier", [])] if last else []
+        earlier = last.pop("earlier", [])
+        return [last, *(earlier if isinstance(earlier, list) else [])] if last else []
 
     def _last_environment(self) -> dict[str, Any]:
         try:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ingot.runs.state import Status, utc_now
+from ingot.runs.state import Status, is_of, utc_now
 from ingot.runtime.files import read_json
 
 NAME = "result.json"
@@ -57,6 +57,8 @@ def result_of(folder: Path) -> TrainingResult | None:
     """The result that result.json tells, with its paths from here on; None where there is none or one of another version."""
     record = read_result(folder) or {}
     told = {one.name: record[one.name] for one in fields(TrainingResult) if one.name in record}
+    if not all(is_of(told[one.name], str(one.type)) for one in fields(TrainingResult) if one.name in told):
+        return None
     for name in ("checkpoint_path", "artifact_path"):
         told[name] = folder / told[name] if told.get(name) else None
     try:

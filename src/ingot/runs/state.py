@@ -124,10 +124,18 @@ def read_state(folder: Path) -> State | None:
     try:
         record = read_json(folder / NAME)
         state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
-        sound = state.status in get_args(Status) and math.isfinite(state.age_seconds) and 0 < state.heartbeat_seconds < math.inf
+        sound = all(is_of(getattr(state, field.name), str(field.type)) for field in fields(State))
+        sound = sound and state.status in get_args(Status) and math.isfinite(state.age_seconds)
+        sound = sound and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # signals to others go to many processes
     except (OSError, ValueError, TypeError, OverflowError):
         return None
     return state if sound else None
+
+
+def is_of(value: object, kind: str) -> bool:
+    """Whether a value is of the kind that a field of a state says."""
+    kinds = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
+    return any(isinstance(value, kinds.get(one, str)) for one in kind.split(" | "))
 
 
 def this_process() -> tuple[str, int, str]:

@@ -43,8 +43,10 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
 
 @contextlib.contextmanager
 def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends, and disappears when it fails."""
+    """A file to write that takes the place of `path` when the block ends, and disappears when it fails; never of a device."""
     temporary = temporary_beside(path)
+    if not (path.is_symlink() or path.is_file() or path.is_dir()) and path.exists():
+        raise _no_plain_file(path)
     try:
         with temporary.open("xb", buffering=1 << 20) as file:
             yield file
@@ -119,8 +121,12 @@ def open_plain(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # which Python refuses
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a plain file", path)
+        raise _no_plain_file(path)
     return descriptor
+
+
+def _no_plain_file(path: str | Path) -> OSError:
+    return OSError(errno.EINVAL, "it is a pipe or a device, not a plain file", str(path))
 
 
 def read_json(path: Path) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ingot.runs.folder import RunFolder
 from ingot.runs.steps import saved_steps
 from ingot.runtime.files import user_path
 from ingot.train.progress import Progress
+from ingot.train.reading import read_progress
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
@@ -34,8 +34,7 @@ def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
     if checkpoint is None:
         return Progress()
     backend.load(checkpoint.tensors)
-    known = {one.name for one in fields(Progress)}
-    return Progress(**{key: value for key, value in checkpoint.progress.items() if key in known})
+    return read_progress(checkpoint)
 
 
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
@@ -77,7 +76,11 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
     """Refuse to continue a run with settings or data that would make it another one."""
-    if changed := changes(checkpoint.progress, facts):
+    try:
+        changed = changes(checkpoint.progress, facts)
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{checkpoint.path} is damaged: it does not say what run it is of") from None
+    if changed:
         raise CannotContinue(checkpoint.path, changed)
 
 

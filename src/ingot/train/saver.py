@@ -82,9 +82,9 @@ class Saver:
             path = save_checkpoint(self._folder, step, state(), progress, kind)
             self._kinds[step] = kind
             retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             self.error = CheckpointError(
-                f"cannot save step {step} in {self._folder}: {error.strerror or error}; make room for it"
+                f"cannot save step {step} in {self._folder}: {getattr(error, 'strerror', None) or error}; make room for it"
             )
             with suppress(CheckpointError):  # nor may the log be writable
                 self._failed(f"{self.error}; training goes on and the next save tries again")

@@ -86,7 +86,7 @@ def run(
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.facts = facts
         reporter.waiting("choosing kernels")
-        trainer.prepare(checkpoint.progress["choices"] if checkpoint is not None else {})
+        trainer.prepare(_choices(checkpoint))
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime(shutdown)
         status = trainer.run(shutdown)
@@ -137,6 +137,12 @@ def _open_run(
     if told["checkpoint"] is not None and checkpoint is None:
         checkpoint = load_checkpoint(Path(told["checkpoint"]))
     return outputs, checkpoint, reporter
+
+
+def _choices(checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """What an earlier session found out on its machine; what is not understood is found out anew."""
+    found = checkpoint.progress.get("choices") if checkpoint is not None else None
+    return found if isinstance(found, dict) else {}
 
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
@@ -200,7 +206,7 @@ def _open_outputs(
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
     else:
-        folder.metrics.truncate_after(checkpoint.step, judged=checkpoint.progress["val_step"] == checkpoint.step)
+        folder.metrics.truncate_after(checkpoint.step, judged=checkpoint.progress.get("val_step") == checkpoint.step)
     known = checkpoint.progress if checkpoint is not None else {}
     told: dict[str, Any] = {
         name: known[name] for name in ("step", "loss", "val_bpb", "tokens", "elapsed_seconds") if name in known

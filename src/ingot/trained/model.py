@@ -21,6 +21,7 @@ from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
 
 AT_ONCE = 64  # texts that are written side by side at most: more make a step slower, not the whole faster
+LONGEST_ROW = 1 << 20  # tokens that a model with rotary positions is asked to see at once
 BATCH_TOKENS = 1 << 16  # of all of them, prompts included: what a cache of keys and values is filled with
 
 
@@ -214,7 +215,9 @@ class LoadedModel:
         config = self.weights.config
         if seq_len is not None:
             most = config.model.context or config.data.seq_len
-            if seq_len < 1 or (seq_len > most and config.model.family == "gpt2"):  # whose positions are learnt one by one
+            if config.model.family != "gpt2":  # whose positions are learnt one by one
+                most = max(most, LONGEST_ROW)
+            if not 1 <= seq_len <= most:
                 raise ConfigError(f"rows of {seq_len:,} tokens are not from 1 to the {most:,} that {self.weights.path} can see")
             config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
         if stride is not None:

@@ -120,9 +120,20 @@ class Frozen(Idle):
         self.spare.requires_grad_(False)
 
 
+class FrozenNumbers(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(3), requires_grad=False)
+
+
 class Broken(Good):
     def logits(self, tokens: Tensor) -> Tensor:
         raise RuntimeError("no such\nthing")
+
+
+class Ends(Good):
+    def logits(self, tokens: Tensor) -> Tensor:
+        raise SystemExit(0)
 
 
 def check(make: Callable[[], nn.Module]) -> None:
@@ -143,8 +154,16 @@ BAD = {
     Pair: r"forward\(tokens\) returns a tuple; it must return logits of shape \(1, 24, 17 or more\)",
     LastOnly: r"forward\(tokens\) returns shape \(1, 1, 17\); it must return logits of shape \(1, 24, 17 or more\)",
     Idle: r"the loss gives spare\.weight and 1 more no gradient; use it in forward or freeze it with requires_grad_\(False\)",
+    Ends: r"forward\(tokens\) fails: SystemExit: 0",
     Broken: r"forward\(tokens\) fails: RuntimeError: no such thing",
 }
+
+
+def test_a_model_that_is_a_part_of_itself_is_refused(tmp_path: Path) -> None:
+    begin = "from torch import nn\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    (tmp_path / "mine.py").write_text(begin + "        self.again = self\n")
+    with pytest.raises(ConfigError, match="Model is a part of itself"):
+        ingot.train(model={"file": str(tmp_path / "mine.py")}, training={"max_steps": 1, "device": "cpu"}, quiet=True)
 
 
 @pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
@@ -162,7 +181,7 @@ def llama() -> nn.Module:
     return Llama(vocab_size=VOCAB, context=LENGTH, layers=2, heads=2, width=16)
 
 
-@pytest.mark.parametrize("make", [Good, ZeroHead, Frozen, gpt2, llama], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [Good, ZeroHead, Frozen, FrozenNumbers, gpt2, llama], ids=lambda make: make.__name__)
 def test_a_good_model_is_taken(make: Callable[[], nn.Module]) -> None:
     check(make)
 

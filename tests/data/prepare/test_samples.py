@@ -152,3 +152,29 @@ def test_a_tokenizer_that_is_given_must_be_the_datasets_by_its_fingerprint(tmp_p
 def test_char_is_given_for_any_characters(tmp_path):
     write_dataset([("train", "abc")], tmp_path / "data", CharTokenizer("abc"), source=None)
     assert open_dataset(str(tmp_path / "data"), "char").tokenizer.vocab_size == 3
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make what another user owns")
+@pytest.mark.parametrize("what", ["", "dataset.json", "train_000000.bin"])
+def test_a_sample_that_another_user_cached_is_not_trusted(tmp_path, monkeypatch, caplog, what):
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    folder = sample_path("shakespeare", "byte")
+    os.chown(folder / what, 65534, 65534)
+    other = sample_path("shakespeare", "byte")
+    assert other.parent == tmp_path / f"temporary/ingot-{os.getuid()}" and folder.exists()
+    assert f"{folder} was made by another user, who may have put any text there" in caplog.text
+    os.chown(other.parent, 65534, 65534)
+    with pytest.raises(DataError, match="was made by another user"):
+        sample_path("shakespeare", "byte")
+
+
+def test_a_cache_that_may_not_be_looked_into_is_replaced_by_a_temporary_one(open_folder, as_nobody, monkeypatch, caplog):
+    (open_folder / "closed").mkdir(mode=0)
+    monkeypatch.setenv("INGOT_CACHE", str(open_folder / "closed" / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+    with as_nobody():
+        folder = sample_path("shakespeare", "byte")
+        assert folder.parent == open_folder / f"ingot-{os.getuid()}"
+    (open_folder / "closed").chmod(0o700)
+    assert "Permission denied" in caplog.text

@@ -264,6 +264,13 @@ def test_a_missing_field_is_named(folder):
         Dataset.open(folder)
 
 
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_a_description_without_a_split_is_refused(folder, name):
+    edit(folder, lambda record: record["splits"].pop(name))
+    with pytest.raises(DataError, match=f"is damaged: it has no split {name}"):
+        Dataset.open(folder)
+
+
 def test_a_tokenizer_that_is_not_what_it_says_is_refused(folder):
     edit(folder, lambda record: record["tokenizer"].update(vocab_size=300))
     with pytest.raises(DataError, match=r"its tokenizer does not fit"):

@@ -71,8 +71,9 @@ def test_only_the_first_documents_are_read_if_so_asked(tmp_path, kind):
     source.write_text(json.dumps({"body": TEXT}) + "\n" + json.dumps({"body": "zebra " * 500}) + "\n{")
     _, tokenizer = train(source, kind, documents=1, text_field="body")
     assert len(tokenizer.encode(" zebra")) > 3
-    with pytest.raises(DataError, match=r"in.jsonl:3: not JSON"):
-        train(source, kind, name="all", text_field="body")
+    for documents in (None, 10**20):
+        with pytest.raises(DataError, match=r"in.jsonl:3: not JSON"):
+            train(source, kind, name="all", text_field="body", documents=documents)
 
 
 def test_text_without_spaces_gives_a_model_that_knows_them(tmp_path):

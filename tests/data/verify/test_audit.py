@@ -789,7 +789,9 @@ def test_the_command_does_not_fill_the_terminal_with_one_kind_of_finding(verify,
     assert result.stdout.splitlines()[-1] == "overlap-documents: 5 more; --json lists them all"
 
 
-@pytest.mark.parametrize("words", [["--ngram-words", "0"], ["--overlap-share", "1.1"], ["--byte-gap", "-1"]])
+@pytest.mark.parametrize(
+    "words", [["--ngram-words", "0"], ["--ngram-words", str(10**20)], ["--overlap-share", "1.1"], ["--byte-gap", "-1"]]
+)
 def test_a_limit_that_makes_no_sense_is_refused(verify, folder, words):
     result = verify(folder, *words)
     assert isinstance(result.exception, ConfigError) and words[0] in str(result.exception)

@@ -81,6 +81,7 @@ def test_beginnings_are_spread_over_the_split_and_in_one_line(folder):
     assert [(one.document, one.token, one.text) for one in found] == [(0, 0, "a"), (3, 43, "é")]
     assert inspect(folder).splits["train"].beginnings[2].text == "the whole of a longer text, aaaaaa"
     assert inspect(folder, beginnings=0).splits["train"].beginnings == []
+    assert len(inspect(folder, beginnings=10**20).splits["train"].beginnings) == len(TRAIN)
 
 
 def test_one_split_can_be_chosen(folder):

@@ -268,6 +268,15 @@ def test_records_of_a_run_with_other_types_are_refused_by_their_names(logs: Path
         read_run(logs / "toy1337")
 
 
+@pytest.mark.parametrize(("file", "key"), [("result.json", "total_steps"), ("environment.json", "python")])
+@pytest.mark.parametrize("value", [None, [], {"a": 1}])
+def test_a_fact_of_a_run_with_another_type_is_refused(logs: Path, file: str, key: str, value: object) -> None:
+    path = logs / "toy1337" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(CheckpointError, match=r"is not as train_gpt\.py writes it"):
+        read_run(logs / "toy1337")
+
+
 def test_what_is_no_run_is_refused_with_a_sentence(logs: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("step:1/1 val_loss:1.0\n")
     (logs / "toy1337.txt").rename(logs / "elsewhere.txt")

@@ -114,6 +114,7 @@ def test_json_is_read_by_its_suffix_and_a_saved_config_is_the_same_again(tmp_pat
             "data.overlap_size=1500 is more than half of data.max_length=2048; set it to 1024 or less",
         ),
         ("model: {n_embd: 100}", "model.n_head=12 does not divide model.n_embd=100; the nearest is 10"),
+        (f"model: {{n_embd: {10**30}}}", f"model.n_head=12 does not divide model.n_embd={10**30}; the nearest is 10"),
         ("optimizer: {warmup_steps: 1000}", "optimizer.warmup_steps=1000 must be less than training.max_steps=1000"),
         ("data: {curriculum: [{mix: {a: 1}}]}", "data.curriculum: a phase has no duration_tokens"),
         ("data: {curriculum: [{duration_tokens: 5, mix: {a: 0}}]}", "data.curriculum: the weights of a phase are all 0"),

@@ -47,6 +47,15 @@ def test_tiny_shakespeare_by_characters_is_byte_for_byte_nanogpt_s(tmp_path):
     assert meta == pickle.loads((tmp_path / "meta.pkl").read_bytes())
 
 
+@pytest.mark.parametrize("script", [shakespeare, shakespeare_char, openwebtext])
+@pytest.mark.parametrize("word", ["--nothing", "\x1b[31m", "x" * 10_000, "--workers=x"])
+def test_a_word_that_means_nothing_is_one_line_that_can_be_read(tmp_path, capfd, script, word):
+    assert script(tmp_path / "new", [word]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("prepare.py: error: ") and line.isprintable() and len(line) < 1200
+    assert not (tmp_path / "new").exists()
+
+
 def test_tiny_shakespeare_with_gpt2_s_tokens_has_as_many_as_nanogpt_s(tmp_path, capfd):
     assert shakespeare(tmp_path, ["--input", str(shared("tinyshakespeare/input.txt"))]) == 0
     assert (len(ids(tmp_path / "train.bin")), len(ids(tmp_path / "val.bin"))) == (301_966, 36_059)

@@ -114,6 +114,20 @@ def test_a_run_of_another_family_is_not_for_this_door(train):
     assert "is a model of the family llama" in train(words(init_from="resume"), code=4).err
 
 
+def test_a_run_that_ingot_train_began_goes_on_here(train):
+    from ingot.doors import python
+
+    python.train(
+        model={"layers": 1, "heads": 2, "width": 8},  # neither context nor vocab_size, which nanoGPT has to know
+        data={"path": "data/words", "seq_len": 8},
+        training={"max_steps": 1, "tokens_per_step": 16, "output_dir": "out", "device": "cpu"},
+        artifact={"write": False},
+        quiet=True,
+    )
+    ran = train(words(init_from="resume", max_iters=2, n_layer=1, n_embd=8, block_size=8))
+    assert "resuming from out/checkpoints/step-00000001" in ran.out and 2 in ran.losses
+
+
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."], ids=["plain", "compiled"])
 def test_a_ckpt_pt_without_its_run_restores_weights_optimizer_and_iteration(train, unbroken, prefix):
     train(words(max_iters=4, **KEYS))

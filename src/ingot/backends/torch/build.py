@@ -30,9 +30,14 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     torch.manual_seed(config.training.seed)
     try:
         model = build(section)
+        state = model.state_dict()
     except ValueError as error:
         raise ConfigError(str(error).replace("model.file", "{0}", 1), Setting("model.file")) from error
-    for name, value in model.state_dict().items():
+    except RecursionError:
+        raise ConfigError(
+            "{0}: Model is a part of itself, or is nested too deeply", Setting("model.file", section["file"])
+        ) from None
+    for name, value in state.items():
         if value.dtype not in NAMES:
             raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot hold; register it with persistent=False")
     if not hasattr(model, "context"):

@@ -53,7 +53,7 @@ def check(
             f"the loss gives {lost[0]}{more} no gradient; use it in forward or freeze it with requires_grad_(False)"
         )
     with torch.no_grad():
-        for p in model.parameters():
+        for p in (p for p in model.parameters() if p.is_floating_point() or p.is_complex()):  # frozen ones may hold numbers
             p.add_(torch.randn_like(p), alpha=0.1 if p.ndim < 2 else p.shape[-1] ** -0.5)
     found.values(insist=False)
 
@@ -162,7 +162,7 @@ class _Check:
             return call()
         except (ConfigError, MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             hint = " (targets of -1 are to be ignored)" if isinstance(error, IndexError) and "-1" in str(error) else ""
             said = f"{type(error).__name__}: {' '.join(str(error).split())}{hint}"
             raise ConfigError(f"{{0}}: {what} fails: {said}", Setting("model.file", where_in(self.file, error))) from error

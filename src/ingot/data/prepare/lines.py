@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ingot.data.prepare.pipeline import prepare
-from ingot.data.prepare.sample import cache_root, is_sound
+from ingot.data.prepare.sample import cache_root, is_own, is_sound
 from ingot.data.store.dataset import VERSION
 from ingot.data.text.buckets import Buckets
 from ingot.data.text.files import file_identity
@@ -44,6 +44,8 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
         }
     )
     folder = cache_root() / f"{path.name.partition('.')[0]}-{opened.kind if opened else 'char'}-{key[:16]}"
+    if not is_own(folder.parent, folder):
+        raise DataError(f"{folder} was made by another user, who may have put any text there; choose a place with INGOT_CACHE")
     if is_sound(folder):
         return folder
     with _alone(folder):

@@ -20,6 +20,7 @@ from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import VERSION, Dataset
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, IngotError
+from ingot.runtime.files import reading
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ def sample_path(name: str, tokenizer: str) -> Path:
         folder = root / f"{name}-{opened.kind if opened else 'char'}-v{VERSION}-{key}"
         if problem is not None:
             log.warning("%s; the sample goes to %s, choose a place with INGOT_CACHE", problem, folder)
+        if not is_own(root, folder):
+            problem = DataError(f"{folder} was made by another user, who may have put any text there")
+            continue
         if is_sound(folder):
             return folder
         shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
@@ -61,11 +65,19 @@ def cache_root() -> Path:
     return Path(base) / "ingot"
 
 
+def is_own(*folders: Path) -> bool:
+    """Whether folders and what is in them, as far as they exist, were made by this user or by root."""
+    with reading(folders[0]):
+        there = [folder for folder in folders if os.path.lexists(folder)]
+        inside = there[-1].iterdir() if len(there) == len(folders) and there[-1].is_dir() else ()
+        return {path.lstat().st_uid for path in (*there, *inside)} <= {os.getuid(), 0}
+
+
 def is_sound(folder: Path) -> bool:
     """Whether a folder holds prepared data that can be opened."""
     try:
         Dataset.open(folder)
-    except DataError:
+    except (DataError, OSError):  # it may not be looked into, for one
         return False
     return True
 

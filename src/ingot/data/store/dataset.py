@@ -259,6 +259,8 @@ def read_description(folder: Path) -> Description:
             findings.append(Finding("tokenizer-mismatch", str(file), problem, place="tokenizer"))
     except DataError as error:
         findings.append(tokenizer_finding(str(file), error))
+    if missing := [name for name in SPLITS if name not in manifest.splits]:
+        findings.append(Finding("dataset-json", str(file), f"is damaged: it has no split {missing[0]}", place="splits"))
     for name, split in manifest.splits.items():
         for key in ("tokens", "documents", "bytes"):
             found, told = sum(getattr(shard, key) for shard in split.shards), getattr(split, key)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -50,7 +51,8 @@ def train_tokenizer(
     _check(output, kind, vocab_size, documents, overwrite)
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
-    contents = learn(kind, islice(read_documents(files, text_field, advance), documents), vocab_size)
+    most = None if documents is None else min(documents, sys.maxsize)
+    contents = learn(kind, islice(read_documents(files, text_field, advance), most), vocab_size)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)

@@ -23,6 +23,9 @@ from ingot.errors import ConfigError
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
+MOST_WORDS = 1000  # in a row: each document is compared in as many places as it has words
+
+
 @dataclass(frozen=True)
 class Limits:
     """When a difference becomes a finding."""
@@ -32,8 +35,8 @@ class Limits:
     overlap_share: float = 0.5  # of a document's runs of words that may be in train
 
     def __post_init__(self) -> None:
-        if self.ngram_words < 1:
-            raise ConfigError(f"--ngram-words {self.ngram_words} is not a run of words; give 1 or more")
+        if not 1 <= self.ngram_words <= MOST_WORDS:
+            raise ConfigError(f"--ngram-words {self.ngram_words} is not a run of words; give 1 to {MOST_WORDS:,}")
         for name in ("byte_gap", "overlap_share"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not a share; give 0 to 1")

@@ -212,7 +212,9 @@ def _lengths(starts: Starts) -> Lengths | None:
 def _beginnings(split: AuditSplit | AuditBucket, tokenizer: Tokenizer, starts: Starts, count: int) -> list[Beginning]:
     """The first words of documents that are spread evenly."""
     documents = len(starts) - 1
-    numbers = np.unique(np.linspace(0, documents - 1, max(count, 0)).astype(np.int64)).tolist() if documents else []
+    numbers = (
+        np.unique(np.linspace(0, documents - 1, min(max(count, 0), documents)).astype(np.int64)).tolist() if documents else []
+    )
     found = []
     for number in numbers:
         begin, end = int(starts[number]), int(starts[number + 1])

@@ -20,7 +20,7 @@ from ingot.artifact.quantise import SCALE, dequantise, quantise
 from ingot.backends.torch.state import check_held, record, tensor
 from ingot.errors import CheckpointError
 from ingot.model.golf_settings import CONTROL
-from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.files import open_to_read, write_atomically, writing
 from ingot.runtime.tensors import TensorRecord
 
 FORMAT = "int8_clean_per_row_v1"
@@ -109,7 +109,8 @@ def packed(
 def read_file(path: Path) -> bytes:
     """The content of a file that a user names."""
     try:
-        return path.read_bytes()
+        with open_to_read(path) as file:
+            return file.read()
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
     except OSError as error:

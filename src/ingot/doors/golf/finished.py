@@ -56,7 +56,7 @@ def read_run(path: Path) -> FinishedRun:
     folder = _folder_of(path)
     try:
         run = _finished(folder, _result(Run.open(folder)))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         what = f"{folder / RESULT} or environment.json is not as train_gpt.py writes it ({type(error).__name__}: {error})"
         raise CheckpointError(f"{what}; copy the run again or run it again with another RUN_ID") from None
     if not math.isfinite(run.val_bpb):
@@ -65,35 +65,38 @@ def read_run(path: Path) -> FinishedRun:
 
 
 def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
-    """What a folder and its result.json say; as it is written, without a look at the types."""
+    """What a folder and its result.json say; whatever Python makes of other types is raised."""
+    from pydantic import TypeAdapter
+
     facts = result["export"]
     environment = json.loads(_read(folder / "environment.json"))
     milliseconds = 1000 * result["training_seconds"]
-    run = FinishedRun(
-        path=folder,
-        log=_read(folder / LOG).decode("utf-8", "replace"),
-        ended=datetime.fromisoformat(result["ended_at"]).timestamp(),
-        maker=facts["made_by"],
-        values=read_variables(facts["variables"]),
-        artifact=_read(folder / "artifact" / PACKED),
-        code=_read(folder / CODE),
-        val_loss=_score(facts["val_loss"]),
-        val_bpb=_score(result["artifact_bpb"]),
-        steps=result["total_steps"],
-        train_ms=round(milliseconds),
-        step_ms=round(milliseconds / max(result["total_steps"], 1), 2),
-        parameters=facts["parameters"],
-        ranks=facts["ranks"],
-        data=(
+    known = {
+        "path": folder,
+        "log": _read(folder / LOG).decode("utf-8", "replace"),
+        "ended": datetime.fromisoformat(result["ended_at"]).timestamp(),
+        "maker": facts["made_by"],
+        "values": read_variables(facts["variables"]),
+        "artifact": _read(folder / "artifact" / PACKED),
+        "code": _read(folder / CODE),
+        "val_loss": _score(facts["val_loss"]),
+        "val_bpb": _score(result["artifact_bpb"]),
+        "steps": result["total_steps"],
+        "train_ms": round(milliseconds),
+        "step_ms": round(milliseconds / max(result["total_steps"], 1), 2),
+        "parameters": facts["parameters"],
+        "ranks": facts["ranks"],
+        "data": (
             facts["dataset"],
             f"{facts['train_shards']} training shards",
             f"{facts['scored_tokens']} tokens scored",
             facts["validation"],
         ),
-        device=facts["device"],
-        torch=environment["packages"]["torch"],
-        python=environment["python"],
-    )
+        "device": facts["device"],
+        "torch": environment["packages"]["torch"],
+        "python": environment["python"],
+    }
+    run = TypeAdapter(FinishedRun).validate_python(known)
     for what, content, told in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, facts["code_bytes"])):
         if len(content) != told:
             raise CheckpointError(

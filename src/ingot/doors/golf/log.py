@@ -20,7 +20,7 @@ from ingot.doors.golf.translate import SPANS, accumulation
 from ingot.doors.golf.variables import LOG, as_lines
 from ingot.errors import ConfigError
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
-from ingot.runtime.files import open_to_append, writing
+from ingot.runtime.files import open_to_append, open_to_read, writing
 from ingot.runtime.version import made_by
 
 RULE = "=" * 100
@@ -98,7 +98,8 @@ def torch_head(model_file: str | None) -> tuple[list[str], list[str]]:
 def own_source(file: str) -> str:
     """The text of a model of one's own."""
     try:
-        return Path(file).read_text(encoding="utf-8")
+        with open_to_read(Path(file)) as opened:
+            return opened.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"MODEL_FILE={file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

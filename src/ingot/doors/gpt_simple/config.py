@@ -16,6 +16,7 @@ from typing import Any
 from ingot.config.text import scalar
 from ingot.doors.gpt_simple.keys import META, Key, key
 from ingot.errors import ConfigError
+from ingot.model.settings import nearest_divisor
 
 
 class Section:
@@ -69,7 +70,7 @@ class ModelConfig(Section):
 
     def fit(self) -> None:
         if self.n_embd % self.n_head:
-            near = min((n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0), key=lambda n: abs(n - self.n_head))
+            near = nearest_divisor(self.n_embd, self.n_head)
             raise ConfigError(f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; the nearest is {near}")
         if self.n_head % (self.n_kv_head or self.n_head):
             raise ConfigError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}")

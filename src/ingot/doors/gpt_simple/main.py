@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ingot.doors.entry import explained
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.names import key_name
-from ingot.doors.overrides import split_overrides
+from ingot.doors.overrides import Parser, split_overrides
 from ingot.errors import ConfigError
 from ingot.generate.sampling import DTYPES
 
@@ -33,13 +33,6 @@ HOMES = {
     "train": "training",
     "validate": "validating",
 }  # the modules whose functions the commands are
-
-
-class Parser(ArgumentParser):
-    """An ArgumentParser whose complaint is one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

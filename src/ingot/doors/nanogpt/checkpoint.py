@@ -59,7 +59,7 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
     section = known["config"]["model"]
     if section["family"] != "gpt2":
         raise ConfigError(f"a model of the family {section['family']} has no place in nanoGPT's {CKPT}; export it as ingot")
-    settings = {**section, **_sizes(checkpoint.weights)}
+    settings = {**section, **sizes(checkpoint.weights)}
     weights = {
         name: shared_tensor(record) for name, record in _in_order(checkpoint.weights, settings, str(checkpoint.path)).items()
     }
@@ -159,7 +159,7 @@ def _equal(one: TensorRecord, other: TensorRecord) -> bool:
 
 def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
     """The `model` section that model_args stand for, held against the tensors before anything is built."""
-    settings: dict[str, Any] = {"family": "gpt2", **_sizes(weights)}
+    settings: dict[str, Any] = {"family": "gpt2", **sizes(weights)}
     for name, value in (("layers", args.get("n_layer")), ("heads", args.get("n_head"))):
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{path}: n_{name.removesuffix('s')} is {value!r:.60}, and must be 1 or more")
@@ -185,7 +185,8 @@ def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], 
     return {record.name: record for _, record in check_fits(model, weights, where)}
 
 
-def _sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
+def sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
+    """The settings of a model that its weights tell."""
     (vocab_size, width), (context, _) = weights[EMBEDDING].shape, weights[POSITIONS].shape
     return {"vocab_size": vocab_size, "width": width, "context": context, "bias": "transformer.ln_f.bias" in weights}
 

@@ -21,7 +21,7 @@ from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.store.dataset import Dataset
-from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, read_ckpt
+from ingot.doors.nanogpt.checkpoint import CKPT, POSITIONS, read_ckpt, sizes
 from ingot.doors.nanogpt.keys import key_name
 from ingot.doors.nanogpt.pretrained import read_pretrained
 from ingot.doors.nanogpt.translate import ModelArgs, args_of, data_path, fresh_args, translate, vocabulary
@@ -90,6 +90,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
         settings, tensors = ours.progress["config"]["model"], ours.tensors
         if settings["family"] != "gpt2":
             raise CheckpointError(f"{ours.path} is a model of the family {settings['family']}; continue it with: ingot train")
+        settings = settings | sizes(tensors["model"])  # which `ingot train` need not have been told
         start = Start(args_of(settings), settings["gelu"], ours.step, tensors["model"], tensors["optimizer"], ours=ours)
         return _fitted(start, values, str(ours.path))
     ckpt = read_ckpt(out / CKPT)

@@ -6,7 +6,6 @@ GPT-2's.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import lzma
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ingot.doors.entry import explained, say
 from ingot.doors.nanogpt.keys import key_name
+from ingot.doors.overrides import Parser
 from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
     add("--input", nargs="+", type=Path, metavar="PATH", help=f"files or folders of documents instead of {OPENWEBTEXT}")
     add("--text-field", default="text", metavar="NAME", help="where documents are in lines of JSON and in columns (text)")
     add("--workers", type=int, metavar="N", help="processes that encode (one for each processor)")
-    given = parser.parse_args(list(arguments))
     with explained(PROGRAM, key_name) as outcome:
+        given = parser.parse_args(list(arguments))
         if given.input and given.bundled:
             raise ConfigError("--input and --bundled exclude each other; give one")
         if given.workers is not None and given.workers < 1:
@@ -69,8 +69,8 @@ def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
     return outcome.code
 
 
-def _parser(about: str, folder: Path) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(PROGRAM, description=about)
+def _parser(about: str, folder: Path) -> Parser:
+    parser = Parser(PROGRAM, description=about)
     parser.add_argument("--bundled", action="store_true", help="take the works of Shakespeare that come with ingot: no network")
     parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="folder to write to (the script's own)")
     return parser
@@ -79,8 +79,8 @@ def _parser(about: str, folder: Path) -> argparse.ArgumentParser:
 def _prepare_text(folder: Path, arguments: Sequence[str], about: str, write: Callable[[Path, str], None]) -> int:
     parser = _parser(about, folder)
     parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
-    given = parser.parse_args(list(arguments))
     with explained(PROGRAM, key_name) as outcome:
+        given = parser.parse_args(list(arguments))
         if given.input and given.bundled:
             raise ConfigError("--input and --bundled exclude each other; give one")
         with _alone_in(given.output):

@@ -15,6 +15,7 @@ from ingot.doors.display import work_line
 from ingot.doors.entry import explained, warn
 from ingot.doors.golf.data import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.doors.output import print_json
+from ingot.doors.overrides import Parser
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,15 +44,15 @@ VARIABLES = f"""variables:
 def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -> int:
     """Download golf's shards and tokenizer into a folder; returns the exit code."""
     name = "cached_challenge_fineweb.py"
-    parser = argparse.ArgumentParser(name, description="Download the challenge's FineWeb shards and their tokenizer.")
+    parser = Parser(name, description="Download the challenge's FineWeb shards and their tokenizer.")
     parser.add_argument("positional", nargs="?", type=int, metavar="N", help=argparse.SUPPRESS)
     parser.add_argument("--train-shards", type=int, default=80, metavar="N", help="train shards to download (80)")
     parser.add_argument("--variant", default="sp1024", help="sp1024, byte260 or another that the repository has (sp1024)")
     parser.add_argument("--skip-manifest", action="store_true", help="use the manifest.json that is here")
     parser.add_argument("--with-docs", action="store_true", help="download docs_selected.jsonl and what it was made of")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    given = parser.parse_args(list(argv))
     with explained(name, interrupted=CONTINUES) as outcome:
+        given = parser.parse_args(list(argv))
         download_and_print(
             folder,
             given.json,
@@ -117,8 +118,8 @@ class _Lines:
 def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data")) -> int:
     """Download golf's documents and export them as shards of the tokenizers in a spec file; returns the exit code."""
     name = "download_hf_docs_and_tokenize.py"
-    given = _export_parser(name, folder).parse_args(list(argv))
     with explained(name, interrupted=CONTINUES) as outcome:
+        given = _export_parser(name, folder).parse_args(list(argv))
         from ingot.data.hub import Hub
         from ingot.doors.golf.data.export import Settings, export
         from ingot.doors.golf.data.specs import load_specs
@@ -150,11 +151,9 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
     return outcome.code
 
 
-def _export_parser(name: str, folder: Path) -> argparse.ArgumentParser:
+def _export_parser(name: str, folder: Path) -> Parser:
     about = "Download the challenge's documents and export them as shards of one or more tokenizers."
-    parser = argparse.ArgumentParser(
-        name, description=about, epilog=VARIABLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(name, description=about, epilog=VARIABLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     add, repo, prefix = parser.add_argument, os.environ.get(REPO_VARIABLE, REPO), os.environ.get(PREFIX_VARIABLE, PREFIX)
     add("--repo-id", default=repo, metavar="ID", help=f"dataset repository on the Hugging Face hub ({repo})")
     add("--remote-root", default=prefix, metavar="DIR", help=f"folder in it that has docs_selected.jsonl ({prefix})")
