@@ -40,7 +40,10 @@ OF_THE_BASELINE = {
 
 # Settings that follow from a variable, and the advice that helps here in place of the engine's.
 VARIABLES = {path: name for name, path in SETTINGS.items()} | {
-    "training.micro_batch": "TRAIN_BATCH_TOKENS", "training.output_dir": "RUN_ID",
+    "training.micro_batch": "TRAIN_BATCH_TOKENS", "training.output_dir": "RUN_ID", "training.priming_steps": "WARMUP_STEPS",
+    "evaluation.micro_batch": "VAL_BATCH_SIZE", "evaluation.every": "VAL_LOSS_EVERY", "tracking.log_every": "TRAIN_LOG_EVERY",
+    "optimizer.decay_steps": "WARMDOWN_ITERS", "optimizer.muon_momentum_warmup_steps": "MUON_MOMENTUM_WARMUP_STEPS",
+    "budget.artifact_bytes": "ARTIFACT_LIMIT_BYTES",
     "optimizer.muon_momentum_start": "MUON_MOMENTUM_WARMUP_START", "model.embedding_dtype": "EMBED_DTYPE",
     "model.control": "CONTROL_TENSOR_NAME_PATTERNS", "model.file": "MODEL_FILE",
 }  # fmt: skip
