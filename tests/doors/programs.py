@@ -57,6 +57,20 @@ def plant_modules(folder: Path) -> None:
         (folder / f"{name}.py").write_text(STRAY)
 
 
+# What lets a process get a signal when it is about to import torch.
+AT_TORCH = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
 class Program:
     """A running `ingot`, in a process group of its own; what it says on stderr can be waited for."""
 
@@ -143,6 +157,13 @@ class Ingot:
     def close(self) -> None:
         for program in self._started:
             program.kill()
+
+
+def plant(ingot: Ingot, folder: Path, code: str) -> Ingot:
+    """Let every Python of these programs run some code before anything else."""
+    (folder / "sitecustomize.py").write_text(code)
+    ingot.environment["PYTHONPATH"] = os.pathsep.join([str(folder), ingot.environment["PYTHONPATH"]])
+    return ingot
 
 
 def train_words(data: Path, output: Path, **settings: object) -> list[str]:

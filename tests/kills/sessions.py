@@ -28,7 +28,7 @@ from ingot.train.start import run
 
 from .cases import Case, Moment
 
-PATIENCE = 60.0  # seconds until a session is taken for hung; one takes less than a second alone
+PATIENCE = 600.0  # seconds until a session is taken for hung; one takes less than a second alone
 GRACE = 10.0  # what the launcher gives ranks to end after another was lost
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "os.truncate", "os.utime"}
 LOST = 3  # exit code of a rank that found another one gone

@@ -57,9 +57,10 @@ INSTEAD = {
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
-    "ingot.runtime.repeats": "ingot.doors.golf.alone.repeats",
+    "ingot.runtime.signals": "ingot.doors.golf.alone.signals",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
     "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
+    "ingot.train.walltime": "ingot.doors.golf.alone.walltime",
 }
 
 LOADER = '''\
