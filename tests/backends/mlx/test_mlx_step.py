@@ -70,7 +70,14 @@ def test_document_masks_are_those_of_torch(model):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    "setting", [{"micro_batch": 3}, {"micro_batch": 3, "eager": False}, {"loss_chunk": 10}, {"gradient_checkpointing": True}]
+    "setting",
+    [
+        {"micro_batch": 3},
+        {"micro_batch": 3, "eager": False},
+        {"loss_chunk": 10},
+        {"loss_chunk": 1 << 40},
+        {"gradient_checkpointing": True},
+    ],
 )
 def test_what_saves_memory_changes_no_loss(model, setting):
     plain, saving = Pupil("mlx", model), Pupil("mlx", model, **setting)

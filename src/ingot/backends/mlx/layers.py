@@ -16,6 +16,7 @@ from ingot.runtime.batch import IGNORED
 
 Weights = dict[str, mx.array]
 Cached = tuple[mx.array, mx.array]  # the keys and values (B, K, S, D) that a layer has seen
+AT_A_TIME = 16  # numbers that are added one after another
 DROPOUTS = 3  # keys that a block is given: of attention, after it, and after the MLP
 
 
@@ -121,13 +122,21 @@ def head_loss(
         logits = head_logits(h, w, softcap, dtype)
         hit = mx.take_along_axis(logits, mx.maximum(y, 0)[..., None], axis=-1)[..., 0]
         each = mx.where(y == IGNORED, 0.0, mx.logsumexp(logits, axis=-1) - hit)
-        return mx.sum(mx.sum(each, axis=-1))  # row by row: one long sum would lose digits
+        return total(each)
 
     if chunk is None:
         return loss(targets, hidden, weight)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    total = mx.zeros(())
+    losses, chunk = [], min(chunk, len(targets))  # MLX takes no slice beyond 2^31
     for start in range(0, len(targets), chunk):
         piece = mx.checkpoint(partial(loss, targets[start : start + chunk]))  # its logits are computed again in the backward pass
-        total = total + piece(hidden[start : start + chunk], weight)
-    return total
+        losses.append(piece(hidden[start : start + chunk], weight))
+    return total(mx.stack(losses))
+
+
+def total(values: mx.array) -> mx.array:
+    """The sum of all numbers, a few at a time: in one long sum the last digits depend on how the numbers were cut."""
+    sums = values.reshape(-1)
+    while len(sums) > 1:
+        sums = mx.pad(sums, (0, -len(sums) % AT_A_TIME)).reshape(-1, AT_A_TIME).sum(axis=-1)
+    return sums[0]

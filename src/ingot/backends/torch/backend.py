@@ -29,6 +29,7 @@ from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
+from ingot.backends.torch.room import refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads
 from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
@@ -56,6 +57,7 @@ class TorchBackend(TorchInference):
         if t.deterministic:
             choose_no_kernel_by_speed()
         self._group = group_of(group, ranks, device)
+        refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
             check_own_model(config, config.model.file, vocab_size, torch_device(device))

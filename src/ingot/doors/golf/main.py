@@ -32,6 +32,8 @@ from ingot.train.export import Exported
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
 
+LONGEST = 200  # bytes of a RUN_ID; a file name has at most 255, and those of a run have more than its RUN_ID
+
 
 class FileExporter(Protocol):
     """Writes and scores the files of a script; `over` says afterwards by how many bytes they are too large."""
@@ -121,7 +123,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 def started(script: Script, arguments: Sequence[str]) -> int:
     """Run a script as the environment says; the only argument is --help."""
     with explained(script.name, script.variable, advice) as outcome, listening_early():
-        if list(arguments) in (["--help"], ["-h"]):
+        if {"--help", "-h"} & set(arguments):
             print(usage(script.name, script.variables.values()))
         elif arguments:
             raise ConfigError(_no_argument(script, arguments[0]))
@@ -151,8 +153,10 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
     for warning in look_alikes(environment, script.variables) if ranks.first else ():
         warn(f"{script.name}: warning: {warning}")
     logs, run_id = script.logs(values), values["RUN_ID"] or str(uuid.uuid4())
-    if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable():
-        raise ConfigError(f"RUN_ID={run_id} names a file in {logs}/; it may not be a path or have line breaks")
+    if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable() or len(os.fsencode(run_id)) > LONGEST:
+        raise ConfigError(
+            f"RUN_ID={run_id} names a file in {logs}/; it may not be a path, have line breaks or be longer than {LONGEST} bytes"
+        )
     folder = _run_folder(logs, run_id) if ranks.first else logs / run_id
     values["RUN_ID"] = run_id
     resolved = script.config(values, ranks, folder)

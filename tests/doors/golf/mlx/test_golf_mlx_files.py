@@ -163,6 +163,12 @@ def test_a_pickle_that_is_no_model_is_refused_and_runs_nothing(
     assert said in str(refused.value) and str(refused.value).startswith("x.ptz ") and not list(tmp_path.iterdir())
 
 
+def test_a_pickle_that_asks_for_all_the_memory_is_refused_with_a_reason() -> None:
+    lies = b"\x80\x05\x8e" + (1 << 50).to_bytes(8, "little") + b"x."  # begins bytes of a petabyte
+    with pytest.raises(CheckpointError, match=r"or it is damaged: MemoryError$"):
+        read_mlx(zlib.compress(lies), "x.ptz", HEAD)
+
+
 def test_a_pickle_cannot_change_the_functions_it_is_given() -> None:
     change = b"\x80\x05cnumpy\ndtype\n}(Vname\nVvalue\nub."  # takes numpy.dtype and sets an attribute of it
     with pytest.raises(CheckpointError, match="it changes a function"):

@@ -18,9 +18,10 @@ from golf_toys import ROOT, Ran, variables
 
 from ingot.data.loading.order import Sequential
 from ingot.doors.golf.finished import read_run
+from ingot.doors.golf.mlx.main import main
 from ingot.doors.golf.mlx.translate import OWN, VARIABLES, Cut, read_mlx_variables, translate_mlx
 from ingot.doors.golf.variables import markdown
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.devices import Device
 
 CPU = Device("mlx", 0, "CPU", None, ("fp32", "bf16"))
@@ -70,7 +71,7 @@ def test_tokens_are_read_chunk_by_chunk_each_with_one_more_than_it_trains_on(par
 
 def test_the_table_of_the_documentation_is_that_of_the_script() -> None:
     assert markdown(OWN) in (ROOT / "docs/mlx.md").read_text()
-    assert len(VARIABLES) > 45 and "ARTIFACT_LIMIT_BYTES" not in VARIABLES
+    assert len(VARIABLES) > 45 and not {"ARTIFACT_LIMIT_BYTES", "MODEL_FILE"} & VARIABLES.keys()
 
 
 @pytest.mark.parametrize(
@@ -89,14 +90,38 @@ def test_the_table_of_the_documentation_is_that_of_the_script() -> None:
         ({"VOCAB_SIZE": "300"}, "VOCAB_SIZE=300 does not match the tokenizer's vocab_size=274"),
         ({"MLX_EAGER_EVAL": "yes"}, "MLX_EAGER_EVAL=yes is not 0 or 1"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2: train_gpt_mlx.py runs in one process; start it without torchrun"),
+        ({"RANK": "1"}, "RANK=1: train_gpt_mlx.py runs in one process; start it without torchrun"),
+        ({"WORLD_SIZE": "1"}, "WORLD_SIZE=1 is set and RANK is not; unset both, or start it with torchrun"),
+        ({"MODEL_FILE": "x.py"}, "MODEL_FILE=x.py is a torch model; train it with train_gpt.py"),
         ({"TOKENIZER_PATH": "x.json"}, "TOKENIZER_PATH=x.json must be a SentencePiece .model file"),
         ({"TRAIN_SEQ_LEN": "0"}, "TRAIN_SEQ_LEN=0 must be positive"),
         ({"MODEL_DIM": "17"}, "MODEL_DIM=17 is not divisible by NUM_HEADS=2"),
-        ({"RUN_ID": "a/b", "OUT_DIR": "out"}, "RUN_ID=a/b names a file in out/; it may not be a path or have line breaks"),
+        (
+            {"RUN_ID": "a/b", "OUT_DIR": "out"},
+            "RUN_ID=a/b names a file in out/; it may not be a path, have line breaks or be longer than 200 bytes",
+        ),
+        (
+            {"RUN_ID": "é" * 101},
+            f"RUN_ID={'é' * 101} names a file in logs/; it may not be a path, have line breaks or be longer than 200 bytes",
+        ),
     ],
 )
 def test_a_mistake_names_the_variable_and_its_value(mlx: MLXGolf, given: dict[str, str], said: str) -> None:
     assert mlx.refuses(2, **given) == said
+
+
+def test_a_mistake_in_train_max_seq_len_is_not_said_of_train_seq_len() -> None:
+    with pytest.raises(ConfigError, match=r"^TRAIN_MAX_SEQ_LEN=0 must be positive$"):
+        read_mlx_variables({"TRAIN_MAX_SEQ_LEN": "0"})
+    assert read_mlx_variables({"TRAIN_MAX_SEQ_LEN": "0", "TRAIN_SEQ_LEN": "8"})["TRAIN_SEQ_LEN"] == 8
+
+
+def test_help_lists_its_variables_whatever_else_is_asked(mlx: MLXGolf, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["-h"], ["--help", "--iterations=5"]):
+        assert main(arguments) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("usage: [VARIABLE=value ...] python train_gpt_mlx.py\n") and "  MLX_EAGER_EVAL=1\n" in said
+        assert "MODEL_FILE" not in said and "torchrun" not in said
 
 
 def test_a_manifest_refuses_another_tokenizer_and_more_shards(mlx: MLXGolf, listed_shards: Callable[..., Path]) -> None:

@@ -120,7 +120,7 @@ def read_mlx(content: bytes, where: str, size: int) -> dict[str, TensorRecord]:
             f"{where} is damaged, or holds more than weights; it was not loaded, because it could run code: {error!s:.100}"
         ) from None
     except Exception as error:  # whatever a damaged file makes of zipfile and numpy
-        said = " ".join(str(error).split("\n")[0].split())
+        said = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
         raise CheckpointError(f"{where} is not a model that train_gpt_mlx.py wrote, or it is damaged: {said:.160}") from None
 
 

@@ -20,6 +20,8 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
+ALONE = {"WORLD_SIZE": "1", "RANK": "0"}  # as torchrun sets them for one process
+
 
 class MLXScript:
     """train_gpt_mlx.py."""
@@ -29,8 +31,14 @@ class MLXScript:
 
     def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
         values = read_mlx_variables(environment)
-        if (ranks := environment.get("WORLD_SIZE", "1")) != "1":
-            raise ConfigError(f"WORLD_SIZE={ranks}: {self.name} runs in one process; start it without torchrun")
+        told = {name: environment[name] for name in ALONE if name in environment}
+        for name, value in told.items():
+            if value != ALONE[name]:
+                raise ConfigError(f"{name}={value}: {self.name} runs in one process; start it without torchrun")
+        if len(told) == 1:
+            ((name, value),) = told.items()
+            (missing,) = ALONE.keys() - told
+            raise ConfigError(f"{name}={value} is set and {missing} is not; unset both, or start it with torchrun")
         return values, Ranks()
 
     def logs(self, values: Mapping[str, Any]) -> Path:

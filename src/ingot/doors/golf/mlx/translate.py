@@ -25,7 +25,8 @@ OWN = (
     Variable("RUN_ID", "text", None, "Name of the log, the run folder and the two files. Unset: a random one."),
     Variable("EVAL_ONLY_PATH", "text", None, "Score this _mlx_model.npz or _mlx_model.int8.ptz, and do not train."),
 )  # fmt: skip
-NOT_READ = ("ARTIFACT_LIMIT_BYTES",)  # no code is counted here: a submission is a run of train_gpt.py
+# No code is counted here, because a submission is a run of train_gpt.py; and a model of one's own is torch code.
+NOT_READ = ("ARTIFACT_LIMIT_BYTES", "MODEL_FILE")
 VARIABLES = {one.name: one for one in (*TABLE, *OWN) if one.name not in NOT_READ}
 CHUNKS = "the chunks by GRAD_ACCUM_STEPS and MLX_MAX_MICROBATCH_TOKENS"
 WORDS = {
@@ -41,8 +42,12 @@ def mlx_variable(path: str) -> str:
 def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
     """The value of every variable."""
     values = read_variables(environment, VARIABLES)
-    if "TRAIN_SEQ_LEN" not in environment and values["TRAIN_MAX_SEQ_LEN"] is not None:
-        values["TRAIN_SEQ_LEN"] = values["TRAIN_MAX_SEQ_LEN"]
+    if file := environment.get("MODEL_FILE"):
+        raise ConfigError(f"MODEL_FILE={file} is a torch model; train it with train_gpt.py")
+    if "TRAIN_SEQ_LEN" not in environment and (length := values["TRAIN_MAX_SEQ_LEN"]) is not None:
+        if length < 1:
+            raise ConfigError(f"TRAIN_MAX_SEQ_LEN={length} must be positive")
+        values["TRAIN_SEQ_LEN"] = length
     return values
 
 
