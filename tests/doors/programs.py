@@ -29,7 +29,7 @@ DEMO = {
     "evaluation.sample_tokens": 0, "tracking.log_every": 1,
     "artifact.quantiser": "none", "artifact.codec": "none", "artifact.score": "false",
 }  # fmt: skip
-PATIENCE = 90  # seconds until a program is taken for hung; far more than any needs
+PATIENCE = 300  # seconds until a program is taken for hung; far more than any needs, on a machine with ten other programs too
 
 
 # A model whose loss is not a number at the sixth step.
