@@ -82,7 +82,12 @@ def session(case: Case, folder: Path, moment: Moment | None = None) -> bool:
     ranks = [_fork(case, resolved, folder, rank, port, moment) for rank in range(case.ranks)]
     if moment is not None and moment.seconds is not None:
         threading.Timer(moment.seconds, _send, (ranks[moment.rank], moment.signal)).start()
-    codes = _wait(ranks, moment)
+    try:
+        codes = _wait(ranks, moment)
+    except KeyboardInterrupt:
+        for rank in ranks:
+            _send(rank, signal.SIGKILL)
+        raise
     for rank in ranks:
         _nothing_left(rank)
     killed = -signal.SIGKILL in codes.values() or -signal.SIGTERM in codes.values()
