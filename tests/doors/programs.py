@@ -29,7 +29,7 @@ DEMO = {
     "evaluation.sample_tokens": 0, "tracking.log_every": 1,
     "artifact.quantiser": "none", "artifact.codec": "none", "artifact.score": "false",
 }  # fmt: skip
-PATIENCE = 90  # seconds until a program is taken for hung; far more than any needs
+PATIENCE = 300  # seconds until a program is taken for hung; far more than any needs, on a machine with ten other programs too
 
 
 # A model whose loss is not a number at the sixth step.
@@ -55,6 +55,20 @@ def plant_modules(folder: Path) -> None:
     """Put files with the names of modules into a folder; whoever imports one leaves the file `ran` there."""
     for name in ("random", "json", "pickle", "numpy", "torch", "brotli", "zstandard"):
         (folder / f"{name}.py").write_text(STRAY)
+
+
+# What lets a process get a signal when it is about to import torch.
+AT_TORCH = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Finder())
+"""
 
 
 class Program:
@@ -143,6 +157,13 @@ class Ingot:
     def close(self) -> None:
         for program in self._started:
             program.kill()
+
+
+def plant(ingot: Ingot, folder: Path, code: str) -> Ingot:
+    """Let every Python of these programs run some code before anything else."""
+    (folder / "sitecustomize.py").write_text(code)
+    ingot.environment["PYTHONPATH"] = os.pathsep.join([str(folder), ingot.environment["PYTHONPATH"]])
+    return ingot
 
 
 def train_words(data: Path, output: Path, **settings: object) -> list[str]:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-PATIENCE = 60  # seconds until a program is taken for hung; far more than any needs
+PATIENCE = 300  # seconds until a program is taken for hung; far more than any needs, on a machine with ten other programs too
 ESCAPE = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])")
 HALF_ESCAPE = re.compile(r"\x1b(\[\??[\d;]*)?$")
 
@@ -124,6 +124,8 @@ class Terminal:
         self.until(lambda screen: words in screen.rows[screen.row], f"showed {words!r}")
 
     def resize(self, columns: int) -> None:
+        while select.select([self._main], [], [], 0)[0] and self._read():
+            pass  # what was drawn for the size before is shown in that size
         self._set_size(columns)
         self.screen.resize(columns)
 

@@ -43,6 +43,8 @@ def _run(home: Path, seed: int, wanted: int, one: int | None) -> int:
         case = make_case(seed, number)
         try:
             killed, wrong = _life(case, home, unbroken)
+        except KeyboardInterrupt:
+            break  # what was found so far is told
         except Exception as error:
             killed, wrong = [], [f"{type(error).__name__}: {error}"]
         counts.update(killed)

@@ -28,7 +28,7 @@ from ingot.train.start import run
 
 from .cases import Case, Moment
 
-PATIENCE = 60.0  # seconds until a session is taken for hung; one takes less than a second alone
+PATIENCE = 600.0  # seconds until a session is taken for hung; one takes less than a second alone
 GRACE = 10.0  # what the launcher gives ranks to end after another was lost
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "os.truncate", "os.utime"}
 LOST = 3  # exit code of a rank that found another one gone
@@ -82,7 +82,12 @@ def session(case: Case, folder: Path, moment: Moment | None = None) -> bool:
     ranks = [_fork(case, resolved, folder, rank, port, moment) for rank in range(case.ranks)]
     if moment is not None and moment.seconds is not None:
         threading.Timer(moment.seconds, _send, (ranks[moment.rank], moment.signal)).start()
-    codes = _wait(ranks, moment)
+    try:
+        codes = _wait(ranks, moment)
+    except KeyboardInterrupt:
+        for rank in ranks:
+            _send(rank, signal.SIGKILL)
+        raise
     for rank in ranks:
         _nothing_left(rank)
     killed = -signal.SIGKILL in codes.values() or -signal.SIGTERM in codes.values()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ingot.doors.not_ours import show_warnings, told
@@ -19,6 +19,7 @@ from ingot.errors import (
     ConfigError,
     DataError,
     IngotError,
+    Interrupted,
     PeerLost,
     Rename,
     RunError,
@@ -49,11 +50,12 @@ def explained(
     *,
     interrupted: str = "interrupted",
     every_rank: bool = False,
+    stopped: int = 0,
 ) -> Iterator[Outcome]:
     """Turn errors into a line and an exit code, with a door's names for settings and its advice; readers may leave.
 
     What every rank finds wrong is said by the first alone. With `every_rank` another speaks too if nobody ended it meanwhile: it
-    is then the only one that found it.
+    is then the only one that found it. `stopped`: the exit code after a signal that came before a run began.
     """
     outcome = Outcome()
     _open_streams()
@@ -68,6 +70,9 @@ def explained(
         if speaks or (every_rank and not isinstance(error, PeerLost)):
             warn(f"{program}: error: {error.render(name, advise)}")
         outcome.code, outcome.error = error.exit_code, error
+    except Interrupted as signalled:
+        warn(f"{program}: stopped by {signalled} before training began")
+        outcome.code = stopped
     except KeyboardInterrupt:
         warn(f"{program}: {interrupted}")
         outcome.code = INTERRUPTED
@@ -86,6 +91,13 @@ def explained(
             raise
         warn(f"{program}: error: {outcome.error.render(name, advise)}")
         outcome.code = outcome.error.exit_code
+
+
+def stop_exit_code(words: Sequence[str]) -> int:
+    """What --stop-exit-code says in the words of a command that was not read yet; 0 where it says nothing."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--stop-exit-code"]
+    return int(given[-1]) if given and given[-1].isdecimal() and int(given[-1]) < 256 else 0
 
 
 def process_start() -> float:

@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.errors import INTERRUPTED, ConfigError, RunError
 from ingot.runtime.children import cpu_count
-from ingot.runtime.repeats import handler_after_stop
+from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
@@ -50,16 +51,18 @@ def launch(
     node_rank: int = 0,
     master_addr: str = "127.0.0.1",
     master_port: int | None = None,
+    module: str = "ingot",
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
 ) -> int:
-    """Run `ingot <argv>` (or another command) as `nproc` ranks and return the exit code of the first that failed, or 0.
+    """Run `python -m module <argv>`, or another command, as `nproc` ranks; returns the exit code of the first that failed, or 0.
 
     On several machines it is torchrun's, 1 for any failure.
     """
     _check(nproc, nnodes, node_rank, master_port)
     # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
-    command = [*([sys.executable, "-P", "-m", "ingot"] if command is None else command), *argv]
+    hold_back = command is None and nnodes == 1
+    command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
     environment[STARTED_AT] = str(process_start())
     if nnodes > 1:
@@ -76,7 +79,7 @@ def launch(
     with _signals_into(events):
         try:
             for of_rank in own:
-                ranks.append(_start(command, {**environment, **of_rank}))
+                ranks.append(_start(command, {**environment, **of_rank}, hold_back))
             for rank in ranks:
                 threading.Thread(target=_report_end, args=(rank, events), daemon=True).start()
             # torchrun passes on what it knows and dies of the others.
@@ -117,7 +120,9 @@ def _exit_code(code: int) -> int:
     return code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
 
 
-def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool) -> subprocess.Popen[bytes]:
+    # A rank of ours gets signals when it can answer them: one that came while Python starts would kill it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
     try:
         return subprocess.Popen(
             command,
@@ -128,6 +133,8 @@ def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Po
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(f"cannot start a rank with {command[0]}: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _die_with_launcher() -> Callable[[], None] | None:
@@ -151,16 +158,16 @@ def _report_end(rank: subprocess.Popen[bytes], events: _Events) -> None:
 @contextlib.contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
     """Signals become events, except those that our caller ignores, as nohup does."""
-    before = {number: signal.getsignal(number) for number in _FORWARDED}
+    before: dict[signal.Signals, Any] = {}
     seen: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
         seen.append(number)
         events.put(signal.Signals(number))
 
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, receive)
+    for number in _FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = replace_handler(number, receive)
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from ingot.backends.base import Group
 from ingot.config.schema import BudgetSection
 from ingot.errors import INTERRUPTED, Interrupted
-from ingot.runtime.repeats import handler_after_stop
+from ingot.runtime.signals import handler_after_stop, heard_early, replace_handler
 from ingot.train.clock import Clock, fits
 from ingot.train.walltime import Walltime
 
@@ -45,7 +45,9 @@ class Shutdown:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # only there does Python let us listen
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._before = {number: replace_handler(number, self._handle) for number in SIGNALS}
+            if number := heard_early():
+                self._ask(number)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

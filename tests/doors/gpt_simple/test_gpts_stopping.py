@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from door import Door
-from programs import Ingot
+from programs import AT_TORCH, Ingot, plant
 
 from ingot.doors.entry import STARTED_AT
 
@@ -66,6 +66,12 @@ def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(door: Door, gpts: 
     assert "Resuming from step 4" in said.err
     refused = ingot("-q", *TRAIN, "--nproc_per_node", 2, "--data.path", "nowhere", command=MODULE, folder=gpts, code=3)
     assert len(refused.stderr.splitlines()) == 1 and "nowhere" in refused.stderr
+
+
+def test_a_signal_during_the_imports_is_a_stop(door: Door, ingot: Ingot, gpts: Path, tmp_path: Path) -> None:
+    plant(ingot, tmp_path, AT_TORCH)
+    program = ingot("-q", *TRAIN, "--stop-exit-code", 75, command=MODULE, folder=gpts, code=75)
+    assert program.stderr == "gpt-simple: stopped by SIGTERM before training began\n" and not (gpts / "out").exists()
 
 
 def test_stop_and_status_of_what_is_not_running(door: Door) -> None:

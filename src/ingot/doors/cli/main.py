@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ingot.doors.entry import explained
+from ingot.doors.entry import explained, stop_exit_code
 from ingot.doors.output import print_json
+from ingot.runtime.signals import listening_early
 
 VERBS = {
     "Train and use a model": ("train", "validate", "eval", "generate", "batch-generate", "export", "import"),
@@ -27,7 +28,9 @@ MODULES = {"import": "imports", "batch-generate": "batch_generate"}  # verbs who
 def run(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     given = list(sys.argv[1:] if args is None else args)
-    with explained("ingot", interrupted="error: interrupted", every_rank=True) as outcome:
+    code, trains = stop_exit_code(given), given[:1] == ["train"]
+    ends = explained("ingot", interrupted="error: interrupted", every_rank=True, stopped=code)
+    with ends as outcome, listening_early(trains):
         outcome.code = _call(given)
     if outcome.error is not None and "--json" in given and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):

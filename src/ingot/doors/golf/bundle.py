@@ -62,9 +62,10 @@ INSTEAD = {
     "ingot.runs.telling": "ingot.doors.golf.alone.telling",
     "ingot.train.reading": "ingot.doors.golf.alone.reading",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
-    "ingot.runtime.repeats": "ingot.doors.golf.alone.repeats",
+    "ingot.runtime.signals": "ingot.doors.golf.alone.signals",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
     "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
+    "ingot.train.walltime": "ingot.doors.golf.alone.walltime",
 }
 
 LOADER = '''\

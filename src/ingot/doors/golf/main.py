@@ -26,6 +26,7 @@ from ingot.runs.report import Reporter
 from ingot.runs.state import read_state
 from ingot.runtime.files import writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
+from ingot.runtime.signals import listening_early
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.export import Exported
 from ingot.train.stopping import Shutdown
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 def started(script: Script, arguments: Sequence[str]) -> int:
     """Run a script as the environment says; the only argument is --help."""
-    with explained(script.name, script.variable, advice) as outcome:
+    with explained(script.name, script.variable, advice) as outcome, listening_early():
         if {"--help", "-h"} & set(arguments):
             print(usage(script.name, script.variables.values()))
         elif arguments:

@@ -13,12 +13,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ingot.doors.entry import explained
+from ingot.doors.entry import explained, stop_exit_code
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.names import key_name
 from ingot.doors.overrides import Parser, split_overrides
 from ingot.errors import ConfigError
 from ingot.generate.sampling import DTYPES
+from ingot.runtime.signals import listening_early
 
 PROGRAM = "gpt-simple"
 DTYPES_THERE = ("fp32", "fp16", "bf16")
@@ -43,7 +44,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with explained(PROGRAM, key_name) as outcome:
+    trains = next((word for word in words if not word.startswith("-")), "") == "train"
+    with explained(PROGRAM, key_name, stopped=stop_exit_code(words)) as outcome, listening_early(trains):
         outcome.code = _call(words)
     return outcome.code
 

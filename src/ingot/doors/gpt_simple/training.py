@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,5 +116,5 @@ def _launch(config: Config, options: Namespace, words: Sequence[str], log: Log) 
         node_rank=options.node_rank,
         master_addr=options.master_addr,
         master_port=options.master_port or (PORT if options.nnodes > 1 else None),
-        command=[sys.executable, "-P", "-m", MODULE],
+        module=MODULE,
     )

@@ -17,6 +17,7 @@ from ingot.doors.nanogpt.keys import BENCH, SAMPLE, TRAIN, Key, Value, defaults,
 from ingot.doors.nanogpt.presets import read_preset
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import ranks_from_environment
+from ingot.runtime.signals import listening_early
 
 HELP = ("--help", "-h")
 ABOUT = {
@@ -38,7 +39,7 @@ class Given:
 def enter(program: str, body: Callable[[Given], None], arguments: Sequence[str] | None = None) -> int:
     """Read the arguments of a program and let `body` do its work; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with explained(program, key_name) as outcome:
+    with explained(program, key_name) as outcome, listening_early(program == "train.py"):
         if any(word in HELP for word in given):
             say(help_text(program))
         else:
