@@ -22,6 +22,9 @@ with suppress(ValueError):  # only the main thread may
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# One thread: it needs no measuring, and another number rounds differently.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Timings of a busy machine are not failures.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ingot.config.loading import load_config
-from ingot.errors import CannotContinue, Change, CheckpointError, ConfigError, DataError, Setting
+from ingot.errors import LONGEST, CannotContinue, Change, CheckpointError, ConfigError, DataError, Setting
 
 
 def theirs(path: str) -> str:
@@ -69,3 +69,27 @@ def test_mistakes_in_settings_are_fields_whoever_found_them():
             load_config(python=sound | together, environment={})
         assert {setting.path for setting in found.value.settings} >= set(together)
         assert said in found.value.render(theirs) and "." not in found.value.render(theirs).split(";")[0]
+
+
+def test_a_message_is_cut_to_what_can_be_read_and_keeps_its_beginning_and_its_advice():
+    said = str(DataError(f"cannot read {'x' * 1_200_000}", advice="give another file"))
+    assert len(said) < LONGEST + 50 and said.startswith("cannot read xxx") and said.endswith("xxx; give another file")
+    assert "[1,199,031 characters left out]" in said
+    whole = f"no {'x' * (LONGEST - 3)}"
+    assert str(DataError(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a\x1b[31mb", "a\\x1b[31mb"),
+        ("a\u202eb", "a\\u202eb"),
+        ("\udcff", "\\udcff"),
+        ("a\0b", "a\\x00b"),
+        ("é中", "é中"),
+        ("a\nb", "a b"),
+    ],
+)
+def test_control_characters_of_a_name_are_shown_and_not_sent(name: str, told: str):
+    assert str(DataError(f"no {name} here")) == f"no {told} here"
+    assert str(ConfigError("{0} is odd", Setting("data.path", name))) == f"data.path={told} is odd"

@@ -1,7 +1,7 @@
 """The mistakes a user can make and the mishaps a run can meet, each with the exit code its class is known by.
 
-Every message is one line: what is wrong, where, and what to do. The command line prints it and exits; nobody sees a traceback.
-Settings that a message names are fields of it, so that a door can give them the names its users know.
+Every message is one line that can be read: what is wrong, where, and what to do. The command line prints it and exits; nobody
+sees a traceback. Settings that a message names are fields of it, so that a door can give them the names its users know.
 """
 
 from __future__ import annotations
@@ -11,6 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Rename = Callable[[str], str]
+LONGEST, TAIL = 1000, 300  # characters of a message, and of its end where the middle is left out
+
+
+def shown(text: str, kept: str = "\n\t") -> str:
+    """The same text with what no terminal should be sent written as escapes: a name may hold any character."""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(text: str) -> str:
+    """A message as it is told: in one line of a length that can be read, whatever names and values stand in it."""
+    text = " ".join(text.split())
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - TAIL]} [{len(text) - LONGEST:,} characters left out] {text[-TAIL:]}"
+    return shown(text)
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class IngotError(Exception):
         """The sentence, with a door's names for settings and, where it has better advice than ours, with that."""
         words = [setting.render(name) for setting in self.settings]
         what, advice = _fill(self.what, words), _fill(advise(self.advice), words)
-        return f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what
+        return one_line(f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what)
 
 
 def _fill(sentence: str, words: Sequence[str]) -> str:

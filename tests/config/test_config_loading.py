@@ -298,3 +298,25 @@ def test_bases_in_a_circle_are_an_error(tmp_path: Path) -> None:
 def test_a_recipe_and_a_file_with_a_base_are_too_much(tmp_path: Path) -> None:
     message = error_of(file=write(tmp_path / "c.yaml", "base: demo"), recipe="gpt2")
     assert "builds on recipe demo by its `base:`, so the recipe gpt2 cannot be given as well" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("model.layers", 1001), ("model.layers", 10**30), ("model.width", 2**31), ("model.heads", 10**20),
+        ("model.context", 10**20), ("model.vocab_size", 10**20), ("data.seq_len", 2**31), ("data.epochs", 10**20),
+        ("data.spans", 10**20), ("optimizer.muon_iterations", 101), ("optimizer.learning_rate", 1e300),
+        ("optimizer.warmup_steps", 10**20),
+        ("training.max_steps", 10**20), ("training.tokens_per_step", 10**20), ("training.priming_steps", 10**12),
+        ("training.keep_every", 10**20), ("evaluation.sample_tokens", 10**12), ("evaluation.temperature", 1e300),
+        ("evaluation.micro_batch", 10**20),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_64_bits_or_sense_are_refused_and_not_tried(setting, value):
+    assert setting in error_of({setting: str(value)})
+    assert setting in error_of(python={setting: value})
+
+
+@pytest.mark.parametrize("setting", ["qk_gain", "softcap", "rope_base", "embedding_std"])
+def test_numbers_that_float32_does_not_hold_are_refused(setting):
+    assert error_of({"model.family": "golf", f"model.{setting}": "1e300"}).endswith("must be at most 1e+30")

@@ -78,11 +78,29 @@ def test_without_validation_the_printed_command_does_not_evaluate(ingot, text, t
     assert last.endswith(f"--data.path {tmp_path / 'out'} --evaluation.every 0 --evaluation.at_start false")
 
 
-def test_files_that_a_shell_wrote_behind_one_input_are_told_how_to_be_given(ingot, text, tmp_path):
-    result = prepare(ingot, text, tmp_path / "out", "b.txt", "c.txt")
-    assert isinstance(result.exception, ConfigError)
-    assert str(result.exception).startswith("b.txt stands alone; give --input again in front of each file")
-    assert not (tmp_path / "out").exists()
+def test_files_that_a_shell_wrote_after_one_input_are_inputs_too(ingot, text, tmp_path):
+    for name in ("b.txt", "c.txt"):
+        (tmp_path / name).write_text(f"the words of {name} " * 20)
+    result = prepare(ingot, text, tmp_path / "out", tmp_path / "b.txt", tmp_path / "c.txt", "--val-fraction", "0", "--json")
+    assert json.loads(result.stdout)["splits"]["train"]["documents"] == 3
+
+
+def test_a_file_alone_is_prepared_by_bytes_in_a_folder_of_its_name(ingot, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.tar.txt").write_text("words of a book " * 100)
+    result = ingot("data", "prepare", "book.tar.txt")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("data/book: byte tokenizer, 260 ids") and (tmp_path / "data/book/dataset.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [([], "there is nothing to read; name a file or folder"), (["a.txt", "b.txt"], "say where the tokens go")]
+)
+def test_what_is_missing_of_a_preparation_is_told(ingot, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    result = ingot("data", "prepare", *words)
+    assert isinstance(result.exception, ConfigError) and said in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_negative_number_of_ids_can_be_listed(ingot, text, tmp_path):

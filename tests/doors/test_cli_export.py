@@ -94,16 +94,32 @@ def test_the_limit_of_the_budget_counts_without_being_given(call, run, tmp_path)
     assert "more than the limit of 1,000" in str(result.exception)
 
 
-def test_an_export_is_not_replaced_unless_forced(call, run):
+def test_a_run_is_exported_again_in_its_own_folder_and_no_other_file_is_replaced_unless_forced(call, run, tmp_path):
     words = ("export", run, "--codec", "zlib", "--no-score")
     assert call(*words).exit_code == 0
     before = (run / "artifact" / "model.ingot").read_bytes()
-    result = call(*words, "--quantiser", "int8")
-    assert isinstance(result.exception, ConfigError)
-    assert "model.ingot exists; --force replaces it" in str(result.exception)
-    assert (run / "artifact" / "model.ingot").read_bytes() == before
-    assert call(*words, "--quantiser", "int8", "--force").exit_code == 0
+    assert call(*words, "--quantiser", "int8").exit_code == 0
     assert (run / "artifact" / "model.ingot").read_bytes() != before
+    (run / "artifact" / "model.ingot").write_bytes(b"notes of the user")
+    for more in ((), ("--output", tmp_path / "mine")):
+        (tmp_path / "mine").write_bytes(before)
+        result = call(*words, *more)
+        assert isinstance(result.exception, ConfigError) and "exists; --force replaces it" in str(result.exception)
+    assert (run / "artifact" / "model.ingot").read_bytes() == b"notes of the user" and (tmp_path / "mine").read_bytes() == before
+    assert call(*words, "--force").exit_code == 0
+    assert (run / "artifact" / "model.ingot").read_bytes() == before
+
+
+def test_a_model_whose_data_is_elsewhere_asks_for_data(run, tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    weights = find_checkpoint(run)
+    facts = {**api.load(run, device="cpu").weights.facts}
+    facts["config"] = {**facts["config"], "data": {**facts["config"]["data"], "path": "data/gone"}}
+    write_artifact(tmp_path / "model.ingot", weights.weights.values(), facts, "none", "none")
+    model = api.load(tmp_path / "model.ingot", device="cpu")
+    with pytest.raises(DataError, match=r"was trained on data/gone, which is not here; say what to score it on with --data DIR"):
+        model.evaluate(rows=2)
+    assert model.evaluate(str(data), rows=2).rows == 2
 
 
 def test_the_tokenizer_can_stay_at_home(call, run, tmp_path):
@@ -164,6 +180,13 @@ def test_what_is_no_file_is_never_replaced(call, run, tmp_path):
     result = call("export", run, "--no-score", "--codec", "zlib", "--output", tmp_path / "pipe", "--force")
     assert "is something else than a file, so it is not replaced" in str(result.exception)
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(call, run, tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    for words in (["export", run, "--no-score", "--codec", "zlib"], ["import", run]):
+        assert "link exists" in str(call(*words, "--output", tmp_path / "link").exception)
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_a_file_that_lacks_a_tensor_is_not_loaded(run, tmp_path):

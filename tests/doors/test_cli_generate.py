@@ -1,11 +1,14 @@
 """`ingot generate` and `ingot batch-generate` for programs: lines of JSON on stdout, everything else on stderr."""
 
+import io
 import json
+import sys
 
 import pytest
 
 from ingot import api
 from ingot.doors.cli.main import run
+from ingot.doors.output import visible
 from ingot.generate.sampling import GenerationOptions
 
 
@@ -105,7 +108,7 @@ def test_temperature_0_top_k_0_and_an_empty_prompt_write(lines, reference, words
         (["--output-dir", "b"], "give --prompt TEXT or --prompts-file FILE; one of them"),
         (["--output-dir", "b", "--prompt", "c", "--prompts-file", "d"], "give --prompt TEXT or --prompts-file FILE"),
         (["--output-dir", "b", "--prompt", "c", "--dtype", "int8"], "--dtype int8 is not known; there are fp32,"),
-        (["--output-dir", "b", "--prompt", "c", "--tokens", "0"], "max_new_tokens must be a whole number of 1 or more"),
+        (["--output-dir", "b", "--prompt", "c", "--tokens", "0"], "max_new_tokens must be a whole number from 1 to 100,000,000"),
         (["--output-dir", "b", "--prompt", "c", "--repetition-penalty", "0"], "repetition_penalty must be a number above 0"),
         (["--output-dir", "b", "--prompts-file", "none.jsonl"], "none.jsonl cannot be read: No such file"),
     ],
@@ -215,3 +218,39 @@ def test_what_fails_while_it_is_written_is_the_error_of_its_line(call, reference
     assert code == 0 and "1 of 3 texts could not be written" in err
     assert bad["error"] == "this one cannot be" and "completion" not in bad
     assert "completion" in first and "completion" in last
+
+
+READ = ("--greedy", "--tokens", 8, "--device", "cpu")
+
+
+def test_a_prompt_comes_from_stdin_or_a_file_without_the_last_line_end(call, reference, tmp_path, monkeypatch):
+    usual = call("generate", reference, "--prompt", "some\nwords", *READ)
+    assert usual[0] == 0 and usual[1].startswith("some\nwords")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"some\nwords\n")))
+    assert call("generate", reference, "--prompt", "-", *READ) == usual
+    (tmp_path / "prompt.txt").write_bytes(b"some\nwords\n")
+    assert call("generate", reference, "--prompt-file", tmp_path / "prompt.txt", *READ) == usual
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "answer"),
+    [
+        (["--prompt", "a", "--prompt-file", "b"], 2, "give --prompt TEXT or --prompt-file FILE; one of them"),
+        (["--prompt-file", "/nowhere/b"], 3, "/nowhere/b cannot be read: No such file or directory"),
+        (["--prompt", "-"], 3, "stdin is not UTF-8 text (byte 1)"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_one_line(call, reference, monkeypatch, words, code, answer):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
+    found, out, err = call("generate", reference, *words)
+    assert (found, out) == (code, "") and answer in err and err.count("\n") == 1
+
+
+def test_control_characters_are_visible_on_a_terminal_and_kept_in_a_pipe(call, reference, monkeypatch):
+    words = ("generate", reference, "--prompt", "a\x1b[31m", "--temperature", 9, "--tokens", 200, "--device", "cpu")
+    piped = call(*words)[1]
+    assert piped.startswith("a\x1b[31m") and visible(piped) != piped
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = call(*words)[1]
+    assert shown == visible(piped) and shown.startswith("a\\x1b[31m")
+    assert all(one.isprintable() or one in "\n\t" or ord(one) > 0x9F for one in shown)

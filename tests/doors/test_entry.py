@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +145,35 @@ def test_the_start_of_a_program_lies_before_its_imports() -> None:
     program += "from ingot.doors.entry import process_start; print(now - process_start())"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert 0.25 < float(said) < 60
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (lambda: Path("a\0b").stat(), 2),
+        (lambda: Path("\ud800").stat(), 2),
+        (lambda: "\ud800".encode(), 2),
+        (lambda: Path("x" * 300).stat(), 1),
+        (lambda: Path("/".join(["x" * 200] * 30)).stat(), 1),
+    ],
+    ids=["NUL", "half a character", "text", "long", "longer"],
+)
+def test_a_name_that_no_file_can_have_is_one_line_that_can_be_read(capsys, call, code):
+    with explained("it.py") as outcome:
+        call()
+    told = capsys.readouterr().err
+    assert outcome.code == code and told.startswith("it.py: error: ") and told.count("\n") == 1 and len(told) < 1100
+
+
+def test_other_values_that_are_wrong_are_mistakes_of_ours(capsys):
+    with pytest.raises(ValueError, match="ours"):
+        ended(ValueError("ours"))
+
+
+def test_warnings_show_control_characters_and_do_not_send_them(capsys):
+    with explained("it.py"):
+        entry.warn("no a\x1b[31mb")
+        handler = logging.lastResort
+        assert handler is not None
+        handler.handle(logging.makeLogRecord({"msg": "passed over %s", "args": ("c\x1b[0m",), "levelno": logging.WARNING}))
+    assert capsys.readouterr().err == "no a\\x1b[31mb\npassed over c\\x1b[0m\n"

@@ -23,7 +23,7 @@ def test_all_problems_are_told_at_once():
     options = GenerationOptions(0, -1.0, -1, 0.0, "yes", 0.0, 1.5)
     names = [problem.split()[0] for problem in options.problems()]
     assert names == ["max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "greedy"]
-    with pytest.raises(ConfigError, match="max_new_tokens must be a whole number of 1 or more, not 0; temperature must be"):
+    with pytest.raises(ConfigError, match="must be a whole number from 1 to 100,000,000, not 0; temperature must be"):
         options.sampling(1)
 
 
@@ -43,3 +43,9 @@ def test_a_prompt_without_a_start_mark_is_its_own_ids_and_an_empty_one_a_new_doc
     assert prompt_ids(gpt2, "Hello") == [gpt2.bos, *gpt2.encode("Hello").tolist()]
     assert prompt_ids(gpt2, "", start_mark=False) == [gpt2.bos]
     assert prompt_ids(ByteTokenizer(), "", start_mark=False) == [ByteTokenizer().bos]
+
+
+def test_more_tokens_than_make_sense_are_refused_and_not_written():
+    for tokens in (10**12, 10**20):
+        with pytest.raises(ConfigError, match=f"max_new_tokens must be a whole number from 1 to 100,000,000, not {tokens}"):
+            GenerationOptions(max_new_tokens=tokens).sampling(1)

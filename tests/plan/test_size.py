@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ingot.config.loading import load_config
+from ingot.config.size import model_size, state_bytes
 from ingot.model.registry import build
-from ingot.plan.size import model_size, state_bytes
 
 SHAPES = [
     {"family": "gpt2"},

@@ -14,6 +14,7 @@ from ingot.plan.data import DataFacts
 from ingot.plan.findings import Finding, exit_code, refuse
 from ingot.plan.report import report_lines, report_record
 from ingot.plan.resuming import check_resume
+from ingot.plan.training import check_memory
 from ingot.plan.validate import check_before_training, validate
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.train.resume import facts_of
@@ -203,7 +204,14 @@ def test_an_output_folder_that_is_not_ours(config, tmp_path):
 
 def test_a_model_larger_than_the_memory(config):
     [finding] = validate(config(model__width=65536, model__layers=200, model__heads=16)).findings
-    assert (finding.code, finding.severity) == ("model.memory", "warning")
+    assert (finding.code, finding.severity) == ("model.memory", "error")
+
+
+def test_a_model_whose_state_fits_and_whose_rows_may_not_is_warned_about():
+    findings: list = []
+    check_memory("this machine", needed=3, least=1, there=2, findings=findings)
+    check_memory("this machine", needed=2, least=1, there=2, findings=findings)
+    assert [(finding.code, finding.severity) for finding in findings] == [("model.memory", "warning")]
 
 
 def test_a_session_without_time(config):

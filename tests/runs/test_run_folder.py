@@ -126,7 +126,7 @@ def test_the_log_grows_line_by_line_with_the_time(tmp_path: Path) -> None:
     run.log("step 1")
     run.log("na\u00efve \ud800")
     lines = run.log_path.read_text().splitlines()
-    assert [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "", line) for line in lines] == ["step 1", "na\u00efve ?"]
+    assert [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "", line) for line in lines] == ["step 1", "na\u00efve \\ud800"]
 
 
 def test_a_sample_is_kept_under_its_step_exactly_as_written(tmp_path: Path) -> None:

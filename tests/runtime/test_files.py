@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.errors import CheckpointError
-from ingot.runtime.files import replace_folder, sweep_temporaries, to_json, write_atomically, writing
+from ingot.errors import CheckpointError, DataError
+from ingot.runtime.files import (
+    file_sha256,
+    open_to_read,
+    read_json,
+    replace_folder,
+    sweep_temporaries,
+    to_json,
+    user_path,
+    write_atomically,
+    writing,
+)
+from ingot.runtime.tensors import read_tensors
 
 WRITE_TOO_MUCH = """
 import resource, sys
@@ -60,6 +71,12 @@ def test_a_failing_sync_keeps_the_old_content_and_no_temporary(tmp_path: Path, m
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("path", ["/", "."])
+def test_a_folder_without_a_name_is_no_file_to_write(path: str) -> None:
+    with pytest.raises(IsADirectoryError):
+        write_atomically(Path(path), b"")
 
 
 def test_sweeping_removes_leftovers_and_only_those(tmp_path: Path) -> None:
@@ -144,3 +161,42 @@ def test_a_folder_that_another_process_fills_is_not_swept(tmp_path: Path) -> Non
         fill(tmp_path / "out", "second")
         assert (first / "a").read_text() == "first"
     assert (tmp_path / "out" / "a").read_text() == "first"
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    return tmp_path / "pipe.json"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(pipe):
+    for read in (open_to_read, read_json, read_tensors):
+        with pytest.raises(OSError, match="it is a pipe or a device, not a plain file"):
+            read(pipe)
+    with pytest.raises(DataError, match="it is a pipe or a device"):
+        file_sha256(pipe)
+
+
+def test_a_device_that_never_ends_is_refused():
+    with pytest.raises(OSError, match="it is a pipe or a device, not a plain file"):
+        read_json(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", "", '{"a": ' * 100_000])
+def test_json_that_is_none_is_a_value_error_however_deep_it_is(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(ValueError):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_that_no_file_of_ours_could_be_is_not_read(tmp_path):
+    with (tmp_path / "a.json").open("wb") as file:
+        file.truncate(1 << 34)  # of which the disk has nothing
+    with pytest.raises(ValueError, match="it is too large"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_home_that_nobody_has_stays_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_path("~/a") == tmp_path / "a"
+    assert user_path("~nosuchuser/a") == Path("~nosuchuser/a")

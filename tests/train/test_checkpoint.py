@@ -98,11 +98,13 @@ def test_a_save_killed_before_any_of_its_file_operations_leaves_the_checkpoint_b
     assert newest_sound(tmp_path, refuse).step == 8
 
 
-def test_a_note_in_the_only_checkpoint_killed_before_any_of_its_file_operations_never_loses_it(tmp_path):
+def test_a_note_in_the_only_checkpoint_killed_before_any_of_its_file_operations_never_loses_it_and_leaves_nothing(tmp_path):
     path = save(tmp_path, 4)
     operation = 0
     while killed_at(operation, lambda: note_progress(path, {"best_step": 4})):
         assert newest_sound(tmp_path, refuse).progress in ({"step": 4, "elapsed_seconds": 0.25}, {"best_step": 4})
+        sweep(tmp_path)
+        assert sorted(found.name for found in path.iterdir()) == sorted(FILES)
         operation += 1
     assert operation > 1
     assert newest_sound(tmp_path, refuse).progress == {"best_step": 4}

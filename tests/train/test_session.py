@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from tiny_runs import TINY, Train, records, state_of, train_tiny, write_text
 
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import CheckpointError, ConfigError, RunError, Unreadable
 from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.report import Reporter, StepReport
@@ -511,10 +514,33 @@ def test_a_run_can_begin_with_the_weights_of_another(train: Train, tmp_path):
     assert records(first.run_dir, "evaluation")[0]["val_loss"] != first.val_loss
 
 
-def test_weights_of_another_shape_are_refused_with_the_tensor_that_does_not_fit(train: Train, tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"model__width": 32}, "set model.width=16"),
+        ({"model__layers": 3, "model__bias": False}, "set model.layers=1, model.bias=True"),
+        ({"data__seq_len": 32, "training__tokens_per_step": 128}, "set data.seq_len=16"),
+        ({"data__seq_len": 8}, "set model.context=16"),
+        ({"model__vocab_size": 300}, "set model.vocab_size=260"),
+        ({"model__family": "llama"}, "set model.family=gpt2, model.bias=True"),
+    ],
+)
+def test_weights_that_do_not_fit_name_the_settings_that_make_them_fit_and_leave_no_folder(train: Train, tmp_path, changed, named):
     first = train(tmp_path / "first", training__max_steps=1)
-    with pytest.raises(CheckpointError, match="has shape"):
-        train(tmp_path / "other", training__weights=str(first.run_dir), model__width=32)
+    with pytest.raises(CheckpointError, match=f"does not fit this model; {re.escape(named)}$"):
+        train(tmp_path / "other", training__weights=str(first.run_dir), **changed)
+    assert not (tmp_path / "other").exists()
+    fitting = {f"{one.partition('=')[0].replace('.', '__')}": one.partition("=")[2] for one in named[4:].split(", ")}
+    again = {**changed, **{name: json.loads(value.lower()) if value != "gpt2" else value for name, value in fitting.items()}}
+    assert train(tmp_path / "other", training__weights=str(first.run_dir), training__max_steps=1, **again).total_steps == 1
+
+
+def test_weights_of_another_tokenizer_are_refused_by_its_name(train: Train, tmp_path):
+    write_dataset([("train", "ab" * 4000), ("val", "ba" * 400)], tmp_path / "chars", CharTokenizer("abcdef"), source=None)
+    first = train(tmp_path / "first", training__max_steps=1, data__path=str(tmp_path / "chars"))
+    said = r"trained with a tokenizer of 6 ids \(char\) and the data has one of 260 \(byte\); prepare the text with the tokenizer"
+    with pytest.raises(CheckpointError, match=said):
+        train(tmp_path / "other", training__weights=str(first.run_dir))
 
 
 def test_the_training_split_is_scored_beside_the_validation_split_where_asked(train: Train, tmp_path):
@@ -594,3 +620,12 @@ def test_a_run_whose_newest_checkpoint_may_not_be_read_stops_and_does_not_go_bac
         with pytest.raises(Unreadable, match=r"checkpoints cannot be read: Permission denied"):
             train_tiny(data, folder, training__max_steps=12)
         (folder / "checkpoints").chmod(0o700)
+
+
+def test_a_run_keeps_the_threads_that_it_began_with(train: Train, tmp_path):
+    assert torch.get_num_threads() == 1
+    train(tmp_path / "run", training__threads=2, training__max_steps=4)
+    train(tmp_path / "run", training__max_steps=6)
+    assert (tmp_path / "run" / "log.txt").read_text().count("device cpu, 2 threads") == 2
+    assert progress_of(tmp_path / "run")["choices"]["threads"] == 2
+    assert torch.get_num_threads() == 1

@@ -19,7 +19,7 @@ from typing import Any
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
 from ingot.artifact.quantise import dequantise, quantise
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runtime.files import readable, replace_file, to_json
+from ingot.runtime.files import open_to_read, readable, replace_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
 MAGIC = b"\x89INGOT\r\n"  # no text, and not whole after a transfer that changes line ends
@@ -95,7 +95,8 @@ def read_artifact(path: Path) -> Artifact:
     with readable(path, CheckpointError):
         if not path.exists():
             raise CheckpointError(f"there is no file {path}")
-        data = memoryview(path.read_bytes())
+        with open_to_read(path) as file:
+            data = memoryview(file.read())
         return _opened(_unwrapped(data) if data[: len(MAGIC)] == MAGIC else data)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, Unreadable
+from ingot.runtime.files import read_json
 
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
@@ -156,10 +157,10 @@ def _hash(value: Mapping[str, Any]) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}") from None
-    except (ValueError, RecursionError, IsADirectoryError):
+    except (ValueError, IsADirectoryError):
         raise CheckpointError(f"{path} is damaged: it is not JSON") from None
     except OSError as error:
         raise Unreadable(path, error.strerror) from None

@@ -15,6 +15,7 @@ from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer, from_sp
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.pieces import byte_alphabet
 from ingot.errors import DataError
+from ingot.runtime.files import read_json
 
 GPT2_IDS = 50257
 OURS, THEIRS, VOCABULARY, MERGES = "ingot-tokenizer.json", "tokenizer.json", "vocab.json", "merges.txt"
@@ -56,8 +57,8 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
 
 def _ours(path: Path) -> Tokenizer:
     try:
-        return from_spec(json.loads(path.read_bytes()))
-    except (ValueError, AttributeError, RecursionError, OSError):
+        return from_spec(read_json(path))
+    except (ValueError, AttributeError, OSError):
         raise DataError(f"{path} is damaged: it is not a tokenizer") from None
 
 
@@ -66,10 +67,10 @@ def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
     try:
         if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
             return from_merges((folder / VOCABULARY).read_bytes(), (folder / MERGES).read_bytes())
-        model = json.loads((folder / THEIRS).read_bytes())["model"]
+        model = read_json(folder / THEIRS)["model"]
         lines = "\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
         return from_merges(json.dumps(model["vocab"]).encode(), lines.encode())
-    except (DataError, ValueError, KeyError, TypeError, RecursionError, OSError):
+    except (DataError, ValueError, KeyError, TypeError, OSError):
         return None  # another tokenizer, which whoever opens it judges
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot.artifact.hf_tokenizer import MERGES, OURS, THEIRS, VOCABULARY, tokenizer_files
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError
-from ingot.runtime.files import readable, replace_folder, write_atomically
+from ingot.runtime.files import read_json, readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 SCORING = "ingot_scoring"  # a key of ours in their config.json, which transformers keeps and does not read
@@ -165,10 +165,10 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     found = None
-    with readable(path, CheckpointError), suppress(ValueError, RecursionError):
+    with readable(path, CheckpointError), suppress(ValueError):
         if not path.exists():
             raise CheckpointError(f"there is no {path}")
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it is not a JSON object")
     return found

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ingot.model.settings import Count, Positive, Rate, Section, Seed
+from ingot.model.settings import Count, Positive, Rate, Section, Seed, Size
 
 
 class PhaseSection(Section):
@@ -37,7 +37,7 @@ class DataSection(Section):
         description="Take the tokens of other programs' files as they are. false: refuse them where the tokenizer, given their "
         "text, makes other ones; true is for tokens that were drawn at random and for tokenizers that lose text.",
     )
-    seq_len: Positive = Field(256, description="Tokens in a training row.")
+    seq_len: Size = Field(256, description="Tokens in a training row.")
     sampling: Literal["shuffle", "random", "stream", "pack", "document"] = Field(
         "shuffle",
         description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. random: "

@@ -72,7 +72,7 @@ def _kind(part: Mapping[str, Any]) -> list[str]:
     if isinstance(part.get("additionalProperties"), dict):
         name = "mapping of names to numbers"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part]
+    bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31]  # others are no news
     return [f"{name} {' and '.join(bounds)}".strip()]
 
 

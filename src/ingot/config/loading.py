@@ -97,6 +97,8 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(f"{path} cannot be read: it is a pipe or a device, not a plain file")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:

@@ -21,6 +21,7 @@ from ingot.config.text import NULLS, Plain, format_value, plain_data, scalar
 from ingot.errors import ConfigError
 from ingot.errors import Setting as Named
 
+TEXTS = ("evaluation.sample_prompt",)  # settings that may hold any character; the others name files, devices or projects
 Path = tuple[str, ...]
 Problem = str | ConfigError  # a sentence that names settings by their paths, or an error that has them as fields
 
@@ -102,6 +103,8 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
         assert setting is not None, item.path
         try:
             value = _understand(setting, item.value)
+            if isinstance(value, str) and not setting.free_form and not _can_be_told(value, item.name):
+                raise ConfigError(f"{item.name} holds a NUL or half a character, which no name and no text has")
         except ConfigError as error:
             problems.append(f"{error} ({place(item.origin)})")
             continue
@@ -133,6 +136,13 @@ def _understand(setting: Setting, value: Any) -> Any:
     if isinstance(value, bool) and "boolean" not in setting.types:
         raise TypeError("a truth value is not a number")  # pydantic would take true for 1
     return value
+
+
+def _can_be_told(text: str, name: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text) or name in TEXTS
+    except UnicodeEncodeError:
+        return False
 
 
 def _understand_items(setting: Setting, value: Any) -> list[dict[str, Any]]:
@@ -212,6 +222,8 @@ def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[
             .replace("greater than or equal to", "at least")
             .replace("less than or equal to", "at most")
         )
+        if isinstance(most := details[0].get("ctx", {}).get("le"), float):
+            words = f"at most {most:g}"
         return ConfigError(f"{{0}}: must be {words}", Named(setting.path, _shown(value), origin))
     return _mistake(setting, value, origin)
 

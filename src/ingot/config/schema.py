@@ -72,7 +72,7 @@ class OptimizerSection(Section):
     )
     muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps over which the momentum moves, in a line.")
     muon_nesterov: bool = Field(True, description="Muon: Nesterov momentum.")
-    muon_iterations: Positive = Field(5, description="Muon: iterations of the orthogonalisation.")
+    muon_iterations: Annotated[int, Field(ge=1, le=100)] = Field(5, description="Muon: iterations of the orthogonalisation.")
     muon_coefficients: Literal["newton-schulz", "polar-express"] = Field(
         "newton-schulz",
         description="Muon: newton-schulz has the same polynomial in every iteration; polar-express a better one for each.",
@@ -153,6 +153,11 @@ class TrainingSection(Section):
     )
     seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the best one of torch's.")
+    threads: Positive | Literal["auto"] = Field(
+        "auto",
+        description="Threads of a rank on a CPU; another number rounds differently. auto: what OMP_NUM_THREADS says, else as "
+        "many as are fastest here when the run begins, which it keeps.",
+    )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
         description="Arithmetic of forward and backward; weights stay float32. auto: bf16 on GPUs that have it, fp16 on older "
@@ -162,7 +167,7 @@ class TrainingSection(Section):
     deterministic: bool = Field(
         False,
         description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "
-        "micro_batch. Slower, and only the gpt2 family is compiled; a CPU does so anyway.",
+        "micro_batch. Slower, and only the gpt2 family is compiled; a CPU does so anyway, with the same threads.",
     )
     loss_chunk: Positive | None = Field(
         None,
@@ -182,7 +187,7 @@ class TrainingSection(Section):
     eager: bool = Field(
         True, description="mlx: compute each micro-batch before the next. false: a step as a whole, which takes more memory."
     )
-    priming_steps: Count | Literal["auto"] = Field(
+    priming_steps: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = Field(
         "auto",
         description="Steps taken and undone before the clock starts, so that compilation and cold caches are not paid from "
         "the budget. auto: 2 where the model is compiled, else none.",
@@ -267,7 +272,9 @@ class EvaluationSection(Section):
         description="What val_bpb divides by. text: the UTF-8 bytes of the original text, as preparation counted them. pieces: "
         "the bytes of the tokenizer's pieces, as golf counts them. The other is reported beside it where it differs.",
     )
-    sample_tokens: Count = Field(0, description="Tokens of sample text written at each evaluation, into samples/. 0: no samples.")
+    sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        0, description="Tokens of sample text written at each evaluation, into samples/. 0: no samples."
+    )
     sample_prompt: str = Field("", description="What the samples begin with. Empty: the start of a document.")
     temperature: Rate = Field(0.8, description="Temperature of the samples.")
     top_k: Count = Field(0, description="Samples are drawn from this many most likely tokens. 0: from all.")

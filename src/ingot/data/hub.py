@@ -1,8 +1,9 @@
 """A repository on the Hugging Face hub: what it holds at one commit, and its files.
 
 Every request goes through the official client. It retries some requests by itself and keeps its own cache; what it finally raises
-becomes one sentence here and nowhere else. A file whose checksum is known is not trusted: a cache may hold the remains of a full
-disk.
+becomes one sentence here and nowhere else. A name that a user gave (`attempts=1`) is answered within seconds where there is no
+network: the client would try for half a minute and print each attempt. A file whose checksum is known is not trusted: a cache may
+hold the remains of a full disk.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -43,6 +47,7 @@ TRANSIENT = (408, 429, 500, 502, 503, 504)
 LONGEST_WAIT = 30.0  # seconds between two attempts, unless the hub asks for more
 LONGEST_ASKED_WAIT = 300.0
 ANSWER_SECONDS = 30.0
+CONNECT_SECONDS = 4.0  # to find somebody who answers at all
 TRANSFERS = 3  # of a file that arrives damaged
 
 
@@ -110,6 +115,7 @@ class Hub:
         self.stop = Event()
         self._api = HfApi(endpoint=endpoint)
         self._attempts, self._first_wait = attempts, first_wait
+        self._seen = attempts > 1 or self.offline  # whether to ask without looking first if anybody is there
         self._notify = notify
 
     def listing(self, revision: str | None = None) -> Listing:
@@ -134,7 +140,8 @@ class Hub:
         """A file in the client's cache, the same as the hub's; count is told of every stretch of bytes as it comes."""
         problem: str | None = None
         for transfer in range(TRANSFERS):
-            blob, counted = self._ask(path, partial(self._request, path, commit, count, again=transfer > 0))
+            request = partial(self._request, path, commit, count, again=transfer > 0)
+            blob, counted = self._ask(path, request, partial(request, local=True))
             if (problem := info.problem(blob)) is None:
                 return blob
             count(-counted)
@@ -146,7 +153,7 @@ class Hub:
     def snapshot(self, names: Sequence[str], commit: str | None = None) -> Path:
         """The folder in the client's cache that holds the files of these names or patterns, several fetched at once."""
         ask = partial(snapshot_download, self.repo, revision=commit, allow_patterns=list(names), **self._place)
-        return Path(self._ask(f"the {self.repo_type}", ask))
+        return Path(self._ask(f"the {self.repo_type}", ask, partial(ask, local_files_only=True)))
 
     @property
     def folder(self) -> Path:
@@ -163,7 +170,9 @@ class Hub:
         found = [snapshot for snapshot in self.folder.glob("snapshots/*") if (snapshot / path).is_file()]
         return max(found, key=lambda snapshot: snapshot.stat().st_mtime).name if found else None
 
-    def _request(self, path: str, commit: str | None, count: Callable[[int], None], again: bool) -> tuple[Path, int]:
+    def _request(
+        self, path: str, commit: str | None, count: Callable[[int], None], again: bool, local: bool = False
+    ) -> tuple[Path, int]:
         counted = 0
 
         def add(size: int) -> None:
@@ -179,7 +188,7 @@ class Hub:
                 path,
                 revision=commit,
                 force_download=again,
-                local_files_only=self.offline,
+                local_files_only=self.offline or local,
                 tqdm_class=_meter(add),
                 **self._place,
             )
@@ -188,13 +197,22 @@ class Hub:
             raise
         return Path(found), counted
 
-    def _ask(self, what: str, request: Callable[[], T]) -> T:
-        reason = ""
+    def _ask(self, what: str, request: Callable[[], T], from_cache: Callable[[], T] | None = None) -> T:
+        if not self._seen:
+            try:
+                connect(self.endpoint)
+            except ConnectionError as error:
+                with suppress(LocalEntryNotFoundError):
+                    if from_cache is not None:
+                        return from_cache()
+                raise self._given_up(what, str(error)) from error
+        self._seen, reason = True, ""
         for attempt in range(1, self._attempts + 1):
             if self.stop.is_set():
                 raise Stopped
             try:
-                return request()
+                with client_messages(self._notify) if self._attempts == 1 else nullcontext():
+                    return request()
             except (NetworkError, OSError, RuntimeError, ValueError) as error:
                 cause = _cause(error)
                 if (refusal := self._refusal(cause, what)) is not None:
@@ -204,8 +222,11 @@ class Hub:
                 wait = max(min(self._first_wait * 2 ** (attempt - 1), LONGEST_WAIT), _asked_wait(cause))
                 self._notify(f"{what}: {reason}; attempt {attempt + 1} of {self._attempts} in {wait:.0f} s")
                 self.stop.wait(wait)
+        raise self._given_up(what, reason)
+
+    def _given_up(self, what: str, reason: str) -> Unreachable:
         tries = "attempt" if self._attempts == 1 else "attempts"
-        raise Unreachable(
+        return Unreachable(
             f"gave up on {what} of {self.repo} at {self.endpoint} after {self._attempts} {tries}: {reason}; "
             "the same command continues from here"
         )
@@ -240,6 +261,28 @@ class Hub:
                 f"cannot read or write {error.filename or self.cache}: {error.strerror}; make room or set HF_HOME to another disk"
             )
         return None
+
+
+def connect(endpoint: str, patience: float = CONNECT_SECONDS) -> None:
+    """Raise a ConnectionError where nobody takes a connection; in a thread, because finding the address knows no timeout."""
+    asked = urlsplit(endpoint)
+    if asked.hostname is None or getproxies().get(asked.scheme):
+        return  # only the client knows the way
+    found: list[str] = []
+
+    def try_once() -> None:
+        try:
+            port = asked.port or (443 if asked.scheme == "https" else 80)
+            socket.create_connection((asked.hostname, port), timeout=patience).close()
+            found.append("")
+        except OSError as error:
+            found.append(error.strerror or str(error))
+
+    thread = Thread(target=try_once, daemon=True)
+    thread.start()
+    thread.join(patience)
+    if not found or found[0]:
+        raise ConnectionError(found[0] if found else f"no connection within {patience:.0f} s")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ingot.doors.status_line import Part, StatusLine, Work, bar, can_redraw, duration, fit, percent
+from ingot.errors import shown
 from ingot.runs.report import (
     BeginReport,
     EvaluationReport,
@@ -38,7 +39,7 @@ def make_reporter() -> Iterator[Reporter]:
 
 def _to_stderr(line: str) -> None:
     with suppress(OSError, ValueError):  # whoever read the lines may have left; log.txt has them all
-        print(line, file=sys.stderr, flush=True)
+        print(shown(line), file=sys.stderr, flush=True)
 
 
 class LiveReporter(Reporter):
@@ -85,7 +86,7 @@ class LiveReporter(Reporter):
         self._say(text)
 
     def _say(self, text: str) -> None:
-        self.line.above(f"{text}\n")
+        self.line.above(f"{shown(text)}\n")
 
     def _render(self, width: int) -> str:
         work, step = self._work, self._step
@@ -147,4 +148,4 @@ def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Cal
             work.update(done, total)
             line.draw(often)
 
-        yield lambda text: line.above(f"{text}\n"), show
+        yield lambda text: line.above(f"{shown(text)}\n"), show

@@ -6,13 +6,25 @@ nothing to add waits for that.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ingot.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, IngotError, PeerLost, Rename, RunError, Setting
+from ingot.errors import (
+    INTERRUPTED,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    IngotError,
+    PeerLost,
+    Rename,
+    RunError,
+    Setting,
+    shown,
+)
 from ingot.runtime.children import safe_path
 from ingot.runtime.processes import process_age
 from ingot.runtime.ranks import ranks_from_environment
@@ -54,7 +66,7 @@ def explained(
         if not speaks:
             time.sleep(PATIENCE_SECONDS)
         if speaks or (every_rank and not isinstance(error, PeerLost)):
-            warn(f"{program}: error: {' '.join(error.render(name, advise).split())}")
+            warn(f"{program}: error: {error.render(name, advise)}")
         outcome.code, outcome.error = error.exit_code, error
     except KeyboardInterrupt:
         warn(f"{program}: {interrupted}")
@@ -65,19 +77,15 @@ def explained(
     except OSError as error:
         if error.filename is None:  # it is the output that cannot be written
             _drop_stdout()
-        warn(f"{program}: error: {error}")
+        outcome.error = RunError(str(error))
+        warn(f"{program}: error: {outcome.error}")
         outcome.code = RunError.exit_code
-    except (MemoryError, RuntimeError) as error:
-        if not _no_memory(error):
+    except (MemoryError, RuntimeError, ValueError) as error:
+        outcome.error = _told(error)
+        if outcome.error is None:
             raise
-        full = RunError(
-            "the memory is full",
-            Setting("training.micro_batch"),
-            Setting("data.seq_len"),
-            advice="lower {0} or {1}, ask for fewer texts or take a smaller model",
-        )
-        warn(f"{program}: error: {full.render(name, advise)}")
-        outcome.code, outcome.error = full.exit_code, full
+        warn(f"{program}: error: {outcome.error.render(name, advise)}")
+        outcome.code = outcome.error.exit_code
 
 
 def process_start() -> float:
@@ -97,7 +105,7 @@ def say(line: str) -> None:
 def warn(line: str) -> None:
     """Print a line that is not a part of the output."""
     with suppress(OSError, ValueError):  # whoever read it may have left
-        print(line, file=sys.stderr, flush=True)
+        print(shown(line), file=sys.stderr, flush=True)
 
 
 def _open_streams() -> None:
@@ -106,6 +114,13 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
         if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
+    if logging.lastResort is not None:  # where warnings go
+        logging.lastResort.setFormatter(_Shown())
+
+
+class _Shown(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
 
 
 def _speaks(error: IngotError) -> bool:
@@ -121,6 +136,23 @@ def _drop_stdout() -> None:
     """Let what is not yet printed go nowhere, or Python complains when it closes stdout."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _told(error: BaseException) -> IngotError | None:
+    """What Python's own errors say of the machine or of names that it was given; None: they are mistakes of ours."""
+    said = str(error)
+    if isinstance(error, UnicodeEncodeError) or "embedded null" in said:
+        return ConfigError(f"a name or text holds what none can have ({said})", advice="correct it")
+    if said.startswith("Symlink loop"):
+        return ConfigError(said, advice="give the name of what it should lead to")
+    if _no_memory(error):
+        return RunError(
+            "the memory is full",
+            Setting("training.micro_batch"),
+            Setting("data.seq_len"),
+            advice="lower {0} or {1}, ask for fewer texts or take a smaller model",
+        )
+    return None
 
 
 def _no_memory(error: BaseException) -> bool:

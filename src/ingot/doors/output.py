@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, shown
 from ingot.runtime.files import write_atomically
 
 
@@ -27,6 +27,7 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines with their columns aligned; a row of one cell is a heading."""
+    rows = [[shown(cell) for cell in row] for row in rows]
     full = [row for row in rows if len(row) > 1]
     widths = [max(map(len, column)) for column in zip(*full, strict=True)]
     padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] for row in rows)

@@ -11,15 +11,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, DataError
 from ingot.generate.records import Problems, expand, read_prompts, read_requests
 from ingot.generate.sampling import GenerationOptions
-from ingot.runtime.files import write_atomically
+from ingot.runtime.files import readable, write_atomically
 
 Say = Callable[[str], None]
 # What gpt-simple's commands ask for unless they are told otherwise; a prompt there is its own ids and no start of a document.
 DEFAULTS = GenerationOptions(max_new_tokens=100, temperature=0.8, top_k=50, top_p=0.95, start_mark=False)
 DTYPE = "bf16"
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str | None:
+    """The prompt as it is given, from stdin for `-`, or from a file; the line end that echo and editors add is left out."""
+    if prompt is not None and file is not None:
+        raise ConfigError("give --prompt TEXT or --prompt-file FILE; one of them")
+    if file is None and prompt != "-":
+        return prompt
+    with readable(file or Path("stdin"), DataError):
+        text = _stdin().decode() if file is None else file.read_text(encoding="utf-8-sig")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise ConfigError("--prompt - reads stdin, which is closed; give the text itself")
+    return sys.stdin.buffer.read()
 
 
 def asked_for(prompt: str | None, prompts_file: Path | None) -> list[dict[str, Any]]:

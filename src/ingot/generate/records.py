@@ -15,6 +15,7 @@ from typing import Any
 
 from ingot.errors import ConfigError
 from ingot.generate.sampling import DTYPES, GenerationOptions, merged
+from ingot.runtime.files import open_to_read
 
 MODEL_KEYS = ("checkpoint", "output_dir", "dtype", "tokenizer")
 GENERATION_KEYS = (
@@ -100,7 +101,8 @@ class Problems(ConfigError):
 
 def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open_to_read(path) as file:
+            lines = file.read().decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
     for number, line in enumerate(lines, 1):
@@ -109,7 +111,7 @@ def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, A
         place = f"{path}:{number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{place}: this is not JSON ({error})")
             continue
         if not isinstance(value, dict):

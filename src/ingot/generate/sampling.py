@@ -9,6 +9,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, DataError
 
+MOST_TOKENS = 10**8  # of a text: a day at a thousand a second
 DTYPES = {  # the names that weights' number formats go by
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
@@ -59,8 +60,8 @@ class GenerationOptions:
         def refuse(name: str, expected: str) -> None:
             found.append(f"{name} must be {expected}, not {getattr(self, name)!r}")
 
-        if not _whole(self.max_new_tokens) or self.max_new_tokens < 1:
-            refuse("max_new_tokens", "a whole number of 1 or more")
+        if not _whole(self.max_new_tokens) or not 1 <= self.max_new_tokens <= MOST_TOKENS:
+            refuse("max_new_tokens", f"a whole number from 1 to {MOST_TOKENS:,}")
         if not _number(self.temperature) or not 0 <= self.temperature < float("inf"):
             refuse("temperature", "a number of 0 or more")
         if self.top_k is not None and (not _whole(self.top_k) or self.top_k < 0):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ingot.model.settings import FAMILY, Positive, Rate, RotarySettings
+from ingot.model.settings import FAMILY, Depth, Rate, RotarySettings, Size
 
 CONTROL = (
     "attn_scale", "attn_scales", "mlp_scale", "mlp_scales", "resid_mix", "resid_mixes", "q_gain", "skip_weight", "skip_weights",
@@ -17,15 +17,15 @@ class GolfSettings(RotarySettings):
     """The golf baseline: skips from the first half to the second, a mix of the embedding into every block, squared ReLU."""
 
     family: Literal["golf"] = Field("golf", description=FAMILY)
-    layers: Positive = Field(9, description="Number of transformer blocks; the first half feeds the second through skips.")
-    heads: Positive = Field(8, description="Attention heads; they divide the width evenly.")
-    width: Positive = Field(512, description="Size of the residual stream.")
-    kv_heads: Positive | None = Field(
+    layers: Depth = Field(9, description="Number of transformer blocks; the first half feeds the second through skips.")
+    heads: Size = Field(8, description="Attention heads; they divide the width evenly.")
+    width: Size = Field(512, description="Size of the residual stream.")
+    kv_heads: Size | None = Field(
         4, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
     )
-    mlp_multiple: Positive = Field(2, description="Width inside the MLP, in widths of the residual stream.")
+    mlp_multiple: Depth = Field(2, description="Width inside the MLP, in widths of the residual stream.")
     tied: bool = Field(True, description="The head is the token embedding. false: a matrix of its own, zero at first.")
-    softcap: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = Field(
         30.0, description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap)."
     )
     qk_gain: Rate = Field(1.5, description="Initial gain of every head's queries, after their normalisation.")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ingot.model.settings import FAMILY, DropoutSettings, Positive, RotarySettings
+from ingot.model.settings import FAMILY, DropoutSettings, RotarySettings, Size
 
 
 class LlamaSettings(DropoutSettings, RotarySettings):
@@ -19,7 +19,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     mlp_bias: bool | None = Field(None, description="Biases in the MLP. null: as bias.")
     mlp: Literal["gated", "plain"] = Field("gated", description="gated: down(up(x) * act(gate(x))). plain: down(act(up(x))).")
     activation: Literal["silu", "gelu", "relu"] = Field("silu", description="Activation of the MLP; gelu is its tanh form.")
-    inner_width: Positive | None = Field(
+    inner_width: Size | None = Field(
         None, description="Width inside the MLP. null: 8/3 of the width, rounded up to a multiple of 256, if gated; else 4 times."
     )
     norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Normalisation before each branch and at the end.")
@@ -28,4 +28,6 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     rope_scaling: Literal["linear", "ntk"] | None = Field(
         None, description="Stretch rotary positions by rope_factor: linear divides the angles, ntk multiplies the base."
     )
-    rope_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(1.0, description="How far rope_scaling stretches.")
+    rope_factor: Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)] = Field(
+        1.0, description="How far rope_scaling stretches."
+    )

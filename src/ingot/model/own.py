@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ def build_own(settings: Mapping[str, Any]) -> nn.Module:
 
 def load_class(file: str) -> Callable[..., nn.Module]:
     """The class Model of a Python file."""
-    path = Path(file).expanduser().absolute()
+    path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if not path.is_file():
         raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
     spec = importlib.util.spec_from_file_location(f"ingot_model_{path.stem}", path)

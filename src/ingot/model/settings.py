@@ -5,15 +5,19 @@ A family's own settings stand beside it (gpt2_settings.py beside gpt2.py), and i
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FAMILY = "Model family: gpt2, llama, golf, or file for a model of your own."
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+MOST = 2**53  # of any whole number: JSON's readers lose digits of larger ones
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Size = Annotated[int, Field(ge=1, lt=2**31)]  # of one side of a tensor
+Depth = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # what float32 holds, squared or summed up
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -26,19 +30,19 @@ class Section(BaseModel):
 class ModelSettings(Section):
     """What every model family has."""
 
-    layers: Positive = Field(12, description="Number of transformer blocks.")
-    heads: Positive = Field(12, description="Attention heads; they divide the width evenly.")
-    width: Positive = Field(768, description="Size of the residual stream.")
-    context: Positive | None = Field(None, description="Longest sequence the model can see, in tokens. null: data.seq_len.")
-    vocab_size: Positive | None = Field(
+    layers: Depth = Field(12, description="Number of transformer blocks.")
+    heads: Size = Field(12, description="Attention heads; they divide the width evenly.")
+    width: Size = Field(768, description="Size of the residual stream.")
+    context: Size | None = Field(None, description="Longest sequence the model can see, in tokens. null: data.seq_len.")
+    vocab_size: Size | None = Field(
         None, description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not."
     )
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelSettings:
         if self.width % self.heads:
-            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            nearest = min(near, key=lambda h: abs(h - self.heads))
+            low = [h for h in range(1, math.isqrt(self.width) + 1) if self.width % h == 0]
+            nearest = min([*low, *(self.width // h for h in low)], key=lambda h: abs(h - self.heads))
             raise ValueError(
                 f"model.heads={self.heads} does not divide model.width={self.width}; the nearest count that does is {nearest}"
             )
@@ -54,10 +58,10 @@ class DropoutSettings(ModelSettings):
 class RotarySettings(ModelSettings):
     """What the families with rotary positions share: each query and key is turned by an angle that grows with its place."""
 
-    kv_heads: Positive | None = Field(
+    kv_heads: Size | None = Field(
         None, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
     )
-    rope_base: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
+    rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
         10000.0, description="Rotary positions: the slowest pair turns once in about this many tokens, times 2 pi."
     )
 

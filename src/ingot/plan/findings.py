@@ -45,7 +45,7 @@ class Finding:
     def render(self, name: Rename = str, advise: Rename = str) -> str:
         """The sentence, with a door's names for settings."""
         error = self.cause or IngotError(self.message, *self.settings, advice=self.advice)
-        return " ".join(error.render(name, advise).split())
+        return error.render(name, advise)
 
     def error(self) -> IngotError:
         """The same for a run that cannot start."""

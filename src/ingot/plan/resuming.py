@@ -15,6 +15,7 @@ from ingot.plan.findings import Finding
 from ingot.runs.finding import Index, began_with, going_on_from, newest_index, occupied
 from ingot.runs.state import read_state
 from ingot.runs.steps import INDEX, named_path, saved_steps
+from ingot.runtime.files import user_path
 from ingot.train.resume import changes, facts_of, refuse_occupied
 
 OUTPUT = Setting("training.output_dir")
@@ -36,7 +37,7 @@ def check_output(config: Config, findings: list[Finding]) -> Path | None:
     """The folder of the run, if it can be written; nothing is made to find that out."""
     if config.training.output_dir is None:
         return None
-    folder = Path(os.path.expanduser(config.training.output_dir)).absolute()  # noqa: PTH111 (raises for an unknown user)
+    folder = user_path(config.training.output_dir).absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
     if not there.is_dir():
         findings.append(

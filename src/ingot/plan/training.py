@@ -178,13 +178,13 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: list[Fi
         findings.append(Finding("data.shorter_than_plan", "warning", message, advice, (MAX_STEPS, EPOCHS)))
 
 
-def check_memory(name: str, needed: int, there: int | None, findings: list[Finding]) -> None:
-    """Whether a rank fits."""
+def check_memory(name: str, needed: int, least: int, there: int | None, findings: list[Finding]) -> None:
+    """Whether a rank fits; one whose state alone does not cannot begin."""
     if there is not None and needed > there:
         message = f"a rank needs about {byte_count(needed)} and {name} has {byte_count(there)}"
         settings = (Setting("training.micro_batch"), Setting("training.gradient_checkpointing"))
         advice = "take a smaller model, lower {0} or set {1}"
-        findings.append(Finding("model.memory", "warning", message, advice, settings))
+        findings.append(Finding("model.memory", "error" if least > there else "warning", message, advice, settings))
 
 
 def check_time(

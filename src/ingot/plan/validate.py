@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ingot.config.schema import Config
+from ingot.config.size import Size, model_size
 from ingot.data.store.dataset import Dataset
 from ingot.errors import ConfigError, IngotError, Rename
 from ingot.plan.data import DataFacts, look_at_data
 from ingot.plan.findings import Finding, refuse
 from ingot.plan.resuming import ResumeFacts, check_output, check_resume
-from ingot.plan.size import Size, gpu_bytes, host_bytes, model_size, needed_bytes
+from ingot.plan.size import gpu_bytes, has_gpu, least_bytes, needed_bytes
 from ingot.plan.training import (
     PlanFacts,
     check_buckets,
@@ -24,6 +25,7 @@ from ingot.plan.training import (
     check_vocabulary,
     plan_of,
 )
+from ingot.runtime.memory import host_bytes
 from ingot.train.start import open_data
 from ingot.train.walltime import find_walltime
 
@@ -132,9 +134,9 @@ def _check_memory(report: Report, ranks: int, thorough: bool) -> None:
         return
     config = report.config
     report.memory = needed_bytes(config, report.size, report.vocab_size, ranks)
-    device = config.training.device
-    gpu = gpu_bytes() if thorough and (device == "auto" or device.startswith("cuda")) else None
-    if gpu is not None:
-        check_memory("the GPU", report.memory, gpu, report.findings)
-    elif device in ("auto", "cpu"):
-        check_memory("this machine", report.memory, host_bytes(), report.findings)
+    least, device = least_bytes(config, report.size, ranks), config.training.device
+    on_gpu = device.startswith("cuda") or (device == "auto" and has_gpu())
+    if on_gpu and thorough:
+        check_memory("the GPU", report.memory, least, gpu_bytes(), report.findings)
+    elif not on_gpu:
+        check_memory("this machine", report.memory, least, host_bytes(), report.findings)

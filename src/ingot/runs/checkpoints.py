@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot.errors import CheckpointError, Setting, Unreadable
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
-from ingot.runtime.files import fsync_dir, write_atomically
+from ingot.runtime.files import fsync_dir, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 VERSION = 1
@@ -132,11 +132,11 @@ def read_index(path: Path) -> dict[str, Any]:
     """The checked contents of checkpoint.json."""
     file = path / INDEX
     try:
-        record = json.loads(file.read_bytes())
+        record = read_json(file)
         told = record.pop("sha256")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a checkpoint: it has no {INDEX}") from None
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, IsADirectoryError, NotADirectoryError):
+    except (ValueError, KeyError, AttributeError, TypeError, IsADirectoryError, NotADirectoryError):
         raise CheckpointError(f"{file} is damaged: it cannot be read") from None
     except OSError as error:
         raise Unreadable(file, error.strerror) from None
@@ -178,7 +178,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
 def read_kind(path: Path) -> Kind:
     """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
     try:
-        return json.loads((path / INDEX).read_bytes()).get("kind", "regular")
+        return read_json(path / INDEX).get("kind", "regular")
     except (OSError, ValueError, AttributeError):
         return "regular"
 
@@ -191,9 +191,11 @@ def note_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = N
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed saves left behind."""
+    """Remove what killed saves, and kills while a saved one was noted in, left behind."""
     for leftover in folder.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
+    for path in saved_steps(folder).values():
+        sweep_temporaries(path)
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from ingot.runs.folder import EVENTS, MODEL_COPY, WANDB_ID, RunFolder
 from ingot.runs.state import NAME as STATE
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, is_checkpoint_name
-from ingot.runtime.files import writing
+from ingot.runtime.files import read_json, writing
 
 ARTIFACTS = ("model.ingot", "model.safetensors")
 
@@ -62,7 +61,7 @@ def _model_hashes(checkpoints: Sequence[Path]) -> set[str]:
     found = set()
     for path in checkpoints:
         try:
-            found.add(str(json.loads((path / INDEX).read_bytes())["progress"]["model_file_sha256"]))
+            found.add(str(read_json(path / INDEX)["progress"]["model_file_sha256"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found

@@ -6,7 +6,6 @@ Whoever writes into one has claimed it first; readers need no permission, becaus
 from __future__ import annotations
 
 import errno
-import json
 import os
 import platform
 import subprocess
@@ -16,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import CheckpointError, Setting
+from ingot.errors import CheckpointError, Setting, shown
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import Metrics
@@ -25,7 +24,7 @@ from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
 from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
-from ingot.runtime.files import open_to_append, sweep_temporaries, to_json, write_atomically, writing
+from ingot.runtime.files import open_to_append, read_json, sweep_temporaries, to_json, write_atomically, writing
 
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
@@ -172,7 +171,7 @@ class RunFolder:
     def log(self, line: str) -> None:
         """Add a line to log.txt, with the time before it."""
         with writing(self.log_path), open_to_append(self.log_path) as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}\n".encode(errors="replace"))
+            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {shown(line)}\n".encode())
 
     def sample(self, step: int, text: str) -> Path:
         """Keep a text the model wrote at a step."""
@@ -187,7 +186,7 @@ class RunFolder:
 
     def _last_environment(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self.environment_path.read_bytes()))
+            return dict(read_json(self.environment_path))
         except (OSError, ValueError, TypeError):
             return {}
 

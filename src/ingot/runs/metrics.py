@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
-from ingot.runtime.files import open_to_append, to_json, write_atomically, writing
+from ingot.runtime.files import open_to_append, open_to_read, to_json, write_atomically, writing
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Metrics:
     def read_since(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
         """The records after a mark, and the next mark; from the start where a resume has replaced the file."""
         try:
-            with self.path.open("rb") as file:
+            with open_to_read(self.path) as file:
                 inode, start = os.fstat(file.fileno()).st_ino, 0
                 if since is not None and since.inode == inode:
                     file.seek(since.offset - len(since.line))
@@ -86,7 +86,7 @@ class Metrics:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ingot.runs.state import Status, utc_now
+from ingot.runtime.files import read_json
 
 NAME = "result.json"
 
@@ -47,7 +47,7 @@ def as_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -
 def read_result(folder: Path) -> dict[str, Any] | None:
     """What result.json says; None where there is none or a damaged one."""
     try:
-        record = json.loads((folder / NAME).read_bytes())
+        record = read_json(folder / NAME)
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None

@@ -6,7 +6,6 @@ The thread that writes it never harms the run: a full disk or a vanished folder 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import socket
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
-from ingot.runtime.files import to_json, write_atomically
+from ingot.runtime.files import read_json, to_json, write_atomically
 
 Status = Literal["running", "stopped", "completed", "halted", "failed"]
 NAME = "state.json"
@@ -123,7 +122,7 @@ class Heartbeat:
 def read_state(folder: Path) -> State | None:
     """What the run in this folder last said of itself; None where there is no state.json or a damaged one."""
     try:
-        record = json.loads((folder / NAME).read_bytes())
+        record = read_json(folder / NAME)
         state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
         sound = state.status in get_args(Status) and math.isfinite(state.age_seconds) and 0 < state.heartbeat_seconds < math.inf
     except (OSError, ValueError, TypeError, OverflowError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.errors import Unreadable
+from ingot.runtime.files import user_path
 
 Kind = Literal["regular", "shutdown", "final"]  # of a checkpoint: on the way, of a stop, of a completed run
 INDEX = "checkpoint.json"
@@ -39,5 +40,5 @@ def saved_steps(folder: Path) -> dict[int, Path]:
 
 def named_path(name: str, run: Path | None) -> Path:
     """The file or folder that a setting names, from the working folder or else from the run's folder on."""
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    path = user_path(name)
     return run / path if run is not None and not path.exists() and (run / path).exists() else path

@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, RunError
 from ingot.runs.folder import WANDB_ID
-from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.files import read_json, write_atomically, writing
 
 
 def check_installed(setting: str) -> None:
@@ -58,7 +58,7 @@ class WandbRun:
 def read_id(folder: Path) -> str | None:
     """The id that a run folder keeps."""
     try:
-        known = json.loads((folder / WANDB_ID).read_bytes())["id"]
+        known = read_json(folder / WANDB_ID)["id"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return known if isinstance(known, str) else None

@@ -14,16 +14,25 @@ import math
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ingot.errors import CheckpointError, DataError, IngotError, Setting
 from ingot.runtime.locks import FolderLock
 
+MOST_JSON = 1 << 28  # bytes of a JSON file; the largest of ours list the tensors of a model or hold a tokenizer
+
 _OUTPUT_DIR = Setting("training.output_dir")
 _LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
+
+
+def user_path(name: str | Path) -> Path:
+    """The path that somebody wrote down: ~ is a home, and what names nobody's stays as it is."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
@@ -95,7 +104,34 @@ def _tidy_after_kills(path: Path) -> None:
 
 def temporary_beside(path: Path) -> Path:
     """A hidden name beside a path that nothing has, and that sweeping knows."""
+    if not path.name:  # / or .
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+
+
+def open_to_read(path: Path) -> BufferedReader:
+    """A plain file to read; a pipe or a device is refused with EINVAL, because nobody knows when it answers or ends."""
+    return open(path, "rb", opener=open_plain)  # Path.open takes none
+
+
+def open_plain(path: str, flags: int) -> int:
+    """The opener of plain files alone."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # which Python refuses
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a plain file", path)
+    return descriptor
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; ValueError where it is none, OSError where it cannot be read."""
+    with open_to_read(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_JSON:
+            raise ValueError("it is too large")
+        try:
+            return json.loads(file.read())
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
@@ -181,5 +217,5 @@ def remove_if_empty(folder: Path) -> None:
 
 def file_sha256(path: Path) -> str:
     """The sha256 of a file."""
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.runtime.files import open_to_read
+
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1}
 DTYPES: dict[str, type[np.generic]] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
@@ -70,7 +72,7 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
     """The tensors and metadata of a safetensors file; ValueError names what is wrong with a damaged or hostile one."""
-    with path.open("rb", buffering=0) as file:
+    with open_to_read(path) as file:
         # Not bytes: a framework shares only what may be written to. Nor a bytearray, which is first filled with zeros.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
         while done < len(data) and (count := file.readinto(data[done:])):

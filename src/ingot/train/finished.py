@@ -13,6 +13,7 @@ from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import read_index
 from ingot.runs.result import TrainingResult, result_of
 from ingot.runs.steps import saved_steps
+from ingot.runtime.files import user_path
 
 # What does not decide what a run comes to.
 NOT_COMPARED = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
@@ -22,7 +23,7 @@ def completed(config: Config) -> TrainingResult | None:
     """What the run in training.output_dir came to, where it is complete with these very settings."""
     if config.training.output_dir is None or config.training.resume == "never":
         return None
-    folder = Path(config.training.output_dir).expanduser()
+    folder = user_path(config.training.output_dir)
     result, saved = result_of(folder), saved_config(folder)
     if result is None or result.status != "completed" or saved is None or _compared(saved) != _compared(config):
         return None

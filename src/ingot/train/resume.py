@@ -16,6 +16,7 @@ from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, newest_sound
 from ingot.runs.folder import RunFolder
 from ingot.runs.steps import saved_steps
+from ingot.runtime.files import user_path
 from ingot.train.progress import Progress
 
 # What a run may not change between its sessions, because the state it saved would mean something else.
@@ -63,7 +64,7 @@ def refuse_occupied(folder: Path) -> None:
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
-    file = Path(config.model.file).expanduser() if isinstance(config.model, FileSettings) else None
+    file = user_path(config.model.file) if isinstance(config.model, FileSettings) else None
     return {
         "config": config.model_dump(mode="json"),
         "tokenizer": dataset.tokenizer.spec(),

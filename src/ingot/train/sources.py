@@ -1,20 +1,74 @@
-"""What a run begins with that lies elsewhere: another run's checkpoint, and what --force may not delete."""
+"""What a run begins with that lies elsewhere: weights, another run's checkpoint, and what --force may not delete."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from ingot.backends.base import Backend
+from ingot.config.families import FAMILIES
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, Setting
+from ingot.data.tokenizers import Tokenizer
+from ingot.errors import CheckpointError, ConfigError, Setting
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from ingot.runs.finding import find_checkpoint, find_named
 from ingot.runs.folder import RunFolder
-from ingot.runs.steps import named_path
-from ingot.runtime.files import writing
+from ingot.runs.steps import named_path, saved_steps
+from ingot.runtime.files import user_path, writing
 from ingot.train.resume import check_fits
+from ingot.trained.weights import Weights, open_weights
+
+NOT_COMPARED = ("context", "vocab_size", "dropout", "file")  # two by what they come to, two that decide no shape
+
+
+def begins_new(config: Config) -> bool:
+    """Whether a run seems to have no state of its own to go on from."""
+    training = config.training
+    if training.resume not in ("auto", "never"):
+        return False
+    return training.output_dir is None or not saved_steps(user_path(training.output_dir) / "checkpoints")
+
+
+def begin_with_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -> None:
+    """Put the weights that training.weights names into the backend; those that do not fit are told with what would make them."""
+    weights = open_weights(user_path(str(config.training.weights)))
+    try:
+        backend.load_weights(weights.tensors, str(weights.path))
+    except CheckpointError:
+        needed = _needed(config, weights, tokenizer)
+        if not needed:
+            raise
+        told = ", ".join(f"{{{number}}}" for number in range(len(needed)))
+        raise CheckpointError(f"{weights.path} does not fit this model", *needed, advice=f"set {told}") from None
+
+
+def _needed(config: Config, weights: Weights, tokenizer: Tokenizer) -> list[Setting]:
+    """The settings with which the model would be the one that weights are of."""
+    was, now = weights.config.model, config.model
+    ours, usual = now.model_dump(), FAMILIES[was.family].model_fields
+    differ = {
+        name: value
+        for name, value in was.model_dump().items()
+        if name not in NOT_COMPARED and value != ours.get(name, usual[name].default)
+    }
+    found = [Setting(f"model.{name}", value) for name, value in differ.items()]
+    had, has = was.vocab_size or weights.facts.get("vocab_size"), now.vocab_size or tokenizer.vocab_size
+    if had is not None and had != has:
+        if tokenizer.vocab_size > had or weights.facts.get("tokenizer_fingerprint") not in (None, tokenizer.fingerprint()):
+            kind = (weights.facts.get("tokenizer") or {}).get("kind", "another")
+            raise CheckpointError(
+                f"{weights.path} was trained with a tokenizer of {had:,} ids ({kind}) and the data has one of "
+                f"{tokenizer.vocab_size:,} ({tokenizer.kind})",
+                Setting("data.path"),
+                advice="prepare the text with the tokenizer of the weights and set {0} to that",
+            )
+        found.append(Setting("model.vocab_size", had))
+    sees, rows = was.context or weights.config.data.seq_len, config.data.seq_len
+    if was.family == "gpt2" and (now.context or rows) != sees:  # which learns a vector for each place
+        found += [Setting("data.seq_len", sees)] if rows > sees else []
+        found += [Setting("model.context", sees)] if rows < sees or now.context is not None else []
+    return found
 
 
 def copy_named(
@@ -40,7 +94,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
     for setting, value in named.items():
         if value in (None, "auto", "never"):
             continue
-        path = Path(str(value)).expanduser()
+        path = user_path(str(value))
         if path.resolve().is_relative_to(folder.path.resolve()):
             what = Setting(setting, value)
             raise ConfigError("{0} lies in the folder that --force empties", what, advice="leave out one of them")

@@ -28,9 +28,9 @@ from ingot.runs.clearing import clear
 from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
-from ingot.runs.steps import Kind
+from ingot.runs.steps import Kind, saved_steps
 from ingot.runs.tracking import open_tracking
-from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.artifact import export_artifact
 from ingot.train.export import Exporter, finish, not_begun
@@ -39,11 +39,11 @@ from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
-from ingot.train.sources import check_sources
+from ingot.train.sources import begin_with_weights, begins_new, check_sources
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
-from ingot.train.walltime import find_walltime
-from ingot.trained.weights import open_weights
+from ingot.train.walltime import Walltime, find_walltime
+from ingot.trained.weights import locate_weights
 
 
 def run(
@@ -70,31 +70,18 @@ def run(
     reporter.waiting("building the model")
     with ExitStack() as stack:
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
+        loaded = config.training.weights is not None and (force or begins_new(config))
+        if loaded:  # now, so that what does not fit leaves no run folder
+            begin_with_weights(config, backend, dataset.tokenizer)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
-        outputs, checkpoint = None, None
-        if ranks.first:
-            try:
-                folder = _claim(resolved, reporter, stack, files if force else None, facts, shutdown)
-                reporter = MultiReporter(reporter, LineReporter(folder.log))
-                checkpoint = find_state(config, folder, facts, reporter.message)
-                outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
-                shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
-                if walltime is not None:
-                    reporter.message(f"{walltime}; this session saves and stops before that")
-            except IngotError as error:
-                backend.broadcast(json.dumps({"exit_code": error.exit_code}))
-                raise
-            except Interrupted:
-                backend.broadcast(json.dumps({"reason": shutdown.reason}))
-                return not_begun(config, shutdown.reason)
-        told = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
-        if "exit_code" in told:
-            raise PeerLost(told["exit_code"])
-        if "reason" in told:
-            return not_begun(config, told["reason"])
-        if told["checkpoint"] is not None and checkpoint is None:
-            checkpoint = load_checkpoint(Path(told["checkpoint"]))
-        progress = _start_of(config, backend, checkpoint)
+        try:
+            to_delete = files if force else None
+            outputs, checkpoint, reporter = _open_run(resolved, backend, facts, reporter, stack, shutdown, walltime, to_delete)
+        except Interrupted:
+            return not_begun(config, shutdown.reason)
+        if checkpoint is None and config.training.weights is not None and not loaded:
+            begin_with_weights(config, backend, dataset.tokenizer)
+        progress = resume(backend, checkpoint)
         reporter = _tracked(config, outputs, progress, door, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.facts = facts
@@ -111,12 +98,45 @@ def run(
     return result
 
 
-def _start_of(config: Config, backend: Backend, checkpoint: Checkpoint | None) -> Progress:
-    """Put the state that the session begins with into the backend: a checkpoint's, or the first with weights that are named."""
-    if checkpoint is None and config.training.weights is not None:
-        weights = open_weights(Path(config.training.weights).expanduser())
-        backend.load_weights(weights.tensors, str(weights.path))
-    return resume(backend, checkpoint)
+def _open_run(
+    resolved: ResolvedConfig,
+    backend: Backend,
+    facts: dict[str, Any],
+    reporter: Reporter,
+    stack: ExitStack,
+    shutdown: Shutdown,
+    walltime: Walltime | None,
+    to_delete: Sequence[str] | None,
+) -> tuple[RunOutputs | None, Checkpoint | None, Reporter]:
+    """The run folder on the first rank, the checkpoint that every rank goes on from, and a reporter that writes there too.
+
+    Interrupted, on every rank: a stop came first.
+    """
+    outputs, checkpoint = None, None
+    if backend.ranks.first:
+        try:
+            folder = _claim(resolved, reporter, stack, to_delete, facts, shutdown)
+            reporter = MultiReporter(reporter, LineReporter(folder.log))
+            checkpoint = find_state(resolved.config, folder, facts, reporter.message)
+            outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
+            shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
+            if walltime is not None:
+                reporter.message(f"{walltime}; this session saves and stops before that")
+        except IngotError as error:
+            backend.broadcast(json.dumps({"exit_code": error.exit_code}))
+            raise
+        except Interrupted:
+            backend.broadcast(json.dumps({"reason": shutdown.reason}))
+            raise
+    told = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
+    if "exit_code" in told:
+        raise PeerLost(told["exit_code"])
+    if "reason" in told:
+        shutdown.reason = told["reason"]
+        raise Interrupted
+    if told["checkpoint"] is not None and checkpoint is None:
+        checkpoint = load_checkpoint(Path(told["checkpoint"]))
+    return outputs, checkpoint, reporter
 
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
@@ -128,9 +148,16 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
         check_codec(config.artifact.codec)  # now, not after hours of training
     if config.evaluation.sample_tokens:
         prompt_ids(dataset.tokenizer, config.evaluation.sample_prompt)
+    if config.training.weights is not None and not _goes_on(config):
+        locate_weights(user_path(config.training.weights))
     if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
         raise DataError(f"{config.data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
+
+
+def _goes_on(config: Config) -> bool:
+    """Whether the run has a state of its own already."""
+    return config.training.output_dir is not None and bool(saved_steps(user_path(config.training.output_dir) / "checkpoints"))
 
 
 def _claim(
@@ -143,7 +170,7 @@ def _claim(
 ) -> RunFolder:
     """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run."""
     training = resolved.config.training
-    folder = RunFolder(Path(training.output_dir).expanduser() if training.output_dir else new_run_dir(resolved.recipe))
+    folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
     if training.resume == "never" and to_delete is None:
         refuse_occupied(folder.path)
     also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
@@ -152,7 +179,7 @@ def _claim(
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(resolved.config, folder, facts)
-        own = [Path(resolved.config.model.file).expanduser()] if isinstance(resolved.config.model, FileSettings) else []
+        own = [user_path(resolved.config.model.file)] if isinstance(resolved.config.model, FileSettings) else []
         clear(folder, reporter.message, to_delete, keep=[*resolved.files, *own])
     return folder
 
@@ -169,7 +196,7 @@ def _open_outputs(
     _write_config(resolved, folder, reporter)
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
-            write_atomically(folder.path / MODEL_COPY, Path(config.model.file).expanduser().read_bytes())
+            write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
     else:

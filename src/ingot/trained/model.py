@@ -10,12 +10,13 @@ from ingot.backends.base import Inference
 from ingot.backends.open import open_backend
 from ingot.config.schema import Config
 from ingot.data.formats.foreign import NoTokenizer
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.open import open_dataset, resolve
+from ingot.data.prepare.sample import PREFIX
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Score, evaluator_of
-from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling, prompt_ids
+from ingot.generate.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, prompt_ids
 from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
 
@@ -61,9 +62,11 @@ class LoadedModel:
         stop_at_end: bool = False,
     ) -> Iterator[str]:
         """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
-        if tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or repetition_penalty <= 0:
+        if not 0 <= tokens <= MOST_TOKENS:
+            raise ConfigError(f"tokens={tokens} must be from 0 to {MOST_TOKENS:,}")
+        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or repetition_penalty <= 0:
             raise ConfigError(
-                "tokens, temperature and top_k must be 0 or more, repetition_penalty above 0, and top_p above 0 and at most 1"
+                "temperature and top_k must be 0 or more, repetition_penalty above 0, and top_p above 0 and at most 1"
             )
         sampling = Sampling(temperature, top_k, top_p, seed, use_cache, repetition_penalty)
         start = Start(prompt_ids(self.tokenizer, prompt), is_new=not prompt)
@@ -179,6 +182,8 @@ class LoadedModel:
         config, path = self.scored_by(stride, seq_len), self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
+        if data is None and not (named := config.data.path).startswith(PREFIX) and not resolve(named).exists():
+            raise DataError(f"{path} was trained on {named}, which is not here; say what to score it on with --data DIR")
         dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
         own = self.weights.facts.get("tokenizer_fingerprint") is not None
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (

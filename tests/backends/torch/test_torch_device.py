@@ -136,7 +136,8 @@ def test_a_cpu_has_no_rate():
 def test_devices_are_described(machine):
     machine(gpus=1, mps=True, name="NVIDIA H200")
     assert find_device("cuda").name == "NVIDIA H200"
-    assert find_device("cpu").name == f"cpu, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    assert find_device("cpu").name == f"cpu, {threads} thread{'s' if threads > 1 else ''}"
     assert find_device("mps").name == "mps"
 
 

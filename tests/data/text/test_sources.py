@@ -266,6 +266,12 @@ def test_a_compressed_file_with_damage_or_something_behind_it_is_refused(tmp_pat
         assert "is damaged after" in said or "is cut short" in said
 
 
+@pytest.mark.parametrize("codec", PACK)
+def test_a_small_file_that_unfolds_into_a_huge_one_is_refused_while_it_is_unpacked(tmp_path, codec):
+    path = put(tmp_path / f"a.txt.{codec}", PACK[codec](bytes(1 << 24)) * 500)  # 8 GB
+    assert "unfolds into more than 200 times its bytes, which no text does" in refused(path)
+
+
 def test_zst_frames_with_large_windows_checksums_and_skippable_ones_are_read(tmp_path):
     parameters = zstandard.ZstdCompressionParameters(window_log=30, write_checksum=True, enable_ldm=True)
     frame = zstandard.ZstdCompressor(compression_params=parameters).compress(b"a" * 300_000)
@@ -501,6 +507,7 @@ def fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: info)
     monkeypatch.setattr("ingot.data.hub.snapshot_download", lambda *_, **__: str(file.parent))
+    monkeypatch.setattr("ingot.data.hub.connect", lambda endpoint: None)
     assert fetch("hf:org/name") == [file]
     return file
 

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, toy_hf, toy_sentencepiece
 
 import ingot as package
+from ingot.data.hub import connect
 from ingot.data.tokenizers import open_tokenizer
 from ingot.data.tokenizers.plain import byte_file
 from ingot.errors import ConfigError, DataError
@@ -213,6 +215,7 @@ def ask(hub, tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]), **given}
         command = [sys.executable, "-c", CLIENT, *names]
         result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+        assert "Retry" not in result.stderr  # the client's own lines
         return result.stdout.splitlines()
 
     return call
@@ -243,6 +246,20 @@ def test_a_hub_that_does_not_answer_is_one_line_that_says_what_to_do(ask):
     assert "at http://127.0.0.1:9 after 1 attempt" in refused[0] and "or give the path of its tokenizer.json" in refused[0]
     assert "gave up on" in ask("org/broken")[0]
     assert "HF_HUB_OFFLINE is set and" in ask("org/both", HF_HUB_OFFLINE="1")[0]
+
+
+def test_a_name_is_looked_for_in_the_cache_where_the_hub_does_not_answer(ask):
+    fetched = ask("org/both")
+    assert ask("org/both", HF_ENDPOINT="http://127.0.0.1:9") == fetched
+
+
+def test_an_address_that_takes_no_connection_is_known_without_asking_the_client():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect(f"http://127.0.0.1:{server.getsockname()[1]}")
+    with pytest.raises(ConnectionError, match="refused"):
+        connect("http://127.0.0.1:9")
+    with pytest.raises(ConnectionError, match="no connection within 0 s"):
+        connect("http://127.0.0.1:9", patience=0.0)
 
 
 def test_a_folder_of_that_name_is_taken_before_the_hub(ask, tmp_path):

@@ -29,8 +29,9 @@ from toy_tokenizers import (
 from typer.testing import CliRunner
 
 from ingot.data.prepare.pipeline import write_dataset
-from ingot.data.store.dataset import identity
+from ingot.data.store.dataset import Dataset, identity
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
+from ingot.data.tokenizers.training import train_tokenizer
 from ingot.data.verify import counts as audit_counts
 from ingot.data.verify import overlap as audit_overlap
 from ingot.data.verify.audit import Limits, audit
@@ -349,8 +350,20 @@ def test_a_tokenizer_that_cannot_be_read_leaves_the_files_to_check(folder):
 def test_text_that_the_tokenizer_folds_too_much_of_is_a_finding(tmp_path):
     folder = prepare(tmp_path / "set", ["The    cats " * 9] * 3, ["A     cat"], toy_sentencepiece())
     finding = next(one for one in audit(folder, limits=Limits(overlap_share=1)).findings)
-    assert finding.code == "byte-count" and "% apart (the limit is 0.50%)" in finding.problem
+    assert finding.code == "byte-count" and "% apart (the limit is 5.00%)" in finding.problem
     assert codes(folder, limits=Limits(byte_gap=0.9, overlap_share=1)) == []
+
+
+def test_a_vocabulary_that_was_trained_on_its_text_passes_with_the_white_space_it_folds(tmp_path):
+    lines = [f"Line {i} of a play, in which a lord speaks to another lord{'.' * (i % 3)}\n" for i in range(400)]
+    text = tmp_path / "text.txt"
+    text.write_text("".join(line + "\n" * (i % 2) for i, line in enumerate(lines)))
+    tokenizer = train_tokenizer([text], tmp_path / "mine.model", "sentencepiece", 320)
+    folder = prepare(tmp_path / "set", [text.read_text()], ["A lord of no play at all speaks here.\n\nAnd there."], tokenizer)
+    split = Dataset.open(folder).split("train")
+    assert 0.005 < 1 - split.piece_bytes / split.bytes < 0.05
+    assert codes(folder) == []
+    assert codes(folder, limits=Limits(byte_gap=0.005))[0] == "byte-count"
 
 
 def test_a_lossless_tokenizer_may_not_be_one_byte_off(folder):

@@ -287,3 +287,22 @@ def test_a_damaged_file_is_read_or_refused_and_never_anything_else(place: int, c
         assert all(isinstance(one, TensorRecord) for one in found.values())
     except CheckpointError as error:
         assert str(error).startswith("x.ptz is ")
+
+
+def saved(contents: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(contents, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (saved({"w": torch.zeros(1).expand(10**6, 10**6)}), "a tensor is larger than what the file holds of it"),
+        (zlib.compress(bytes(1 << 28)), "it is cut short"),
+    ],
+    ids=["a number repeated by strides", "zeros"],
+)
+def test_a_file_that_unfolds_into_a_huge_model_is_refused_before_memory_is_taken(data: bytes, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        read_golf(data, PATH)

@@ -260,6 +260,14 @@ def test_files_that_are_not_the_runs_are_refused(logs: Path, what: str) -> None:
         read_run(logs / "toy1337")
 
 
+@pytest.mark.parametrize("file", ["result.json", "environment.json"])
+@pytest.mark.parametrize("content", ["[]", "{}", "3", '{"packages": 3, "export": {"variables": 3}, "status": "completed"}'])
+def test_records_of_a_run_with_other_types_are_refused_by_their_names(logs: Path, file: str, content: str) -> None:
+    (logs / "toy1337" / file).write_text(content)
+    with pytest.raises(CheckpointError, match=rf"{file}"):
+        read_run(logs / "toy1337")
+
+
 def test_what_is_no_run_is_refused_with_a_sentence(logs: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("step:1/1 val_loss:1.0\n")
     (logs / "toy1337.txt").rename(logs / "elsewhere.txt")

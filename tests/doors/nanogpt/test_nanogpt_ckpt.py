@@ -3,6 +3,7 @@
 import errno
 import pickle
 import re
+import zipfile
 from argparse import Namespace
 from dataclasses import asdict
 
@@ -213,6 +214,14 @@ def flipped(path):
     path.write_bytes(contents)
 
 
+def compressed(path):
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
 DAMAGES = {
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-1000]), "is damaged"),
     "cut shorter": (lambda path: path.write_bytes(path.read_bytes()[:4985]), "is damaged"),
@@ -230,6 +239,19 @@ DAMAGES = {
         "holds argparse.Namespace, and only numbers, "
         "text and tensors are read, so that nothing in a file can run; save its state_dict and settings again, without it",
     ),
+    "a number repeated by strides": (
+        lambda path: torch.save({"model": {"a": torch.zeros(1).expand(10**6, 10**6)}, "model_args": {}}, path),
+        "a tensor is larger than what the file holds of it",
+    ),
+    "the same numbers many times": (
+        lambda path: torch.save({"model": dict.fromkeys(map(str, range(100)), torch.zeros(300, 500).t())}, path),
+        "its tensors are larger than the file",
+    ),
+    "a tensor without numbers": (
+        lambda path: torch.save({"model": {"a": torch.zeros(10**6, 10**6, device="meta")}, "model_args": {}}, path),
+        "a tensor is larger than what the file holds of it",
+    ),
+    "compressed": (compressed, "its parts are compressed, which torch.save never does"),
     "list": (lambda path: torch.save([1, 2], path), "it holds no dictionary"),
     "gone": (lambda path: path.unlink(), "there is no "),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read: Is a directory"),

@@ -40,7 +40,7 @@ def test_the_lines_are_those_that_people_search_for(train):
     assert re.search(r"^num decayed parameter tensors: 10, with [\d,]+ parameters$", out, re.M)
     assert all(ITERATION.fullmatch(line) for line in out.splitlines() if line.startswith("iter "))
     assert all(EVALUATION.fullmatch(line) for line in out.splitlines() if line.startswith("step "))
-    assert "mfu is a part of 1 TFLOP/s, as mfu_peak says" in out
+    assert "mfu is a part of 1 TFLOP/s, as mfu_peak says" in out and "training on cpu, 1 thread" in out.splitlines()
 
 
 def test_what_ingot_warns_of_is_warned_of_here_in_the_words_of_the_keys(train, monkeypatch):

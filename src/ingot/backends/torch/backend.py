@@ -10,7 +10,7 @@ import contextlib
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
@@ -23,13 +23,15 @@ from ingot.backends.base import Group, State, StepPlan
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.collectives import peers_present
-from ingot.backends.torch.device import find_torch_device, torch_device
+from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference, group_of
 from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
+from ingot.backends.torch.room import refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
+from ingot.backends.torch.threads import settle_threads
 from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
@@ -55,14 +57,19 @@ class TorchBackend(TorchInference):
         if t.deterministic:
             choose_no_kernel_by_speed()
         self._group = group_of(group, ranks, device)
+        refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
             check_own_model(config, config.model.file, vocab_size, torch_device(device))
         model = build_model(config, vocab_size).to(torch_device(device))
         super().__init__(model, vocab_size, device, precision, self._group)
+        closing = contextlib.ExitStack()
+        closing.callback(torch.set_num_threads, torch.get_num_threads())  # the program's, which a run may change
+        closing.callback(self._group.close)
+        self.close = closing.close
         self._deterministic = t.deterministic
         self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
-        self._asked_micro_batch, self._seq_len = t.micro_batch, config.data.seq_len
+        self._asked_micro_batch, self._asked_threads, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
         self._stages: list[Tuned] = []  # what was found out for each
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
@@ -80,11 +87,15 @@ class TorchBackend(TorchInference):
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Settle micro-batch and attention of each stage by trying them here, unless an earlier session on such a machine has."""
-        same_machine = kept.get("device") == self.device.name and kept.get("world_size") == self.ranks.world_size
-        known = kept.get("stages", [kept]) if same_machine else []
+        """Settle threads, and micro-batch and attention of each stage, by trying them, unless an earlier session here has."""
+        here, there = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without a CPU's threads
+        if here != there or kept.get("world_size") != self.ranks.world_size:
+            kept = {}
+        known = kept.get("stages", [kept])
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._stages = []
+        if self.device.kind == "cpu":
+            self._settle_threads(*stages[0], kept)
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}))
@@ -98,6 +109,13 @@ class TorchBackend(TorchInference):
         for buffer, before in buffers:  # trying leaves no trace
             buffer.copy_(before)
         self._forget_gradients()
+
+    def _settle_threads(self, plan: StepPlan, batch: Batch, kept: Mapping[str, Any]) -> None:
+        self._set(plan.model)
+        part = batch[: max(1, HOST_MICRO_BATCH_TOKENS // plan.seq_len)]
+        measures = not self._deterministic  # times differ from run to run
+        threads = settle_threads(self._asked_threads, kept, measures, lambda: self._try(part), self.maximum)
+        self.device = replace(self.device, name=cpu_name(threads))
 
     def _tune(self, batch: Batch, kept: Mapping[str, Any]) -> Tuned:
         rows, _, seq_len = batch.shape
@@ -122,6 +140,7 @@ class TorchBackend(TorchInference):
             "precision": self.precision,
             **asdict(first),
             "compile": self._compile,
+            **({"threads": torch.get_num_threads()} if self.device.kind == "cpu" else {}),
             **({"stages": [asdict(found) for found in self._stages]} if len(self._stages) > 1 else {}),
         }
 

@@ -31,7 +31,12 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
         return Device("mps", 0, "mps", None, ("fp32", "bf16", "fp16"))
     if device.type != "cpu":
         raise ConfigError("{0} is not supported; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
-    return Device("cpu", 0, f"cpu, {torch.get_num_threads()} threads", None, ("fp32", "bf16"))
+    return Device("cpu", 0, cpu_name(torch.get_num_threads()), None, ("fp32", "bf16"))
+
+
+def cpu_name(threads: int) -> str:
+    """What a CPU is called that computes with so many threads."""
+    return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _gpu(index: int) -> Device:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.backends.torch.state import DTYPES, NAMES
+from ingot.backends.torch.state import DTYPES, NAMES, check_held
 from ingot.errors import CheckpointError
 from ingot.runtime.tensors import TensorRecord
 
@@ -37,13 +37,17 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # it may unfold into anything
+                    raise ValueError("its parts are compressed, which torch.save never does")
                 if archive.testzip() is not None:  # torch does not look at the checksums
                     raise ValueError("its checksums do not match")
             whole = True
         known: list[Any] = [(kind, name) for name, kind in (classes or {}).items()]
         with warnings.catch_warnings(), torch.serialization.safe_globals(known):
             warnings.simplefilter("ignore")  # of a file that is refused anyway
-            return torch.load(path, map_location="cpu", weights_only=True)
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        check_held(found, path.stat().st_size)
+        return found
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}") from None
     except MemoryError:

@@ -18,9 +18,29 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SHARED = 4  # of the bytes of a file, what its tensors may come to: some are tied
 ROOM = 1.1  # of the memory that a copy on the device takes: the allocator rounds up
 
 Named = Iterable[tuple[str, Tensor]]
+
+
+def check_held(contents: Any, size: int) -> None:
+    """Refuse, by ValueError, tensors of a file of so many bytes that are larger than what it holds.
+
+    A tensor may repeat one number, or many tensors the same ones, by strides: a copy of them would fill any memory.
+    """
+    parts, seen, total = [contents], set(), 0
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Tensor):
+            if part.layout is torch.strided and (part.device.type != "cpu" or part.nbytes > part.untyped_storage().nbytes()):
+                raise ValueError("a tensor is larger than what the file holds of it")
+            total += part.nbytes if part.layout is torch.strided else 0
+        elif isinstance(part, dict | list | tuple) and id(part) not in seen:
+            seen.add(id(part))
+            parts += part.values() if isinstance(part, dict) else part
+    if total > SHARED * size:
+        raise ValueError("its tensors are larger than the file")
 
 
 def record(name: str, tensor: Tensor) -> TensorRecord:

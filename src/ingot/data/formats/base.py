@@ -22,6 +22,7 @@ from ingot.data.store.stream import CHUNK_TOKENS, TokenStream
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import NARROW, OUTSIDE, IdArray, id_type
 from ingot.errors import DataError
+from ingot.runtime.files import open_to_read
 
 Ids = IdArray
 Document = list[Ids]
@@ -80,7 +81,7 @@ def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Documen
 def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
     """The first bytes of a file, or all of them, and its size."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             return file.read(limit), os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         raise DataError(f"missing file {path}; copy the folder whole") from None

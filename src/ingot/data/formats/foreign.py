@@ -20,6 +20,7 @@ from ingot.data.store.stream import OpenTokens
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
 from ingot.data.tokenizers.matching import round_trips
 from ingot.errors import DataError, Setting
+from ingot.runtime.files import open_to_read
 
 TOKENIZER = Setting("data.tokenizer")
 ENDS = 4096  # bytes of a file's start and of its end that the fingerprint covers
@@ -110,7 +111,7 @@ def _split(paths: Sequence[Path], open_tokens: OpenTokens) -> SplitRecord:
 
 def both_ends(path: Path) -> str:
     """A checksum of a file's size, start and end."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         start = file.read(ENDS)
         size = file.seek(0, 2)
         file.seek(max(0, size - ENDS))

@@ -206,7 +206,7 @@ def check_windows(max_length: int, overlap: int) -> None:
     """Refuse windows that would repeat more than half of themselves, or more than an .idx can say."""
     if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
         raise ConfigError(
-            f"--overlap {overlap} does not fit --max-length {max_length}; give at most half of it, and up to 65,535"
+            f"an overlap of {overlap:,} does not fit windows of {max_length:,} tokens; give at most half of it, and up to 65,535"
         )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ingot.data.store.dataset import Dataset
 from ingot.errors import DataError, Setting
-from ingot.runtime.files import write_atomically
+from ingot.runtime.files import read_json, user_path, write_atomically
 
 FORMAT, VERSION = "ingot-already-read", 1
 Mask = NDArray[np.bool_]  # for each document of a bucket, whether it has been read
@@ -33,7 +33,7 @@ def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
 def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
     """Which documents of each bucket of a dataset a file lists."""
     try:
-        record = json.loads(Path(path).expanduser().read_bytes())
+        record = read_json(user_path(path))
         if (record["format"], record["version"]) != (FORMAT, VERSION):
             raise ValueError(FORMAT)
         told = {
@@ -42,7 +42,7 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
         }
     except OSError as error:
         raise DataError(f"{{0}} cannot be read: {error.strerror}", Setting("data.already_read", path)) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError("{0} is not a list of documents, or it is damaged", Setting("data.already_read", path)) from None
     masks = {}
     for name, bucket in dataset.buckets("train").items():

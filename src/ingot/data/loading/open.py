@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ingot.data.formats.foreign import open_foreign
@@ -12,6 +11,7 @@ from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.buckets import find_buckets
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
+from ingot.runtime.files import user_path
 
 
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
@@ -36,7 +36,7 @@ def resolve(path: str, tokenizer: str | None = None) -> Path:
     """The folder that `path` names: a folder of tokens, or sample:NAME."""
     if path.startswith(PREFIX):
         return sample_path(path.removeprefix(PREFIX), tokenizer or "byte")
-    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    return user_path(path)
 
 
 def _check_same(name: str, found: Tokenizer, path: str) -> None:

@@ -7,7 +7,6 @@ is the same data.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from ingot.data.text.files import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
 from ingot.data.tokenizers.base import PACKED, IdType, NoSpacePiece
 from ingot.errors import DataError
+from ingot.runtime.files import read_json
 
 if TYPE_CHECKING:
     from ingot.data.store.buckets import Bucket
@@ -304,7 +304,7 @@ def _read_manifest(file: Path) -> tuple[dict[str, Any], Manifest | Finding]:
         return {}, Finding("dataset-json", str(file), problem, advice)
 
     try:
-        record = json.loads(file.read_bytes())
+        record = read_json(file)
         if not isinstance(record, dict) or record.get("format") != "ingot-dataset":
             return wrong("does not describe an ingot dataset", f"prepare one with: {prepare_command('FILE', 'DIR')}")
         if isinstance(version := record.get("version"), int) and version > VERSION:
@@ -314,8 +314,8 @@ def _read_manifest(file: Path) -> tuple[dict[str, Any], Manifest | Finding]:
     except ValidationError as error:
         first = error.errors()[0]
         return wrong(f"is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}")
-    except (ValueError, RecursionError) as error:
-        return wrong(f"is damaged: {error or type(error).__name__}")
+    except ValueError as error:
+        return wrong(f"is damaged: {error}")
     except OSError as error:
         return wrong(f"cannot be read: {error.strerror}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ingot.errors import DataError
+from ingot.errors import DataError, one_line
 
 AGAIN = "copy the folder again or prepare the data again"
 TITLES = {
@@ -28,9 +28,9 @@ class Finding:
     def line(self) -> str:
         """All of it in one line."""
         where = f"{self.file}, {self.place}" if self.place else self.file
-        return " ".join(f"{self.code}: {where}: {self.problem}; {self.advice}".split())
+        return one_line(f"{self.code}: {where}: {self.problem}; {self.advice}")
 
     def error(self) -> DataError:
         """The same for whoever cannot go on."""
         where = f"{TITLES[self.code]} {self.file}:" if self.code in TITLES else self.file
-        return DataError(" ".join(f"{where} {self.problem}; {self.advice}".split()))
+        return DataError(f"{where} {self.problem}; {self.advice}")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ingot.data.store.findings import Finding
 from ingot.errors import DataError
-from ingot.runtime.files import file_sha256, reading
+from ingot.runtime.files import file_sha256, open_to_read, reading
 
 MAGIC, VERSION, WIDE_VERSION = 20240520, 1, 2
 LLM_C = (20240801, 7)
@@ -125,7 +125,7 @@ class Header(NamedTuple):
 def read_header(path: Path, foreign: bool = False) -> Header | Finding:
     """The header of a shard, or what is wrong with it or with the file's size; `foreign`: llm.c's is taken too."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     except OSError as error:
         return Finding("shard-missing", str(path), f"{error.strerror}")
@@ -147,7 +147,7 @@ def read_header(path: Path, foreign: bool = False) -> Header | Finding:
 
 def has_header(path: Path) -> bool:
     """Whether a file begins as a shard does."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return int.from_bytes(file.read(4), "little") in {magic for magic, _ in TYPES}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import write_atomically
+from ingot.runtime.files import read_json, write_atomically
 
 if TYPE_CHECKING:
     from ingot.data.hub import Hub
@@ -73,12 +73,12 @@ def _write_note(path: Path, content: str) -> None:
 def _fetched_before(name: str, hub: Hub) -> list[Path] | None:
     """The files that a name stood for when it was last fetched, if all of them are in the cache."""
     try:
-        note = json.loads(_note(name, hub).read_bytes())
+        note = read_json(_note(name, hub))
         revision, files = note["revision"], note["files"]
         if not isinstance(files, list) or not all(isinstance(text, str) for text in (revision, *files)):
             return None
         found = [path for file in files if (path := hub.cached(file, revision)) is not None]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+    except (OSError, ValueError, TypeError, LookupError):
         return None
     return found if len(found) == len(files) else None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import open_plain, open_to_read
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -22,6 +23,7 @@ Bytes = Generator[bytes, None, None]
 CODECS = (".gz", ".xz", ".zst")
 CHUNK_BYTES = 1 << 18  # read from the disk at once
 PIECE_BYTES = 1 << 10  # unpacked at once: of this zstd can make 32 MB, and no more
+FREE, RATIO = 1 << 28, 200  # a file may unfold into 256 MiB, and 200 bytes for every one of its own: logs come to a hundred
 XZ_MEMORY = 1 << 30  # `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # `zstd --long=31`, as the large public dumps have it
 
@@ -35,7 +37,7 @@ def open_unpacked(path: Path, advance: Callable[[int], None]) -> BinaryIO:
 
 class _Counted(io.FileIO):
     def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
-        super().__init__(path)
+        super().__init__(path, opener=open_plain)
         self._advance = advance
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
@@ -71,7 +73,7 @@ class _Chunks(io.RawIOBase):
 
 
 def _read(path: Path, advance: Callable[[int], None]) -> Bytes:
-    with path.open("rb", buffering=0) as file:
+    with open_to_read(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             advance(len(chunk))
             yield chunk
@@ -91,10 +93,11 @@ def _codec(name: str, path: Path) -> tuple[Callable[[], Any], type[Exception]]:
 
 
 def _unpack(path: Path, chunks: Iterable[bytes], new: Callable[[], Any], broken: type[Exception]) -> Bytes:
-    unpacker, found = new(), 0
+    unpacker, found, read = new(), 0, 0
     for chunk in chunks:
         for start in range(0, len(chunk), PIECE_BYTES):
             piece = chunk[start : start + PIECE_BYTES]
+            read += len(piece)
             while piece:
                 if unpacker.eof:
                     piece = piece.lstrip(b"\0")  # streams may be padded with zeros
@@ -106,6 +109,8 @@ def _unpack(path: Path, chunks: Iterable[bytes], new: Callable[[], Any], broken:
                     raise DataError(f"{path} is damaged after {found:,} bytes of text ({error}); copy it again") from None
                 piece = unpacker.unused_data if unpacker.eof else b""
                 found += len(data)
+                if found > FREE + RATIO * read:
+                    raise DataError(f"{path} unfolds into more than {RATIO} times its bytes, which no text does; look at it")
                 if data:
                     yield data
     if not unpacker.eof:

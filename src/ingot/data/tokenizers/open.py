@@ -6,7 +6,6 @@ an error: no other tokenizer ever takes its place.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from ingot.data.tokenizers.huggingface import from_json, hf_from_spec
 from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec, number_from_spec, read_byte_file
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.errors import ConfigError, DataError, IngotError
+from ingot.runtime.files import open_to_read, user_path
 
 SPECS: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
     "byte": lambda spec: ByteTokenizer(),
@@ -55,7 +55,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
         raise ConfigError("a char tokenizer is made from the text it is for; prepare that text with --tokenizer char")
     if name == "number":
         raise ConfigError("number is for nanoGPT's folders whose ids stand for no text; their meta.pkl says how many there are")
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    path = user_path(name)
     if name and not name.startswith(HUB) and path.exists():
         return _open_path(path, bos)
     if name.startswith(HUB) or (re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and path.suffix not in SUFFIXES):
@@ -105,7 +105,8 @@ def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise DataError(f"{path.stat().st_size:,} bytes are too many for a tokenizer")
-        return path.read_bytes()
+        with open_to_read(path) as file:
+            return file.read()
     except OSError as error:
         raise DataError(f"cannot read {path.name}: {error.strerror}") from error
 

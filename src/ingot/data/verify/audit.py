@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 class Limits:
     """When a difference becomes a finding."""
 
-    byte_gap: float = 0.005  # between the bytes that tokens stand for and those of the text
+    byte_gap: float | None = None  # between the bytes that tokens stand for and those of the text; None: as the check has it
     ngram_words: int = 13  # in a row that are compared
     overlap_share: float = 0.5  # of a document's runs of words that may be in train
 
@@ -35,7 +35,7 @@ class Limits:
         if self.ngram_words < 1:
             raise ConfigError(f"--ngram-words {self.ngram_words} is not a run of words; give 1 or more")
         for name in ("byte_gap", "overlap_share"):
-            if not 0 <= getattr(self, name) <= 1:
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not a share; give 0 to 1")
 
 

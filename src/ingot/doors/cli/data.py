@@ -28,19 +28,21 @@ TOKENIZER = (
     "a folder with one, or a name on the Hugging Face hub."
 )
 Inputs = Annotated[
-    list[Path],
-    typer.Option(
-        "--input",
+    list[Path] | None,
+    typer.Argument(
         metavar="PATH",
-        help="A file (.txt, .md, .jsonl, .json, .csv, .tsv, also packed with .gz, .xz or .zst; .parquet), a folder of them, or "
-        "hf:ORG/NAME; may be given again.",
+        show_default=False,
+        help="Files (.txt, .md, .jsonl, .json, .csv, .tsv, also packed with .gz, .xz or .zst; .parquet), folders of them, or "
+        "hf:ORG/NAME.",
     ),
+]
+MoreInputs = Annotated[
+    list[Path] | None, typer.Option("--input", metavar="PATH", help="The same as an option; may be given again.")
 ]
 Engine = Annotated[Literal["local", "ray"], typer.Option(help="local: processes of this machine. ray: a Ray cluster.")]
 RayAddress = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="The cluster; auto: the one that runs here; not given: a new one, here.")
 ]
-MoreInputs = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="--input PATH")]
 TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
 LARGE_VOCABULARY = 8192  # ids from which a step of the demo takes seconds on a CPU: with 50,257, 3 s on two cores
 GPT2_TOKENS = 100_000_000  # enough text for the 124M parameters of the recipe gpt2 to learn more than to recite it
@@ -59,9 +61,10 @@ def register(app: typer.Typer) -> None:
 
 
 def prepare_command(
-    inputs: Inputs,
-    tokenizer: Annotated[str, typer.Option(metavar="NAME", help=TOKENIZER)],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
+    files: Inputs = None,
+    more: MoreInputs = None,
+    tokenizer: Annotated[str, typer.Option(metavar="NAME", help=TOKENIZER)] = "byte",
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder to make. Default: data/NAME.")] = None,
     val_inputs: Annotated[
         list[Path] | None, typer.Option("--val-input", metavar="PATH", help="Text that is validation; may be given again.")
     ] = None,
@@ -89,16 +92,15 @@ def prepare_command(
     ray_address: RayAddress = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
-    more: MoreInputs = None,
 ) -> None:
     """Turn text into a folder of tokens that training reads. If it is killed, the same command continues."""
     from ingot.data.prepare.pipeline import prepare
 
-    _refuse_bare(more)
+    inputs = _inputs(more, files)
     with progress_bar("preparing", in_bytes=True) as progress:
         summary = prepare(
             inputs,
-            output,
+            output or _named_after(inputs),
             tokenizer,
             bos=bos,
             val_fraction=val_fraction,
@@ -124,7 +126,7 @@ def _buckets(inputs: list[Path]) -> Buckets:
     from ingot.data.text.files import is_text
 
     if len(inputs) != 1:
-        raise ConfigError("--buckets takes one --input, a folder with train/NAME/ and val/NAME/")
+        raise ConfigError("--buckets takes one PATH, a folder with train/NAME/ and val/NAME/")
     if not (found := find_buckets(inputs[0], is_text)):
         raise DataError(f"{inputs[0]} holds no text files in train/NAME/ and val/NAME/, which --buckets asks for")
     return found
@@ -158,7 +160,9 @@ def next_command(summary: Summary) -> list[str]:
 
 
 def train_tokenizer_command(
-    inputs: Inputs,
+    *,
+    files: Inputs = None,
+    more: MoreInputs = None,
     kind: Annotated[
         Literal["sentencepiece", "bpe"],
         typer.Option(help="sentencepiece: BPE that folds white space, as golf has it. bpe: bytes, as GPT-2 has it."),
@@ -169,14 +173,13 @@ def train_tokenizer_command(
     text_field: TextField = "text",
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
-    more: MoreInputs = None,
 ) -> None:
     """Learn a tokenizer from text."""
     import time
 
     from ingot.data.tokenizers.training import train_tokenizer
 
-    _refuse_bare(more)
+    inputs = _inputs(more, files)
     started = time.monotonic()
     with progress_bar("reading", in_bytes=True) as progress:
         tokenizer = train_tokenizer(
@@ -195,11 +198,21 @@ def train_tokenizer_command(
         print_json({"file": str(output), **facts, "seconds": seconds})
         return
     print(f"{output}: {tokenizer.kind} tokenizer, {tokenizer.vocab_size:,} ids, {seconds:.1f} s")
-    words = " ".join(f"--input {shlex.quote(str(path))}" for path in inputs)
+    words = " ".join(shlex.quote(str(path)) for path in inputs)
     print(f"use it with: ingot data prepare {words} --tokenizer {shlex.quote(str(output))} --output DIR")
 
 
-def _refuse_bare(words: list[str] | None) -> None:
-    """Refuse what a shell makes of --input *.jsonl: one value for the option, and the rest bare."""
-    if words:
-        raise ConfigError(f"{words[0]} stands alone; give --input again in front of each file, or give the folder they are in")
+def _inputs(options: list[Path] | None, words: list[Path] | None) -> list[Path]:
+    """The inputs of a command: those of --input, then the bare words, which a shell also makes of --input *.jsonl."""
+    found = [*(options or ()), *(words or ())]
+    if not found:
+        raise ConfigError("there is nothing to read; name a file or folder, such as: ingot data prepare book.txt")
+    return found
+
+
+def _named_after(inputs: list[Path]) -> Path:
+    """The folder for what is prepared from one file or folder, where none is named."""
+    if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
+        raise ConfigError("say where the tokens go with --output DIR")
+    name = inputs[0].resolve().name
+    return Path("data") / (name.partition(".")[0] or name)

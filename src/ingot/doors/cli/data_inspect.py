@@ -10,6 +10,7 @@ import typer
 from ingot.doors.cli.options import AsJson
 from ingot.doors.display import progress_bar
 from ingot.doors.output import print_columns, print_json
+from ingot.errors import shown
 
 if TYPE_CHECKING:
     from ingot.data.verify.inspect import Lengths, SplitInspection, Vocabulary
@@ -61,13 +62,13 @@ def _print_split(name: str, split: SplitInspection) -> None:
     if split.lengths:
         _print_lengths(split.lengths)
     for one in split.beginnings:
-        print(f"document {one.document:,}, {one.tokens:,} tokens: {printable(one.text)}")
+        print(f"document {one.document:,}, {one.tokens:,} tokens: {shown(one.text, kept='')}")
 
 
 def _print_ids(vocabulary: Vocabulary) -> None:
     print("most frequent ids")
     for use in vocabulary.most_frequent:
-        text = "(special)" if use.text is None else f"'{printable(use.text)}'"
+        text = "(special)" if use.text is None else f"'{shown(use.text, kept='')}'"
         print(f"{use.id:>8}  {text:<16}{use.count:>16,}{use.share:>8.2%}")
 
 
@@ -80,8 +81,3 @@ def _print_lengths(lengths: Lengths) -> None:
     for bin in lengths.histogram:
         bar = "#" * -(-BAR * bin.documents // most)
         print(f"{bin.low:>12,} to {bin.high:<12,}{bin.documents:>12,} {bar}".rstrip())
-
-
-def printable(text: str) -> str:
-    """A text that cannot do anything to a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

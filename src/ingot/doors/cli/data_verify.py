@@ -35,8 +35,13 @@ def verify_command(
         float, typer.Option(metavar="PART", help="A document with a larger part of its runs of words in train is a finding.")
     ] = 0.5,
     byte_gap: Annotated[
-        float, typer.Option(metavar="PART", help="How far the bytes of tokens and of the text may be apart.")
-    ] = 0.005,
+        float | None,
+        typer.Option(
+            metavar="PART",
+            help="How far the bytes of tokens and of the text may be apart. Default: 0.005, or 0.05 where the tokenizer's own "
+            "preparation counted the same.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a folder of tokens and list what is wrong; the exit code is 3 if anything is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -224,14 +225,26 @@ def _export_gpt_simple(source: Weights, output: Path | None, force: bool) -> dic
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
-    """Where the result goes, made sure of before anything is computed."""
+    """Where the result goes, made sure of before anything is computed; in its own run folder an artifact may be made anew."""
     if output is None and source.run is not None:
         output = source.run / "artifact" / name
         output.parent.mkdir(exist_ok=True)
+        force = force or _is_artifact(output)
     if output is None:
         raise ConfigError(f"{source.path} belongs to no run folder; say where the result goes with --output")
     check_target(output, name in ("huggingface", "gpt-simple"), force)
     return output
+
+
+def _is_artifact(path: Path) -> bool:
+    """Whether a file is one that Ingot wrote, so that nothing of the user's is lost with it."""
+    from ingot.artifact.container import read_artifact
+
+    try:
+        read_artifact(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def check_target(target: Path, folder: bool, force: bool) -> None:
@@ -240,9 +253,10 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
         raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}")
     if target.is_dir() and not folder:
         raise ConfigError(f"{target} is a folder; give the name of a file in it")
-    if target.exists() and not force:
+    taken = os.path.lexists(target)  # also by a link that leads nowhere
+    if taken and not force:
         raise ConfigError(f"{target} exists; --force replaces it, --output writes elsewhere")
-    if target.exists() and not (target.is_dir() if folder else target.is_file()):
+    if taken and not (target.is_dir() if folder else target.is_file()):
         raise ConfigError(f"{target} is something else than a {'folder' if folder else 'file'}, so it is not replaced")
 
 

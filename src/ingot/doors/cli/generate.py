@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.doors.cli.options import AsJson
 from ingot.doors.entry import warn
-from ingot.doors.output import print_json
+from ingot.doors.output import for_reader, print_json
 from ingot.errors import ConfigError
 from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling
 
@@ -43,10 +43,14 @@ CheckpointName = Annotated[
     str | None,
     typer.Option("--checkpoint", metavar="latest|best|DIR", help="Of the run folder PATH; or, instead of PATH, a checkpoint."),
 ]
-Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="What to continue. Empty: a new document.")]
+Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="What to continue; -: stdin. Empty: a new document.")]
+PromptFile = Annotated[Path | None, typer.Option(metavar="FILE", help="What to continue, as the text of a file.")]
 PromptsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Objects with a prompt, one per line of JSON.")]
 Tokens = Annotated[
     int | None, typer.Option("--tokens", "--max-new-tokens", metavar="N", help="Tokens to write: 500, or 100.", min=0)
+]
+Samples = Annotated[
+    int, typer.Option("--samples", metavar="N", help="How many texts, each with the next seed.", min=1, max=10**6)
 ]
 StopAtEnd = Annotated[
     bool | None,
@@ -66,6 +70,7 @@ def generate(
     checkpoint: CheckpointName = None,
     output_dir: OutputDir = None,
     prompt: Prompt = None,
+    prompt_file: PromptFile = None,
     prompts_file: PromptsFile = None,
     output: Output = None,
     tokens: Tokens = None,
@@ -74,7 +79,7 @@ def generate(
     top_p: TopP = None,
     greedy: Greedy = False,
     repetition_penalty: Penalty = 1.0,
-    samples: Annotated[int, typer.Option("--samples", metavar="N", help="How many texts, each with the next seed.", min=1)] = 1,
+    samples: Samples = 1,
     seed: Seed = None,
     stop_at_end: StopAtEnd = None,
     return_full_text: FullText = False,
@@ -86,22 +91,21 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Let a trained model continue prompts: as text or, of a file or with --checkpoint DIR or --output-dir, as lines of JSON."""
-    from ingot.doors.texts import DEFAULTS, DTYPE, asked_for, generate_records, model_path
+    from ingot.doors.texts import DEFAULTS, DTYPE, asked_for, generate_records, model_path, read_prompt
 
+    prompt = read_prompt(prompt, prompt_file)
     base = GenerationOptions(500, seed=Sampling.seed, stop_at_end=False) if path is not None else DEFAULTS
     if dtype not in (None, *DTYPES):
         raise ConfigError(f"--dtype {dtype} is not known; there are {', '.join(DTYPES)}")
-    options = GenerationOptions(
-        max_new_tokens=base.max_new_tokens if tokens is None else tokens,
+    asked: dict[str, Any] = {"max_new_tokens": tokens, "top_k": top_k, "top_p": top_p, "seed": seed}
+    options = replace(
+        base,
+        **{name: value for name, value in asked.items() if value is not None},
         temperature=temperature,
-        top_k=base.top_k if top_k is None else top_k,
-        top_p=base.top_p if top_p is None else top_p,
         greedy=greedy,
         repetition_penalty=repetition_penalty,
-        seed=base.seed if seed is None else seed,
         stop_at_end=(path is None or prompts_file is not None) if stop_at_end is None else stop_at_end,
         return_full_text=return_full_text,
-        start_mark=base.start_mark,
         use_cache=cache,
     )
     if path is not None and output_dir is None and prompts_file is None and output is None:
@@ -141,12 +145,12 @@ def _write_text(model: LoadedModel, prompt: str, options: GenerationOptions, sam
     for number in range(samples):
         pieces = [prompt]
         if not as_json:
-            print(prompt, end="", flush=True)
+            print(for_reader(prompt), end="", flush=True)
         asked = replace(options, max_new_tokens=max(1, options.max_new_tokens), seed=(options.seed or 0) + number)
         for _, piece in model.stream_batch([prompt], asked) if options.max_new_tokens else ():
             pieces.append(piece)
             if not as_json:
-                print(piece, end="", flush=stream or sys.stdout.isatty())
+                print(for_reader(piece), end="", flush=stream or sys.stdout.isatty())
         texts.append("".join(pieces))
         if not as_json:
             print("\n" + "-" * 15 if number + 1 < samples else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from ingot.doors.cli.export import Force, check_target
 from ingot.doors.cli.options import AsJson
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
+from ingot.runtime.files import user_path
 
 if TYPE_CHECKING:
     from ingot.data.tokenizers import Tokenizer
@@ -68,7 +68,7 @@ def import_command(
 
 def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
     """Weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    path = user_path(name)
     if path.is_file() and path.suffix in CKPT:
         from ingot.doors.nanogpt.checkpoint import read_ckpt
         from ingot.doors.nanogpt.loading import ckpt_tokenizer

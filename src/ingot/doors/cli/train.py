@@ -13,7 +13,7 @@ import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, first_word, given_settings
 from ingot.doors.entry import STARTED_AT, process_start, warn
-from ingot.doors.output import print_columns, print_json
+from ingot.doors.output import for_reader, print_columns, print_json
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _print(result: TrainingResult) -> None:
     if result.artifact_bpb is not None:
         rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}{by_rows(result.artifact_rows, result.val_rows_of)}"))
     if result.sample:
-        print(f"\n{result.sample.strip()}\n")
+        print(f"\n{for_reader(result.sample.strip())}\n")
     print_columns(rows)
     if result.status == "stopped":
         print(f"\nContinue with: ingot train {result.run_dir}")

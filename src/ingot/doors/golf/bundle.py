@@ -6,7 +6,6 @@ What is not reached in a golf run is named in LEFT_OUT; an import of it is harml
 
 from __future__ import annotations
 
-import base64
 import bz2
 from collections.abc import Mapping
 from functools import cache
@@ -18,7 +17,9 @@ from ingot.doors.golf.linker import Read, link
 from ingot.runtime.version import made_by
 
 ENTRY = "ingot.doors.golf.main"
-WIDTH = 130  # of the lines of packed text
+WIDTH = 132  # of the lines of packed text
+# Of packed text: 94 of them, so that eleven hold nine bytes, where base 85 needs eleven and a quarter.
+LETTERS = [chr(code) for code in range(32, 127) if code != ord('"')]
 
 # What a golf run passes by: preparing and packing text, other kinds of tokenizers and files, writing samples.
 LEFT_OUT = (
@@ -51,6 +52,8 @@ LEFT_OUT = (
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
     "ingot.backends.torch.own_model": "ingot.doors.golf.alone.own_model",
+    "ingot.backends.torch.room": "ingot.doors.golf.alone.room",
+    "ingot.backends.torch.threads": "ingot.doors.golf.alone.threads",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
@@ -68,17 +71,21 @@ Settings are environment variables (DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, ...
 file and trains nothing. Needs torch, numpy, sentencepiece and pydantic. The sources ({package} {version}) are PACKED below;
 to read one: python -c "import train_gpt; print(train_gpt.SOURCES['{entry}'])"
 """
-import base64, bz2, importlib.abc, importlib.util, os, sys, traceback
+import bz2, importlib.abc, importlib.util, os, sys, traceback
 
 # What this run sets, unless the environment does.
 SETTINGS = {{}}
 # The model of its own that it trains, if it has one: it is put beside this file, where MODEL_FILE names it.
 MODEL = None
 
-PACKED = """
+PACKED = r"""
 {packed}
 """
-SOURCES = dict(part.split("\\n", 1) for part in bz2.decompress(base64.b85decode(PACKED.replace("\\n", ""))).decode().split("\\0"))
+# Eleven letters of it are nine bytes: digits of base 94, the lowest first.
+letters = [code - 32 - (code > 34) for code in map(ord, PACKED) if code >= 32]
+values = [sum(digit * 94**place for place, digit in enumerate(letters[i : i + 11])) for i in range(0, len(letters), 11)]
+packed = b"".join(value.to_bytes(9, "little") for value in values)
+SOURCES = dict(part.split("\\n", 1) for part in bz2.decompress(packed).decode().split("\\0"))
 # A module that is not among them can be imported and not be used.
 ABSENT = """
 class Absent:
@@ -147,7 +154,8 @@ def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (
     sources = link(package, entry, read, left_out)
     text = "\0".join(f"{name}\n{source}" for name, source in sources.items())
     small = bz2.compress(text.encode())  # 3% smaller than lzma on a few hundred kilobytes of Python
-    letters = base64.b85encode(small).decode()
+    values = [int.from_bytes(small[start : start + 9].ljust(9, b"\0"), "little") for start in range(0, len(small), 9)]
+    letters = "".join(LETTERS[value // 94**place % 94] for value in values for place in range(11))
     packed = "\n".join(letters[start : start + WIDTH] for start in range(0, len(letters), WIDTH))
     return LOADER.format(package=package, entry=entry, version=version, packed=packed).encode()
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ingot.artifact.quantise import SCALE, dequantise, quantise
-from ingot.backends.torch.state import record, tensor
+from ingot.backends.torch.state import check_held, record, tensor
 from ingot.errors import CheckpointError
 from ingot.model.golf_settings import CONTROL
 from ingot.runtime.files import write_atomically, writing
@@ -27,6 +27,7 @@ FORMAT = "int8_clean_per_row_v1"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
 LARGEST = 1 << 32  # bytes that a file may unpack to
+FREE, RATIO = 1 << 26, 100  # and by its own size: weights that zlib makes a hundred times smaller hold nothing
 
 Encode = Callable[[Iterable[TensorRecord], str, Sequence[str], Sequence[str]], tuple[bytes, int]]  # `pack`, or another's
 
@@ -123,8 +124,9 @@ def is_state(data: bytes) -> bool:
 def read_golf(data: bytes, path: Path) -> dict[str, TensorRecord]:
     """The weights in either file, in their original number formats."""
     try:
-        file = io.BytesIO(data if is_state(data) else unpacked(data))
-        contents = torch.load(file, map_location="cpu", weights_only=True)
+        data = data if is_state(data) else unpacked(data)
+        contents = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        check_held(contents, len(data))
         if not isinstance(contents, dict):
             raise ValueError("it holds no tensors by name")
         if "__quant_format__" not in contents:
@@ -155,7 +157,7 @@ def unpacked(data: bytes) -> bytes:
     """What zlib made smaller; ValueError where it is damaged."""
     unpacker = zlib.decompressobj()
     try:
-        found = unpacker.decompress(data, LARGEST)
+        found = unpacker.decompress(data, min(LARGEST, FREE + RATIO * len(data)))
     except zlib.error as error:
         raise ValueError(f"zlib: {error}") from None
     if not unpacker.eof:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ingot.doors.golf.variables import CODE, LOG, PACKED, read_variables
 from ingot.errors import CheckpointError
+from ingot.runs.result import NAME as RESULT
 from ingot.runs.run import Run
 from ingot.runtime.files import readable
 
@@ -53,7 +54,18 @@ class FinishedRun:
 def read_run(path: Path) -> FinishedRun:
     """The finished run of a run folder, logs/RUN_ID, or of a log, logs/RUN_ID.txt, whose last run it is."""
     folder = _folder_of(path)
-    result = _result(Run.open(folder))
+    try:
+        run = _finished(folder, _result(Run.open(folder)))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        what = f"{folder / RESULT} or environment.json is not as train_gpt.py writes it ({type(error).__name__}: {error})"
+        raise CheckpointError(f"{what}; copy the run again or run it again with another RUN_ID") from None
+    if not math.isfinite(run.val_bpb):
+        raise CheckpointError(f"{folder} scored {run.val_bpb} bits per byte, which is not a score")
+    return run
+
+
+def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
+    """What a folder and its result.json say; as it is written, without a look at the types."""
     facts = result["export"]
     environment = json.loads(_read(folder / "environment.json"))
     milliseconds = 1000 * result["training_seconds"]
@@ -87,8 +99,6 @@ def read_run(path: Path) -> FinishedRun:
             raise CheckpointError(
                 f"the {what} in {folder} has {len(content):,} bytes and its result.json says {told:,}; it is not the run's"
             )
-    if not math.isfinite(run.val_bpb):
-        raise CheckpointError(f"{folder} scored {run.val_bpb} bits per byte, which is not a score")
     return run
 
 

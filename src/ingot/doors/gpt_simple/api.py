@@ -18,6 +18,7 @@ from ingot.doors.gpt_simple.tokenizer import SimpleLLMTokenizer
 from ingot.doors.gpt_simple.training import TrainingResult, run_training
 from ingot.errors import CheckpointError, ConfigError
 from ingot.generate.sampling import DTYPES
+from ingot.runtime.files import user_path
 from ingot.trained.model import find_tokenizer
 from ingot.trained.weights import Weights, open_weights
 
@@ -119,7 +120,7 @@ def generate(
 
 
 def _open(path: str | Path) -> tuple[Weights, ModelConfig]:
-    weights = open_weights(Path(path).expanduser())
+    weights = open_weights(user_path(path))
     section: dict[str, Any] = weights.config.model.model_dump()
     if section["family"] != "llama":
         raise CheckpointError(f"{weights.path} holds a model of the {section['family']} family; SimpleLLM is llama's")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from ingot.doors.status_line import duration
 from ingot.errors import CheckpointError, RunError
 from ingot.runs.run import Run, RunStatus
 from ingot.runs.state import read_state
+from ingot.runtime.files import read_json
 
 PATIENCE_SECONDS = 600.0  # for the run to save and end
 LOOK_SECONDS = 0.5
@@ -83,7 +83,7 @@ def _of_the_original(folder: Path) -> dict[str, Any] | None:
     if read_state(folder) is not None:
         return None
     try:
-        found = json.loads((folder / RUN_STATE).read_bytes())
+        found = read_json(folder / RUN_STATE)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -28,7 +28,7 @@ from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import RunLock
 from ingot.runs.steps import Kind
-from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.ranks import Ranks
 from ingot.train.progress import Progress
 from ingot.train.resume import facts_of
@@ -113,7 +113,7 @@ def _list_documents(config: Config, resolved: IngotConfig, saved: Saved) -> str 
         newest = one.step if found else newest
     if not cursors:
         return "it was stopped before it had read a batch"
-    masks = documents_read(Path(config.data.path).expanduser(), cursors, config.data.max_length, config.data.packing)
+    masks = documents_read(user_path(config.data.path), cursors, config.data.max_length, config.data.packing)
     path = already_read_path(config)
     if path.exists():
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)

@@ -17,6 +17,7 @@ from ingot.config.text import Plain, parse_yaml
 from ingot.doors.gpt_simple.config import SECTIONS, Config, all_keys
 from ingot.doors.gpt_simple.names import THEIRS
 from ingot.errors import ConfigError
+from ingot.runtime.files import open_to_read
 
 Values = dict[str, tuple[Any, str]]  # of keys by their dotted paths, each with where it was set
 
@@ -41,7 +42,8 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     """The sections of a file as they are written there: JSON by its suffix, else YAML."""
     file = Path(path)
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        with open_to_read(file) as opened:
+            text = opened.read().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {file}; `gpt-simple init -o {file}` writes one") from None
     except UnicodeDecodeError as error:
@@ -51,7 +53,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     if file.suffix == ".json":
         try:
             tree = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file} is not valid JSON: {error}") from None
     else:
         tree = parse_yaml(text, str(file), aliases=True)

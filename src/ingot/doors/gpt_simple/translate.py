@@ -20,6 +20,7 @@ from ingot.doors.gpt_simple.names import SETTINGS, key_name
 from ingot.errors import CheckpointError, ConfigError, IngotError
 from ingot.runs.finding import going_on_from
 from ingot.runs.steps import named_path, saved_steps
+from ingot.runtime.files import user_path
 
 DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone
 VOCAB_MULTIPLE = 128
@@ -113,7 +114,7 @@ def already_read_path(config: Config) -> Path:
 
 def buckets(config: Config) -> list[str]:
     """The buckets of the training data: the folders below data.path/train."""
-    train = Path(config.data.path).expanduser() / "train" if config.data.path else None
+    train = user_path(config.data.path) / "train" if config.data.path else None
     return sorted(path.name for path in train.iterdir() if path.is_dir()) if train is not None and train.is_dir() else []
 
 

@@ -5,12 +5,12 @@ They are GPT-2's own: with the tanh form of the GELU that OpenAI trained them wi
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from ingot.artifact.huggingface import CONFIG, cached_model, fetch_model, read_gpt2
 from ingot.errors import ConfigError
+from ingot.runtime.files import user_path
 from ingot.runtime.tensors import TensorRecord
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -25,7 +25,7 @@ def read_pretrained(name: str) -> tuple[dict[str, TensorRecord], dict[str, Any]]
 
 def pretrained_folder(name: str) -> Path:
     """The folder that holds the weights: the named one, or one in the hub's cache, which is filled if need be."""
-    folder = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    folder = user_path(name)
     if (folder / CONFIG).is_file():
         return folder
     if name in SIZES:

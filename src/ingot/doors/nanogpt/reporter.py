@@ -39,6 +39,8 @@ class NanoGPTReporter(Reporter):
         self.failure: CheckpointError | None = None
 
     def begin(self, report: BeginReport) -> None:
+        if report.device.startswith("cpu"):
+            self._say(f"training on {report.device}")  # another number of them rounds differently
         if self._unwritten is not None and report.resumed_at:
             self.saved(self._unwritten)
         if report.resumed_at > self._values["max_iters"]:

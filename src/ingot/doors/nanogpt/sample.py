@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.doors.entry import say, warn
 from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.keys import PRECISIONS
+from ingot.doors.output import for_reader
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import readable
 
@@ -46,7 +47,7 @@ def sample(given: Given) -> None:
     if not start:
         warn("start is empty: the texts begin as a document does, or with a newline where the tokenizer marks no beginning")
     for text in texts(loaded, start, values, precision):
-        print(text)
+        print(for_reader(text))
         say(DASHES)
 
 
@@ -89,9 +90,14 @@ def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], precision:
 
 def check(values: Mapping[str, Any]) -> None:
     """Refuse what cannot be."""
+    from ingot.generate.sampling import MOST_TOKENS
+
     for name in ("num_samples", "max_new_tokens", "temperature", "top_k", "seed"):
         if values[name] is not None and values[name] < 0:
             raise ConfigError(f"{name}={values[name]} must be 0 or more")
+    for name, most in (("num_samples", 10**6), ("max_new_tokens", MOST_TOKENS)):
+        if values[name] > most:
+            raise ConfigError(f"{name}={values[name]} must be at most {most:,}")
     if not 0 < values["top_p"] <= 1:
         raise ConfigError(f"top_p={values['top_p']} must be above 0 and at most 1")
     if values["seed"] > 2**62:

@@ -7,7 +7,6 @@ is where our loop stands after as many steps. Its accumulation is that of all ra
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, key_name, theirs
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.devices import Device
+from ingot.runtime.files import user_path
 
 SEED = 1337
 PADDED_GPT2 = 50304  # GPT-2's 50,257 ids, rounded up to a multiple of 64
@@ -86,7 +86,7 @@ def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lamb
     """
     v = dict(given.values)
     _check(v, world_size)
-    v["out_dir"] = os.path.expanduser(str(v["out_dir"]))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    v["out_dir"] = str(user_path(str(v["out_dir"]))) if v["out_dir"] else ""
     if str(v["device"]).startswith("cuda") and world_size > 1:
         v["device"] = "cuda"  # each rank has one of its own
     device = device_named(str(v["device"]))

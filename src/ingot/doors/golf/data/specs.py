@@ -7,7 +7,6 @@ refused, because a setting that is passed over makes data that looks right.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 from ingot.data.tokenizers.base import NARROW
 from ingot.errors import ConfigError
+from ingot.runtime.files import user_path
 
 VERSION = "10B"
 BYTE, SENTENCEPIECE, HF_BPE, TIKTOKEN = "byte", "sentencepiece_bpe", "hf_bpe", "tiktoken"
@@ -156,7 +156,7 @@ def _spec(record: Any, where: str, train_documents: int | None, models: dict[int
         vocab_size=size,
         file=file,
         train_documents=_count(given, "tokenizer_train_docs", where),
-        reuse=None if reuse is None else Path(os.path.expanduser(_text(given, "reuse_model_path", "", where))),  # noqa: PTH111
+        reuse=None if reuse is None else user_path(_text(given, "reuse_model_path", "", where)),
         overrides=_overrides(given, where),
         given=given,
     )

@@ -20,7 +20,6 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
-
 ALONE = {"WORLD_SIZE": "1", "RANK": "0"}  # as torchrun sets them for one process
 
 

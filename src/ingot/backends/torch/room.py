@@ -1,0 +1,30 @@
+"""Whether a model can be trained on a device at all, by its size: the system grants more memory than it has and then kills."""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.config.schema import Config
+from ingot.config.size import FLOAT, model_size, state_bytes, step_bytes
+from ingot.errors import ConfigError, Setting
+from ingot.runtime.devices import Device
+from ingot.runtime.memory import host_bytes
+
+
+def refuse_too_large(config: Config, vocab_size: int, device: Device, world_size: int) -> None:
+    """Refuse a model of ours whose state does not fit, before any of it is made; one of one's own says nothing of its size."""
+    if (size := model_size(config, vocab_size)) is None:
+        return
+    state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
+    on_gpu = device.kind == "cuda"
+    needs = [("this machine", (FLOAT * size.total if on_gpu else state) + rows, host)]  # weights are drawn on the host
+    if on_gpu:
+        needs.append((device.name, state, torch.cuda.get_device_properties(device.index).total_memory))
+    for name, needed, there in needs:
+        if there is not None and needed > there:
+            raise ConfigError(
+                f"training {size.total:,} parameters takes at least {needed / 2**30:,.1f} GiB and {name} has "
+                f"{there / 2**30:,.1f} GiB",
+                Setting("training.tokens_per_step"),
+                advice="take a smaller model or lower {0}" if rows > state else "take a smaller model",
+            )
