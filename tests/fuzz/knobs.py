@@ -54,7 +54,7 @@ class Knob:
     @property
     def last(self) -> str:
         """Its name without dashes and section."""
-        return self.name.lstrip("-").rpartition(".")[2].lower().replace("-", "_")
+        return self.name.lstrip("-").replace("__", ".").rpartition(".")[2].lower().replace("-", "_")
 
     def draw(self, draw: random.Random) -> str:
         """A value as text: half of the time one that is likely to be sound."""
