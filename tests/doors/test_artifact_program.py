@@ -38,7 +38,7 @@ def folding(ingot: Ingot, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize("rule", ["text", "pieces"])
+@pytest.mark.parametrize("rule", ["text", pytest.param("pieces", marks=pytest.mark.long)])
 def test_training_evaluation_and_an_unquantised_artifact_agree(ingot: Ingot, folding, tmp_path, rule):
     run = tmp_path / "run"
     trained = said(ingot(*train_words(folding, run, **SHORT, evaluation__bytes=rule), "--json"))

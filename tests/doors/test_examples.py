@@ -71,6 +71,7 @@ def test_a_chain_of_slurm_jobs_ends_when_somebody_asks_the_run_to_stop(cluster: 
     assert state(folder)["stop_reason"] == "stop_file" and cluster.run_next(**named) is None
 
 
+@pytest.mark.long
 def test_a_kubernetes_job_replaces_a_pod_that_was_stopped_and_is_complete_with_the_run(cluster: Cluster, settings, tmp_path):
     folder, config = tmp_path / "runs" / "long", settings()
     mounts = {"/runs": tmp_path / "runs", "/config": config.parent, "/data": tmp_path}
@@ -104,6 +105,7 @@ def test_the_pod_trains_with_all_its_gpus_and_its_runs_outlive_it():
     assert mount["name"] in kept
 
 
+@pytest.mark.long
 def test_the_loop_goes_on_after_a_kill_and_ends_with_the_run(cluster: Cluster, settings, tmp_path):
     folder, config = tmp_path / "long", settings()
 

@@ -48,6 +48,7 @@ def test_a_run_on_mlx_is_the_run_on_torch(unbroken, reference):
     assert "mlx" in json.dumps(told) and "mlx" not in (reference / "environment.json").read_text()
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_bitwise_as_one_never_killed(ingot: Ingot, data, unbroken, tmp_path, eventually):
     run = tmp_path / "run"
     words = train_words(data, run, training__device="mlx", training__save_every=2, training__keep_every=0)

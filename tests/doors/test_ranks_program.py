@@ -51,6 +51,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", FAMILIES, ids=["llama-packed", "golf-stream"])
 def test_two_and_three_ranks_give_the_losses_of_one_in_every_family(ingot: Ingot, data, tmp_path, settings):
     for count in (1, 2, 3):
@@ -85,7 +86,7 @@ def test_two_ranks_under_torchrun_are_the_same_run(ingot: Ingot, data, two_ranks
     assert outcome(tmp_path / "run") == outcome(two_ranks)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
 def test_two_ranks_stop_together_at_a_signal_and_go_on_bitwise(ingot: Ingot, data, two_ranks, tmp_path, number):
     run = tmp_path / "run"
     words = [*train_words(data, run), "--nproc-per-node=2"]
@@ -111,6 +112,7 @@ def test_a_second_signal_to_the_launcher_ends_all_ranks_with_130(ingot: Ingot, d
     assert checkpoints(tmp_path / "run") == {}
 
 
+@pytest.mark.long
 def test_three_ranks_with_uneven_rows_and_dropout_go_on_bitwise(ingot: Ingot, data, tmp_path, until):
     words = {"model__dropout": 0.1, "training__max_steps": 12}
     ingot(*train_words(data, tmp_path / "unbroken", **words), "--nproc-per-node=3")

@@ -34,6 +34,7 @@ def assert_same(run: Path, reference: Path) -> None:
     assert [path.name for path in (run / "checkpoints").glob("*.partial")] == []
 
 
+@pytest.mark.long
 def test_a_run_killed_at_random_moments_ends_bitwise_as_one_never_killed(ingot: Ingot, data, reference, tmp_path, seed):
     draw, run, kills = random.Random(seed), tmp_path / "run", 0
     words = train_words(data, run, training__save_every=2, training__keep_every=0)
@@ -161,7 +162,7 @@ def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
     losses(run)  # each step stands there once
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_run_that_was_stopped_ends_with_the_code_that_was_asked_for(ingot: Ingot, data, tmp_path, ranks):
     words = [*train_words(data, tmp_path / "run", training__max_steps=60), f"--nproc-per-node={ranks}", "--stop-exit-code=75"]
     program = ingot.start(*words, "--json")

@@ -225,7 +225,11 @@ def test_blocks_are_the_repeated_part(family):
 
 @pytest.mark.parametrize(
     ("family", "chunk", "documents"),
-    [("gpt2", 12, None), ("llama", None, torch.tensor([[0] * 5 + [1] * 11, [0] * 16])), ("golf", None, None)],
+    [
+        pytest.param("gpt2", 12, None, marks=pytest.mark.long),
+        ("llama", None, torch.tensor([[0] * 5 + [1] * 11, [0] * 16])),
+        pytest.param("golf", None, None, marks=pytest.mark.long),
+    ],
 )
 def test_a_compiled_model_computes_the_same(family, chunk, documents):
     model = make(family, context=16, layers=2 if family == "golf" else 1, width=16)

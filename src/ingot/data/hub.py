@@ -275,6 +275,8 @@ def connect(endpoint: str, patience: float = CONNECT_SECONDS) -> None:
             port = asked.port or (443 if asked.scheme == "https" else 80)
             socket.create_connection((asked.hostname, port), timeout=patience).close()
             found.append("")
+        except (TimeoutError, BlockingIOError):
+            return  # it was not to take longer
         except OSError as error:
             found.append(error.strerror or str(error))
 

@@ -95,7 +95,7 @@ def explained(
 
 def stop_exit_code(words: Sequence[str]) -> int:
     """What --stop-exit-code says in the words of a command that was not read yet; 0 where it says nothing."""
-    pairs = zip(words, [*words[1:], ""], strict=True)
+    pairs = zip(words, [*words[1:], ""], strict=False)  # there may be no word
     given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--stop-exit-code"]
     return int(given[-1]) if given and given[-1].isdecimal() and int(given[-1]) < 256 else 0
 

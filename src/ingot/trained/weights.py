@@ -80,7 +80,10 @@ def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config
     told = isinstance(config, dict) and isinstance(config.get("model"), dict) and "family" in config["model"]
     if not told or "tokenizer" not in known or not isinstance(tokenizer, dict | None):
         raise CheckpointError(f"{path} does not say how to build its model")
-    return facts, load_config(python=config, environment={}).config
+    try:
+        return facts, load_config(python=config, environment={}).config
+    except ConfigError as error:
+        raise CheckpointError(f"{path} does not say how to build its model: {error}") from None
 
 
 def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:

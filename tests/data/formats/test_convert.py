@@ -238,7 +238,7 @@ def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
         ({"layout": Layout(shard_tokens=2**31)}, "--shard-tokens 2,147,483,648 is out of range"),
         ({"layout": Layout(name="../x")}, "--name '../x' is not a name for files"),
         ({"layout": Layout(name="")}, "--name '' is not a name for files"),
-        ({"to": "gpt-simple", "layout": Layout(overlap=2000)}, "--overlap 2000 does not fit --max-length 3072"),
+        ({"to": "gpt-simple", "layout": Layout(overlap=2000)}, "an overlap of 2,000 does not fit windows of 3,072 tokens"),
         ({"tokenizer": "gpt3"}, "unknown tokenizer 'gpt3'"),
     ],
 )

@@ -457,9 +457,7 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("max_length", "overlap"), [(10, 6), (10, -1), (0, 0), (1 << 20, 1 << 17)])
 def test_windows_that_overlap_by_more_than_half_are_not_written(tmp_path, max_length, overlap):
-    refused(
-        "does not fit --max-length", lambda: write_pairs(tmp_path, [], max_length=max_length, overlap=overlap), error=ConfigError
-    )
+    refused("does not fit windows", lambda: write_pairs(tmp_path, [], max_length=max_length, overlap=overlap), error=ConfigError)
 
 
 def test_the_characters_of_a_folder_are_its_tokenizer(tmp_path):

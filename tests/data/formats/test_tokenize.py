@@ -101,7 +101,7 @@ def test_several_processes_write_the_same_bytes(tmp_path):
 
 def test_mistakes_are_told_before_anything_is_written(tmp_path):
     lines(tmp_path / "in" / "a.jsonl", "text")
-    with pytest.raises(ConfigError, match="--overlap 9 does not fit --max-length 16"):
+    with pytest.raises(ConfigError, match="an overlap of 9 does not fit windows of 16 tokens"):
         tokenize(tmp_path / "in", tmp_path / "out", "byte", Windows(16, 9))
     with pytest.raises(DataError, match="there is no folder"):
         tokenize(tmp_path / "none", tmp_path / "out", "byte")
