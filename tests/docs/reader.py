@@ -23,7 +23,7 @@ LARGE = [
     "--evaluation.stride=32", "--optimizer.warmup_steps=0", "--training.compile=false",
 ]  # fmt: skip
 NANOGPT = [
-    "--device=cpu", "--compile=False", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4",
+    "--compile=False", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4",
     "--max_iters=2", "--eval_iters=1", "--eval_interval=1",
 ]  # fmt: skip
 WRITE = ["--device=cpu", "--num_samples=1", "--max_new_tokens=8"]
@@ -87,7 +87,8 @@ def smaller(words: list[str]) -> list[str]:
         case ["ingot", "generate", *_] if "--tokens" not in words:
             return [*words, "--tokens", "8"]
         case ["python", "train.py", *rest]:
-            return [*words, *(word for word in NANOGPT if word.partition("=")[0] not in str(rest) or "device" not in word)]
+            named = any(word.startswith("--device=") for word in rest)
+            return [*words, *NANOGPT, *([] if named else ["--device=cpu"])]
         case ["python", "sample.py", *_]:
             return [*words, *WRITE]
     return words

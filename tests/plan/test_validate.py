@@ -254,6 +254,11 @@ def test_a_checkpoint_that_cannot_be_read(config, saved):
     assert codes(config()) == {"resume.trainer_state_unreadable": "error"}
 
 
+@pytest.mark.parametrize("path", ["/", "/tmp/.."])
+def test_the_root_of_the_disk_is_no_run_folder(config, path):
+    assert codes(config(training__output_dir=path)) == {"output.not_writable": "error"}
+
+
 def test_a_folder_that_holds_a_run_and_must_not_be_continued(config, saved):
     assert codes(config(training__resume="never")) == {"resume.resolve_failed": "error"}
 

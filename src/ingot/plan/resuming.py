@@ -39,7 +39,10 @@ def check_output(config: Config, findings: list[Finding]) -> Path | None:
         return None
     folder = user_path(config.training.output_dir).absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
-    if not there.is_dir():
+    if folder.resolve() == Path(folder.anchor):
+        message = f"{{0}} cannot be {folder}: a run has a folder of its own"
+        findings.append(Finding("output.not_writable", "error", message, "", (OUTPUT,)))
+    elif not there.is_dir():
         findings.append(
             Finding("output.not_writable", "error", f"{{0}} cannot be {folder}: {there} is not a folder", "", (OUTPUT,))
         )
