@@ -16,6 +16,9 @@ SHAPES = [
     {"family": "llama", "inner_width": 96, "mlp_bias": True, "attention_out_bias": True},
     {"family": "golf", "kv_heads": 2},
     {"family": "golf", "tied": False, "layers": 3, "kv_heads": 4},
+    {"family": "frontier"},
+    {"family": "frontier", "kv_heads": 4, "layers": 5, "values": "tables", "tied": False, "mlp_multiple": 2.5},
+    {"family": "frontier", "values": "none", "head_gate": False, "skips": False, "layers": 3},
 ]
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ingot.config.schema import Config
+from ingot.model.frontier_settings import GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 from ingot.model.golf_settings import GolfSettings
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.llama_settings import LlamaSettings
@@ -41,6 +42,8 @@ def model_size(config: Config, vocab_size: int) -> Size | None:
             return Size(rows * model.width, _llama(model, rows))
         case GolfSettings():
             return Size(rows * model.width, _golf(model, rows))
+        case FrontierSettings():
+            return Size(rows * model.width, _frontier(model, rows))
     return None
 
 
@@ -59,6 +62,17 @@ def _golf(s: GolfSettings, rows: int) -> int:
     width, kv = s.width, (s.kv_heads or s.heads) * (s.width // s.heads)
     block = 2 * width * width + 2 * width * kv + s.heads + 2 * s.mlp_multiple * width * width + 4 * width
     return s.layers * block + s.layers // 2 * width + (0 if s.tied else rows * width)
+
+
+def _frontier(s: FrontierSettings, rows: int) -> int:
+    width, kv_heads = s.width, s.kv_heads or s.heads
+    kv = kv_heads * (width // s.heads)
+    block = 2 * width * width + 2 * width * kv + 2 * s.inner_width * width + 2
+    gates = s.head_gate * s.heads * min(GATE_CHANNELS, width)
+    with_values = sum(s.has_values(layer) for layer in range(s.layers))
+    values = kv * (rows if s.values == "tables" else width) + kv_heads * min(VALUE_GATE_CHANNELS, width)
+    skips = sum(s.has_skip(layer) for layer in range(s.layers))
+    return s.layers * (block + gates) + with_values * values + skips + (0 if s.tied else rows * width)
 
 
 def state_bytes(config: Config, size: Size) -> int:
