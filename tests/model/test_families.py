@@ -174,10 +174,18 @@ def test_one_document_a_row_is_no_mask(family):
 
 @needs_cuda
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_document_masks_on_a_gpu_refuse_dropout(family):
-    model, tokens = make(family, dropout=0.1).cuda(), tokens_of().cuda()
-    with pytest.raises(ValueError, match=r"model\.dropout=0 or data\.document_mask=false"):
-        model(tokens, tokens, torch.zeros_like(tokens))
+def test_document_masks_on_a_gpu_hold_with_dropout(family):
+    model, tokens, documents = make(family, dropout=0.1).train().cuda(), tokens_of().cuda(), numbers_of(LENGTHS).cuda()
+    row, start, end = next(iter(spans_of(LENGTHS)))
+    changed = tokens.clone()
+    changed[row, end:] = (changed[row, end:] + 1) % 7
+
+    def logits_of(given):
+        torch.manual_seed(0)  # the same are dropped
+        return model(given, None, documents)[row, start:end]
+
+    torch.testing.assert_close(logits_of(changed), logits_of(tokens), atol=1e-6, rtol=0)
+    assert not torch.equal(logits_of(tokens), model.eval()(tokens, None, documents)[row, start:end])
 
 
 @family

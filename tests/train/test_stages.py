@@ -58,8 +58,9 @@ def progress_at(folder: Path, step: int) -> dict[str, Any]:
         {"training__stages": SHARES},
         {"optimizer__name": "adamw", "data__sampling": "random", "model__dropout": 0.2, "optimizer__ema_decay": 0.9},
         {"data__sampling": "pack", "data__document_mask": True, "training__micro_batch": 3, "optimizer__schedule": "cosine"},
+        {"data__sampling": "redraw"},
     ],
-    ids=["muon", "shares of the steps", "adamw-random-averaged", "packed"],
+    ids=["muon", "shares of the steps", "adamw-random-averaged", "packed", "redrawn"],
 )
 def test_a_run_killed_at_the_borders_of_its_stages_ends_bitwise_as_the_unbroken_one(train: Train, tmp_path, settings):
     unbroken = tmp_path / "unbroken"

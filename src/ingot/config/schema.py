@@ -188,10 +188,11 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    gradient_checkpointing: bool | Positive = Field(
+    gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
         description="true: keep only block inputs and recompute the rest in the backward pass: less memory, a third more time. A "
-        "number k: in every k-th block alone, for a k-th of both. MLX recomputes every block.",
+        "number k: in every k-th block alone, for a k-th of both. MLX recomputes every block. auto: in every block where a "
+        "micro-batch would else fill three quarters of the device's memory, by an estimate; no block of a model of one's own.",
     )
     ddp_python_reducer: bool = Field(
         False,
