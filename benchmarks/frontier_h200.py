@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.doors.golf.bundle import bundle
+from ingot.eval.statistics import one_sample_p
 
 RECIPES = {1: "golf/frontier", 2: "frontier"}
 RIVALS = {
@@ -139,19 +140,6 @@ def dataset_tokens(folder: Path) -> int:
     return int(json.loads((folder / "dataset.json").read_text())["splits"]["train"]["tokens"])
 
 
-def t_below(values: Sequence[float], mean: float) -> float:
-    """One-sided p of a one-sample t-test: how likely so low an average is where the true one is `mean`."""
-    n = len(values)
-    if n < 2 or not (spread := statistics.stdev(values)):
-        return math.nan
-    t, df = (statistics.fmean(values) - mean) / (spread / math.sqrt(n)), n - 1
-    # The tail of Student's distribution, by the substitution t = tan(angle) * sqrt(df), which leaves a power of a cosine.
-    angle, steps = math.atan(t / math.sqrt(df)), 20_000
-    width = (angle + math.pi / 2) / steps
-    area = sum(math.cos(-math.pi / 2 + (i + 0.5) * width) ** (df - 1) for i in range(steps)) * width
-    return area * math.gamma((df + 1) / 2) / (math.sqrt(math.pi) * math.gamma(df / 2))
-
-
 def table(results: Sequence[dict[str, Any]], column: int) -> str:
     """The runs of a column, and what they come to."""
     score = "artifact_bpb" if column == 1 else "val_bpb"
@@ -168,12 +156,13 @@ def table(results: Sequence[dict[str, Any]], column: int) -> str:
     values = [r[score] for r in results if r[score] is not None]
     rival, name = RIVALS[column]
     spread = statistics.stdev(values) if len(values) > 1 else math.nan
+    p = one_sample_p(values, rival) if len(values) > 1 else math.nan
     must, aim, moonshot = GOALS[column]
     mean = statistics.fmean(values) if values else math.nan
     reached = "moonshot" if mean <= moonshot else "aim" if mean <= aim else "must" if mean <= must else "not reached"
     lines.append(
         f"{score}: mean {mean:.4f}, std {spread:.4f}, n {len(values)}; against {rival} ({name}) p = "
-        f"{t_below(values, rival):.2g}; must {must}, aim {aim}, moonshot {moonshot}: {reached}"
+        f"{p:.2g}; must {must}, aim {aim}, moonshot {moonshot}: {reached}"
     )
     if column == 1 and (large := [r["name"] for r in results if r["bytes"] > LIMIT_BYTES]):
         lines.append(f"above {LIMIT_BYTES:,} bytes with the code: {', '.join(large)}")
