@@ -83,3 +83,14 @@ class FrontierSettings(RotarySettings):
     def is_long(self, layer: int) -> bool:
         """Whether a layer sees the whole row."""
         return layer == self.layers - 1 or self.pattern[layer % len(self.pattern)] == "L"
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, kv_heads = self.width, self.kv_heads or self.heads
+        kv = kv_heads * (width // self.heads)
+        block = 2 * width * width + 2 * width * kv + 2 * self.inner_width * width + 2
+        gates = self.head_gate * self.heads * min(GATE_CHANNELS, width)
+        with_values = sum(self.has_values(layer) for layer in range(self.layers))
+        values = kv * (rows if self.values == "tables" else width) + kv_heads * min(VALUE_GATE_CHANNELS, width)
+        skips = sum(self.has_skip(layer) for layer in range(self.layers))
+        return self.layers * (block + gates) + with_values * values + skips + (0 if self.tied else rows * width)

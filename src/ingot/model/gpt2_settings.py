@@ -15,3 +15,9 @@ class GPT2Settings(DropoutSettings):
     family: Literal["gpt2"] = Field("gpt2", description=FAMILY)
     bias: bool = Field(True, description="Biases in the linear layers and LayerNorms.")
     gelu: Literal["tanh", "erf"] = Field("tanh", description="Form of the GELU: tanh as in OpenAI's GPT-2, erf as in nanoGPT.")
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, bias = self.width, int(self.bias)
+        block = 12 * width * width + bias * 9 * width + 2 * width * (1 + bias)
+        return context * width + self.layers * block + width * (1 + bias)

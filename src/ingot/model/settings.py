@@ -53,6 +53,10 @@ class ModelSettings(Section):
             )
         return self
 
+    def weights_besides_embedding(self, rows: int, context: int) -> int | None:
+        """Parameters, but for those of the embedding of so many tokens; None where the settings alone do not say it."""
+        return None
+
 
 class DropoutSettings(ModelSettings):
     """What the families with dropout share."""

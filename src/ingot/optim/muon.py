@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.config.schema import OptimizerSection
+from ingot.optim.normuon import even_out
 from ingot.optim.orthogonal import orthogonalise, polynomials
 
 
@@ -28,18 +29,6 @@ def equal_rows(updates: Tensor) -> Tensor:
     rows = F.normalize(updates, dim=-1)
     whole = (-2, -1)
     return rows * (updates.norm(dim=whole, keepdim=True) / rows.norm(dim=whole, keepdim=True).clamp_min(1e-7))
-
-
-def even_out(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """NorMuon: each row of (P, m, n) updates divided by its running root mean square, the length of the whole unchanged.
-
-    Of wide matrices the columns, the side that has more. `squares` are the running means, which come back as they are after this.
-    """
-    now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
-    squares = squares.lerp(now, 1 - beta)
-    scale, whole = squares.clamp_min(1e-10).rsqrt(), (-2, -1)
-    length = now.sum(whole, keepdim=True) / (now * scale.square()).sum(whole, keepdim=True).clamp_min(1e-20)
-    return updates * scale * length.sqrt(), squares
 
 
 class Muon(torch.optim.Optimizer):
