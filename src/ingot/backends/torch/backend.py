@@ -75,12 +75,13 @@ class TorchBackend(TorchInference):
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}
-        self.optimizers = make_optimizers(model, config.optimizer, self._device)
+        self._compile = compiles(config, device.kind == "cuda")
+        compiles_update = self._compile and device.kind == "cuda"  # a CPU gains nothing from it
+        self.optimizers = make_optimizers(model, config.optimizer, self._device, compiles_update)
         self._asks_to_skip = device.kind != "cuda" or has_own_optimizers(model)  # which do not know found_inf
         self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
-        self._compile = compiles(config, device.kind == "cuda")
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
         if every := recomputed_every(config, vocab_size, device_bytes(device)):
             checkpoint_blocks(model, every)
