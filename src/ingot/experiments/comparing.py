@@ -97,9 +97,8 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb") 
         if first.get(name) != second.get(name)
     }
     parts = dict.fromkeys(run.part for run in runs)
-    notes = [
-        f"scores are not of the whole validation text: {' and '.join(filter(None, parts))}; evaluation.final_rows=null scores all of it"
-    ]
+    told = " and ".join(filter(None, parts))
+    notes = [f"scores are not of the whole validation text: {told}; evaluation.final_rows=null scores all of it"]
     return Comparison(*sides, test, needed, differing, tuple(notes if any(parts) else ()))
 
 
