@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import Train, records, state_of
+from tiny_runs import Train, killed_after, records, state_of
 
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
@@ -50,17 +49,6 @@ class StopAt(Reporter):
 
 def progress_at(folder: Path, step: int) -> dict[str, Any]:
     return load_checkpoint(saved_steps(folder / "checkpoints")[step]).progress
-
-
-def killed_after(folder: Path, step: int) -> Path:
-    """A copy of a run as a kill after the checkpoint of a step leaves it."""
-    copy = folder.with_name(f"killed-{step}")
-    shutil.copytree(folder, copy)
-    shutil.rmtree(copy / "artifact")
-    for found, path in saved_steps(copy / "checkpoints").items():
-        if found > step:
-            shutil.rmtree(path)
-    return copy
 
 
 @pytest.mark.parametrize(
