@@ -60,7 +60,6 @@ INSTEAD = {
     "ingot.config.families": "ingot.doors.golf.alone.families",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
     "ingot.config.render": "ingot.doors.golf.alone.render",
-    "ingot.config.size": "ingot.doors.golf.alone.size",
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",

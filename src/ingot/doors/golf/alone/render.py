@@ -1,4 +1,4 @@
-"""In place of ingot.config.render: the YAML of a run folder with its values as JSON, which is YAML too."""
+"""In place of ingot.config.render: the YAML of a run folder, its values as JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ingot.config.schema import Config
 
 def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
     """Every value of a config, with its origin beside it where origins are given; loads back to an equal config."""
-    lines = []
-    for section, values in config.model_dump(mode="json").items():
+    lines: list[str] = []
+    for section, settings in config.model_dump(mode="json").items():
         lines.append(f"{section}:")
-        for name, value in values.items():
-            origin = (origins or {}).get(f"{section}.{name}")
-            lines.append(f"  {name}: {json.dumps(value)}" + (f"  # {origin}" if origin else ""))
+        for name, value in settings.items():
+            origin = f"  # {origins.get(f'{section}.{name}', 'default')}" if origins is not None else ""
+            lines.append(f"  {name}: {json.dumps(value)}{origin}")
     return "\n".join(lines) + "\n"

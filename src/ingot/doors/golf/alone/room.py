@@ -9,5 +9,6 @@ def refuse_too_large(*_: Any) -> None:
     """Nothing is refused."""
 
 
-def device_bytes(*_: Any) -> None:
-    """Nobody asks how much memory there is."""
+def recomputed(*_: Any) -> int:
+    """No block is: no variable asks for it."""
+    return 0
