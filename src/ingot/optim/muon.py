@@ -139,7 +139,7 @@ class Muon(torch.optim.Optimizer):
             steps=polynomials(group["coefficients"], group["iterations"]),
             normalise_rows=group["normalise_rows"],
             beta2=group["beta2"],
-            decays=bool(group["weight_decay"]),
+            decays=bool(group["weight_decay"]) or self._compiled,  # one graph, also where a schedule ends at 0
             cautious=group["cautious"],
         )
         grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
