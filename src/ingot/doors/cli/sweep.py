@@ -66,7 +66,11 @@ def sweep(
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve)
     shown = _Table(trials, score, as_json)
-    errors = run_trials(trials, shown.tick, shown.tell)
+    try:
+        errors = run_trials(trials, shown.tick, shown.tell)
+    except KeyboardInterrupt:
+        warn("its run has saved and stopped; the same command goes on with the sweep")
+        raise
     found = summarise(trials, score, errors)
     if as_json:
         print_json({"output": str(output), "score": score, "arms": [asdict(arm) for arm in found]})
@@ -108,11 +112,9 @@ class _Table:
 
     def end(self, found: Sequence[ArmSummary]) -> None:
         """Everything is over."""
-        lines = columns(table(found))
         if self._in_place:
-            draw(lines, self._drawn)
-        else:
-            print("\n".join(lines))
+            draw([], self._drawn)  # the last table is shown whole, however high the terminal is
+        print("\n".join(columns(table(found))))
 
 
 def table(found: Sequence[ArmSummary]) -> list[Sequence[str]]:
