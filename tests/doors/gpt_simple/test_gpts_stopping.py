@@ -16,6 +16,7 @@ from door import Door
 from programs import AT_TORCH, Ingot, plant
 
 from ingot.doors.entry import STARTED_AT
+from ingot.runs.folder import RunFolder
 
 TRAIN = ("train", "--config", "config.yaml", "--training.device", "cpu")
 MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
@@ -99,3 +100,15 @@ def test_force_begins_anew_and_leaves_what_it_did_not_write(door: Door, gpts: Pa
     said = door(*TRAIN, "--training.max_steps", 4, "--force", "--model.n_layer", 1)
     assert "Resuming" not in said.err and "--force deletes in out" in said.err
     assert (gpts / "out/notes.txt").read_text() == "mine"
+
+
+def test_stop_of_a_run_that_is_only_starting_is_left_for_it_and_waited_for(door: Door, gpts: Path) -> None:
+    (gpts / "out").mkdir()
+    assert "out is not running: no run has begun there" in door("stop", "--output_dir", "out").err
+    assert (gpts / "out/stop").is_file()
+    lock = RunFolder(gpts / "out").claim()
+    ends = threading.Timer(0.2, lock.release)
+    ends.start()
+    said = door("stop", "--output_dir", "out").err
+    ends.join()
+    assert "out is starting; it was asked to stop before its first step" in said and "it has ended and did not begin" in said
