@@ -38,7 +38,7 @@ Format = Annotated[
     ),
 ]
 Quantiser = Annotated[str | None, typer.Option(metavar="none|int8|int8-golf", help=f"Bytes per weight. {BY_RUN}")]
-Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|zstd|brotli", help=f"Compression. {BY_RUN}")]
+Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|rans|zstd|brotli", help=f"Compression. {BY_RUN}")]
 Dtype = Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help=f"Number format where the quantiser is none. {BY_RUN}")]
 WithTokenizer = Annotated[bool | None, typer.Option("--tokenizer/--no-tokenizer", help=f"Put it into the file. {BY_RUN}")]
 Limit = Annotated[int | None, typer.Option(metavar="BYTES", help="Most bytes allowed. Default: budget.artifact_bytes.", min=1)]
