@@ -27,6 +27,7 @@ LEFT_OUT = (
     "ingot.artifact.fresh_process",
     "ingot.artifact.rans",
     "ingot.backends.mlx",
+    "ingot.backends.torch.rounding",
     "ingot.config.bucket_checks",
     "ingot.config.stage_checks",
     "ingot.data.formats.buckets",
