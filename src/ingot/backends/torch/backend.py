@@ -74,7 +74,7 @@ class TorchBackend(TorchInference):
         self._stages: list[Tuned] = []  # what was found out for each
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
-        self._names = {p: name for name, p in model.named_parameters()}
+        self._names = {p: name for name, p in model.named_parameters()}  # to ask the model takes 0.1 ms a layer
         self.optimizers = make_optimizers(model, config.optimizer, self._device)
         self._asks_to_skip = device.kind != "cuda" or has_own_optimizers(model)  # which do not know found_inf
         self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
@@ -184,12 +184,12 @@ class TorchBackend(TorchInference):
                 advice="lower {0} or set {1}, and start again",
             ) from None
         # 3. The norm of the gradients, which are clipped to it.
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)
         norm = get_total_norm(grads)
         overflow = ~torch.isfinite(norm)
         if self._clip_norm:
-            clip_grads_with_norm_(list(self.model.parameters()), self._clip_norm, norm)
+            clip_grads_with_norm_(self._names, self._clip_norm, norm)
         # 4. The update, unless a number is not finite.
         skipped = overflow | ~torch.isfinite(loss)
         self._update(skipped, plan)
@@ -247,7 +247,7 @@ class TorchBackend(TorchInference):
         super()._show(average)
 
     def _forget_gradients(self) -> None:
-        for p in self.model.parameters():
+        for p in self._names:
             p.grad = None
 
     def snapshot(self) -> Callable[[], State]:
