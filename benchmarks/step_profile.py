@@ -177,13 +177,14 @@ def floors(config: Config, engine: Any, vocab_size: int) -> dict[str, float]:
 
 
 class Stepper:
-    """Steps of an engine on one batch of random tokens."""
+    """Steps of an engine on one batch of random tokens, with what is `kept` from another one instead of tried anew."""
 
-    def __init__(self, config: Config, engine: Any, vocab_size: int):
+    def __init__(self, config: Config, engine: Any, vocab_size: int, kept: Mapping[str, Any] | None = None):
         self._engine, (self._plan,) = engine, shapes(config)
+        self.losses: list[float] = []
         self._batch = engine.host_buffer((config.rows_per_step, 2, config.data.seq_len))
         self._batch[:] = np.random.default_rng(0).integers(0, vocab_size, self._batch.shape, np.int32)
-        engine.tune([(self._plan, self._batch)], {})
+        engine.tune([(self._plan, self._batch)], kept or {})
 
     def run(self, steps: int) -> list[float]:
         """Milliseconds from the end of one step to the end of the next; the host is one step ahead, as in training."""
@@ -193,11 +194,11 @@ class Stepper:
             pending = self._engine.step(self._batch, self._batch[:, 1].size, self._plan)
             self._plan = replace(self._plan, step=self._plan.step + 1)
             if before is not None:
-                before.result()
+                self.losses.append(before.result().loss)
                 ends.append(time.perf_counter())
             before = pending
         assert before is not None
-        before.result()
+        self.losses.append(before.result().loss)
         ends.append(time.perf_counter())
         return [1000 * (end - begin) for begin, end in itertools.pairwise(ends)]
 

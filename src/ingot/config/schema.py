@@ -174,6 +174,12 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
+    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary"]] = Field(
+        "auto",
+        description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
+        "logits; rotary: norm, rotation and gain of queries and keys in one. A list: these. auto: those that were seen to pay "
+        "and run here, none of them so far. off: none.",
+    )
     gradient_checkpointing: bool | Positive = Field(
         False,
         description="true: keep only block inputs and recompute the rest in the backward pass: less memory, a third more time. A "

@@ -25,6 +25,7 @@ from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per
 from ingot.backends.torch.collectives import peers_present
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference, group_of
+from ingot.backends.torch.kernels import settle_kernels
 from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
@@ -71,6 +72,7 @@ class TorchBackend(TorchInference):
         self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
         self._asked_micro_batch, self._asked_threads, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
         self._stages: list[Tuned] = []  # what was found out for each
+        self._asked_kernels, self._kernels = t.kernels, list[str]()
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}
@@ -97,6 +99,9 @@ class TorchBackend(TorchInference):
         self._stages = []
         if self.device.kind == "cpu":
             self._settle_threads(*stages[0], kept)
+        able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
+        used = kept.get("kernels", []) if kept else None
+        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, lambda: self._try(one), self.maximum)
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}))
@@ -141,6 +146,7 @@ class TorchBackend(TorchInference):
             "precision": self.precision,
             **asdict(first),
             "compile": self._compile,
+            "kernels": self._kernels,
             **({"threads": torch.get_num_threads()} if self.device.kind == "cpu" else {}),
             **({"stages": [asdict(found) for found in self._stages]} if len(self._stages) > 1 else {}),
         }

@@ -39,6 +39,8 @@ LEFT_OUT = (
     "ingot.data.tokenizers.plain",
     "ingot.eval.buckets",
     "ingot.generate",
+    "ingot.model.chunked_loss",
+    "ingot.model.kernels",
     "ingot.runs.clearing",
     "ingot.runs.finding",
     "ingot.runs.tracking",
@@ -51,6 +53,7 @@ LEFT_OUT = (
 # Rooms that the file has in a smaller form.
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
+    "ingot.backends.torch.kernels": "ingot.doors.golf.alone.kernels",
     "ingot.backends.torch.own_model": "ingot.doors.golf.alone.own_model",
     "ingot.backends.torch.room": "ingot.doors.golf.alone.room",
     "ingot.backends.torch.threads": "ingot.doors.golf.alone.threads",
