@@ -13,6 +13,7 @@ they compile. The original is looked for in --site (`make test` puts it into .ve
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -151,6 +152,17 @@ def ours(folder: Path, name: str) -> dict[str, Any]:
     return {"ends": ends, "tokens": steps[-1]["tokens"] / steps[-1]["step"]}
 
 
+def save_costs(ends: dict[int, float], skip: int, save: int) -> list[float]:
+    """What each save adds to the steps until the next one, by the median of the windows of ten steps before any save."""
+    steps = [step for step in sorted(ends) if step >= skip]
+    windows = {end: (ends[end] - ends[begin]) / (end - begin) for begin, end in itertools.pairwise(steps)}
+    quiet = statistics.median(each for end, each in windows.items() if end <= save)
+    return [
+        sum((each - quiet) * 10 for end, each in windows.items() if begin < end <= begin + save)
+        for begin in range(save, steps[-1], save)
+    ]
+
+
 def bare(folder: Path, shape: dict[str, Any], steps: int) -> dict[str, Any]:
     return found(call(["-c", BARE, json.dumps(shape), str(steps)], folder, os.environ.get("PYTHONPATH", "")))
 
@@ -199,7 +211,11 @@ def main() -> None:
                     each = (ends[-1] - ends[arguments.skip]) / (len(ends) - 1 - arguments.skip)
                 rows.setdefault(program, []).append(each)
                 counted[program] = result["tokens"]
-                print(f"turn {turn + 1}: {program}: {1000 * each:.2f} ms, {result['tokens'] / each:,.0f} tokens/s", flush=True)
+                line = f"turn {turn + 1}: {program}: {1000 * each:.2f} ms, {result['tokens'] / each:,.0f} tokens/s"
+                if program == "ours saving":
+                    costs = save_costs(ends, arguments.skip, arguments.save)
+                    line += f"; a save costs {', '.join(f'{cost:+.3f}' for cost in costs)} s"
+                print(line, flush=True)
     print(f"\n{date.today()}, {platform.processor() or platform.machine()}, {' '.join(sys.argv[1:])}\n")
     first = "bare loop" if "bare loop" in rows else next(iter(rows))
     base = statistics.median(rows[first])

@@ -10,7 +10,14 @@ from ingot.backends.torch.kernels import NAMES, use_kernels
 from ingot.model.layers import IGNORED
 
 torch.set_num_threads(1)
-FAMILIES = [("gpt2", {}), ("llama", {}), ("llama", {"tied": False, "kv_heads": 1}), ("golf", {}), ("golf", {"kv_heads": 1})]
+FAMILIES = [
+    ("gpt2", {}),
+    ("llama", {}),
+    ("llama", {"tied": False, "kv_heads": 1}),
+    ("golf", {}),
+    ("golf", {"kv_heads": 1}),
+    ("frontier", {}),
+]
 
 
 def targets_of():

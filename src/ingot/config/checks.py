@@ -124,7 +124,7 @@ def _stages(config: Config) -> None:
     if config.data.sampling == "stream":
         raise ValueError(
             "training.stages does not go together with data.sampling=stream, whose steps all have the same size; use shuffle, "
-            "random or pack"
+            "redraw, random or pack"
         )
     longest = max(stage.seq_len or config.data.seq_len for stage in stages)
     if longest < config.data.seq_len:

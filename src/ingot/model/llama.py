@@ -43,7 +43,7 @@ class Attention(nn.Module):
         q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), twice (B, T, K, D)
         v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
         if self.fused_rotary and cache is None:
-            q, k = (fused_rotation(y, rotary, normalised=False) for y in (q, k))
+            q, k = (fused_rotation(y, rotary, epsilon=None) for y in (q, k))
         else:
             q, k = (rotate(y.transpose(1, 2), rotary) for y in (q, k))
         if cache is not None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-FAMILY = "Model family: gpt2, llama, golf, or file for a model of your own."
+FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a model of your own."
 MOST = 2**53  # of any whole number: JSON's readers lose digits of larger ones
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]

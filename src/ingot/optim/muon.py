@@ -30,6 +30,18 @@ def equal_rows(updates: Tensor) -> Tensor:
     return rows * (updates.norm(dim=whole, keepdim=True) / rows.norm(dim=whole, keepdim=True).clamp_min(1e-7))
 
 
+def even_out(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """NorMuon: each row of (P, m, n) updates divided by its running root mean square, the length of the whole unchanged.
+
+    Of wide matrices the columns, the side that has more. `squares` are the running means, which come back as they are after this.
+    """
+    now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
+    squares = squares.lerp(now, 1 - beta)
+    scale, whole = squares.clamp_min(1e-10).rsqrt(), (-2, -1)
+    length = now.sum(whole, keepdim=True) / (now * scale.square()).sum(whole, keepdim=True).clamp_min(1e-20)
+    return updates * scale * length.sqrt(), squares
+
+
 class Muon(torch.optim.Optimizer):
     """Muon for matrices. Every parameter must have two dimensions; the rest belongs to AdamW.
 
@@ -40,9 +52,12 @@ class Muon(torch.optim.Optimizer):
         defaults = {
             "lr": settings.muon_learning_rate,
             "momentum": settings.muon_momentum,
+            "momentum_form": settings.muon_momentum_form,
             "nesterov": settings.muon_nesterov,
             "iterations": settings.muon_iterations,
             "weight_decay": settings.muon_weight_decay,
+            "cautious": settings.muon_cautious,
+            "beta2": settings.muon_beta2,
             "coefficients": settings.muon_coefficients,
             "normalise_rows": settings.muon_normalise_rows,
             "precision": settings.muon_precision,
@@ -67,28 +82,49 @@ class Muon(torch.optim.Optimizer):
                 self._update(params, group, skip)
 
     def _update(self, params: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        for p in params:
-            if not self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
         grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
-        before = torch.stack([self.state[p]["momentum"] for p in params])
-        momentum, rows, columns = group["momentum"], grads.size(1), grads.size(2)
-        after = before * momentum + grads
-        direction = grads + momentum * after if group["nesterov"] else after
+        rows, columns = grads.shape[1:]
+        before = self._memory(params, "momentum", (rows, columns))
+        after, direction = _momentum(before, grads, group)
         # GPUs multiply bf16 many times faster and the iteration forgives it; CPUs gain nothing from it.
         half = group["precision"] == "bf16" or (group["precision"] == "auto" and grads.is_cuda)
         steps = polynomials(group["coefficients"], group["iterations"])
         update = orthogonalise(direction, steps, torch.bfloat16 if half else torch.float32)
         if group["normalise_rows"]:
             update = equal_rows(update)
+        kept = [("momentum", before, after)]
+        if group["beta2"] is not None:
+            before = self._memory(params, "squares", (rows, 1) if rows >= columns else (1, columns))
+            update, after = even_out(update, before, group["beta2"])
+            kept.append(("squares", before, after))
         # A tall matrix has more rows than directions: the factor gives every row the update it would have in a square one.
         update = update * (group["lr"] * math.sqrt(max(1.0, rows / columns)))
         decay: float | Tensor = group["lr"] * group["weight_decay"]
         if skip is not None:
             update = torch.where(skip.bool(), 0.0, update)
-            after = torch.where(skip.bool(), before, after)
+            kept = [(name, before, torch.where(skip.bool(), before, after)) for name, before, after in kept]
             decay = decay * (1.0 - skip)
-        if group["weight_decay"]:
+        if group["weight_decay"] and group["cautious"]:  # only what the update brings nearer to zero as well
+            torch._foreach_mul_(params, list((1.0 - decay * (torch.stack(params) * update >= 0)).unbind(0)))
+        elif group["weight_decay"]:
             torch._foreach_mul_(params, 1.0 - decay)
         torch._foreach_sub_(params, list(update.unbind(0)))
-        torch._foreach_copy_([self.state[p]["momentum"] for p in params], list(after.unbind(0)))
+        for name, _, after in kept:
+            torch._foreach_copy_([self.state[p][name] for p in params], list(after.unbind(0)))
+
+    def _memory(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
+        """What is remembered of every parameter under a name, (P, ...); zeros at first."""
+        for p in params:
+            if name not in self.state[p]:
+                self.state[p][name] = p.new_zeros(shape)
+        return torch.stack([self.state[p][name] for p in params])
+
+
+def _momentum(before: Tensor, grads: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The momentum after a step, and the direction of the step."""
+    momentum = group["momentum"]
+    if group["momentum_form"] == "mean":
+        after = before.lerp(grads, 1 - momentum)
+        return after, grads.lerp(after, momentum) if group["nesterov"] else after
+    after = before * momentum + grads
+    return after, grads + momentum * after if group["nesterov"] else after

@@ -119,6 +119,9 @@ def test_a_token_outside_the_vocabulary_is_told():
         ({"model": {"family": "file", "file": "mine.py"}}, r"model\.family=file is a torch model, which training\.device=mlx"),
         ({"training": {"precision": "fp16"}}, r"training\.precision=fp16 is not for training\.device=mlx; use fp32 or bf16"),
         ({"optimizer": {"name": "muon", "muon_precision": "bf16"}}, r"optimizer\.muon_precision=bf16 is not for"),
+        ({"model": {"family": "frontier"}}, r"model\.family=frontier is computed by torch alone; leave training\.device=mlx out"),
+        ({"optimizer": {"muon_cautious": True}}, r"optimizer\.muon_cautious=True is computed by torch alone"),
+        ({"optimizer": {"muon_beta2": 0.9}}, r"optimizer\.muon_beta2=0\.9 is computed by torch alone"),
     ],
 )
 def test_what_only_torch_does_is_refused_by_the_name_of_the_setting(sections, said):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.model.kernels import rotary
-from ingot.model.kernels.rotary import fused_rotation
+from ingot.model.kernels.rotary import EPSILON, fused_rotation
 from ingot.model.layers import Rotation, rotate
 
 torch.set_num_threads(1)
@@ -20,10 +20,10 @@ def case(heads, size, rotated, gained, seed=0):
     return x, Rotation(T, rotated, 100.0)(torch.arange(T)), gain, dy
 
 
-def plain(x, tables, gain, normalised):
+def plain(x, tables, gain, epsilon):
     y = x.transpose(1, 2)  # (B, H, T, D)
-    if normalised:
-        y = F.rms_norm(y, (y.size(-1),))
+    if epsilon is not None:
+        y = F.rms_norm(y, (y.size(-1),), eps=None if epsilon == EPSILON else epsilon)
     rotated = 2 * tables[0].size(-1)
     y = torch.cat([rotate(y[..., :rotated], tables), y[..., rotated:]], dim=-1)
     return y if gain is None else y * gain[:, None, None]
@@ -34,13 +34,13 @@ def outcome(y, x, gain, dy):
     return y.detach(), *torch.autograd.grad(y, wanted, dy)
 
 
-@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("epsilon", [EPSILON, 1e-2, None])
 @pytest.mark.parametrize("gained", [True, False])
 @pytest.mark.parametrize(("heads", "size", "rotated"), [(4, 8, 8), (3, 12, 6), (1, 64, 64), (2, 6, 2)])
-def test_the_operation_gives_what_the_plain_form_gives(heads, size, rotated, gained, normalised):
+def test_the_operation_gives_what_the_plain_form_gives(heads, size, rotated, gained, epsilon):
     x, tables, gain, dy = case(heads, size, rotated, gained)
-    expected = outcome(plain(x, tables, gain, normalised), x, gain, dy)
-    found = outcome(fused_rotation(x, tables, gain, normalised), x, gain, dy)
+    expected = outcome(plain(x, tables, gain, epsilon), x, gain, dy)
+    found = outcome(fused_rotation(x, tables, gain, epsilon), x, gain, dy)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
@@ -52,16 +52,16 @@ def test_it_is_a_part_of_a_compiled_graph():
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("epsilon", [EPSILON, 1e-2, None])
 @pytest.mark.parametrize("gained", [True, False])
 @pytest.mark.parametrize(("heads", "size", "rotated"), [(4, 64, 64), (3, 12, 6), (2, 96, 96), (1, 128, 64), (2, 6, 2)])
-def test_the_kernels_give_what_the_operation_gives_on_a_cpu(device, heads, size, rotated, gained, normalised):
+def test_the_kernels_give_what_the_operation_gives_on_a_cpu(device, heads, size, rotated, gained, epsilon):
     from ingot.model.kernels import triton_rotary
 
     x, (cos, sin), gain, dy = case(heads, size, rotated, gained)
     both = torch.cat([x.detach(), torch.zeros_like(x)], dim=2)[:, :, :heads]  # heads of q among those of q, k and v
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        on_cpu = [both.to(dtype), cos, sin, None if gain is None else gain.detach(), normalised]
+        on_cpu = [both.to(dtype), cos, sin, None if gain is None else gain.detach(), epsilon]
         there = [value.to(device) if isinstance(value, torch.Tensor) else value for value in on_cpu]
         expected = rotary._rotation._init_fn(*on_cpu)
         torch.testing.assert_close(triton_rotary.rotation(*there).cpu(), expected, atol=tolerance, rtol=tolerance)

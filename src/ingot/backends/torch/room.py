@@ -11,6 +11,11 @@ from ingot.runtime.devices import Device
 from ingot.runtime.memory import host_bytes
 
 
+def device_bytes(device: Device) -> int | None:
+    """The memory that a model on this device lives in; None where the system does not tell."""
+    return torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
+
+
 def refuse_too_large(config: Config, vocab_size: int, device: Device, world_size: int) -> None:
     """Refuse a model of ours whose state does not fit, before any of it is made; one of one's own says nothing of its size."""
     if (size := model_size(config, vocab_size)) is None:
@@ -19,7 +24,7 @@ def refuse_too_large(config: Config, vocab_size: int, device: Device, world_size
     on_gpu = device.kind == "cuda"
     needs = [("this machine", (FLOAT * size.total if on_gpu else state) + rows, host)]  # weights are drawn on the host
     if on_gpu:
-        needs.append((device.name, state, torch.cuda.get_device_properties(device.index).total_memory))
+        needs.append((device.name, state, device_bytes(device)))
     for name, needed, there in needs:
         if there is not None and needed > there:
             raise ConfigError(

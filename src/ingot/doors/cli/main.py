@@ -17,7 +17,7 @@ from ingot.runtime.signals import listening_early
 
 VERBS = {
     "Train and use a model": ("train", "validate", "eval", "generate", "batch-generate", "export", "import"),
-    "Look at runs": ("status", "stop", "runs", "plot"),
+    "Look at runs": ("status", "stop", "runs", "plot", "compare"),
     "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),

@@ -32,6 +32,7 @@ LEFT_OUT = (
     "ingot.data.loading.already_read",
     "ingot.data.loading.mixture",
     "ingot.data.loading.packing",
+    "ingot.data.loading.redraw",
     "ingot.data.prepare",
     "ingot.data.store.buckets",
     "ingot.data.store.index",
