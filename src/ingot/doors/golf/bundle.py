@@ -54,6 +54,8 @@ LEFT_OUT = (
 # Rooms that the file has in a smaller form.
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
+    "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
+    "ingot.backends.torch.choices": "ingot.doors.golf.alone.choices",
     "ingot.backends.torch.kernels": "ingot.doors.golf.alone.kernels",
     "ingot.backends.torch.own_model": "ingot.doors.golf.alone.own_model",
     "ingot.backends.torch.room": "ingot.doors.golf.alone.room",
