@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ingot.model.chunked_loss import chunked_loss
-from ingot.model.kernels.loss import fused_loss
 from ingot.model.layers import IGNORED
 from ingot.model.logits import head_logits as head_logits
 from ingot.model.logits import summed_loss
@@ -26,9 +24,13 @@ def head_loss(
     """
     hidden, targets = hidden.flatten(0, 1), targets.flatten()
     if fused and chunk is None:
+        from ingot.model.kernels.loss import fused_loss  # here, as below: torch's compiler comes with it, seconds of imports
+
         loss = fused_loss(hidden, weight, targets, softcap)
     elif chunk is None:
         loss = summed_loss(head_logits(hidden, weight, softcap), targets)
     else:
+        from ingot.model.chunked_loss import chunked_loss
+
         loss = chunked_loss(hidden, weight, targets, softcap, chunk, torch.compiler.is_compiling())
     return loss / (targets != IGNORED).sum().clamp(min=1)

@@ -30,7 +30,7 @@ from ingot.backends.torch.device import cpu_name, find_torch_device, torch_devic
 from ingot.backends.torch.inference import TorchInference, group_of
 from ingot.backends.torch.kernels import settle_kernels
 from ingot.backends.torch.own_model import check_own_model
-from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
+from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, import_compiler, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.room import device_bytes, refuse_too_large
@@ -58,6 +58,8 @@ class TorchBackend(TorchInference):
         t, own_model = config.training, config.model.family == "file"
         shield_compile_workers()
         device = find_torch_device(t.device, ranks.local_rank)
+        if compiles(config, device.kind == "cuda"):
+            import_compiler()
         precision = device.precision(t.precision)
         if t.deterministic:
             choose_no_kernel_by_speed()
@@ -91,7 +93,8 @@ class TorchBackend(TorchInference):
         if every := recomputed_every(config, vocab_size, device_bytes(device)):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask
-        module = compiled(model, nested, max(1, len(t.stages)), self._python_reducer) if self._compile else model
+        stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
+        module = compiled(model, nested, stages, self._python_reducer, blocks) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ LEFT_OUT = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
     "ingot.backends.mlx",
+    "ingot.backends.torch.regions",
     "ingot.config.bucket_checks",
     "ingot.data.formats.buckets",
     "ingot.data.formats.nanogpt",
