@@ -33,12 +33,11 @@ from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, import_compiler, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
-from ingot.backends.torch.room import device_bytes, refuse_too_large
+from ingot.backends.torch.room import recomputed, refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads
 from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
 from ingot.config.schema import Config
-from ingot.config.size import recomputed_every
 from ingot.errors import ConfigError, RunError, Setting
 from ingot.model.settings import FileSettings
 from ingot.optim.groups import has_own_optimizers, make_optimizers
@@ -90,7 +89,7 @@ class TorchBackend(TorchInference):
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._compile = compiles(config, device.kind == "cuda")
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
-        if every := recomputed_every(config, vocab_size, device_bytes(device)):
+        if every := recomputed(config, vocab_size, device):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
