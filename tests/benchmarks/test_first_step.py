@@ -17,8 +17,7 @@ def unpatched(monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
-def test_the_phases_of_a_toy_add_up_to_its_first_step(tmp_path, monkeypatch, unpatched, capsys):
-    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+def test_the_phases_of_a_toy_add_up_to_its_first_step(tmp_path, unpatched, capsys):
     settings = {**TOY.changes, **first_step.RUN, "model.vocab_size": 260, "training.output_dir": str(tmp_path / "run")}
     found = first_step.child({"recipe": TOY.recipe, **settings}, time.time())
     assert {"imports", "building the model", "choosing kernels", "priming", "training"} <= found["phases"].keys()
