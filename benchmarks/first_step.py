@@ -156,7 +156,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(child(json.loads(sys.argv[2]), float(sys.argv[3]))))
         return
-    from step_profile import SHAPES, TOY
+    from step_profile import SHAPES, TOY, settings_of
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; 124m-64x1024 and golf-131k without")
@@ -166,13 +166,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="file that a line of JSON per program is appended to")
     parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU")
     arguments = parser.parse_args()
-    changes = {}
-    for given in arguments.set:
-        name, _, value = given.partition("=")
-        try:
-            changes[name] = json.loads(value)
-        except ValueError:
-            changes[name] = value
+    changes = settings_of(arguments.set)
     print(f"{date.today()}, {changes or 'no other settings'}", flush=True)
     shapes = {"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or ("124m-64x1024", "golf-131k")}
     for name, shape in shapes.items():

@@ -1,13 +1,13 @@
-"""What a kernel of ours is worth: a step of each shape with it and without it, in turns in one process.
+"""What a kernel of ours, or a setting, is worth: a step of each shape with it and without it, in turns in one process.
 
-One engine per variant (none, each kernel alone, all of them), all with the micro-batch and the attention kernel that the first
-one chose, the same seed and the same batch. Each round times some steps of every variant; a ratio is the median over the rounds
-of ms with the kernels to ms without, below 1 where they pay. `loss apart` is the largest difference of the two losses over all
-steps.
+One engine per variant (none, each kernel alone, all of them, and each setting of --also), all with the micro-batch and the
+attention kernel that the first one chose, the same seed and the same batch. Each round times some steps of every variant; a ratio
+is the median over the rounds of its ms to those of the first, below 1 where it pays. `loss apart` is the largest difference of
+the two losses over all steps.
 
 With --alone the kernels by themselves, in several block sizes, beside what the compiler makes of the plain form.
 
-    python benchmarks/speed_candidates.py [--shape golf-393k ...] [--kernel loss ...] [--rounds 5] [--steps 6] [--alone]
+    python benchmarks/speed_candidates.py [--shape golf-393k ...] [--also training.compile=blocks ...] [--alone]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine
+from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine, settings_of
 from torch import Tensor
 
 from ingot.backends.torch.kernels import NAMES, has_kernel
@@ -33,37 +33,40 @@ from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import Rotation, rotate
 from ingot.model.loss import head_loss
 
-Variant = tuple[str, ...]
+FIRST = "none"
+Variants = dict[str, dict[str, Any]]  # settings, by a name
 
 
-def variants(model: torch.nn.Module, names: list[str]) -> list[Variant]:
-    """No kernel, each one that the model can use, and all of these."""
+def variants(model: torch.nn.Module, names: list[str], also: Variants) -> Variants:
+    """Each kernel that the model can use, all of these, and what else is asked for."""
     there = [name for name in names if has_kernel(model, name)]
-    return [(), *((name,) for name in there), *([tuple(there)] if len(there) > 1 else [])]
+    sets = [[name] for name in there] + ([there] if len(there) > 1 else [])
+    return {**{" + ".join(kernels): {"training.kernels": kernels} for kernels in sets}, **also}
 
 
-def measure(shape: Shape, names: list[str], rounds: int, steps: int) -> dict[Variant, Any]:
+def measure(shape: Shape, names: list[str], also: Variants, rounds: int, steps: int) -> dict[str, Any]:
     """By variant: the median ms of each round, all losses, seconds to the first timed step and GiB."""
-    config = shape.config()
-    vocab_size = config.model.vocab_size or 0
-    found: dict[Variant, Any] = {}
+    found: dict[str, Any] = {}
     with ExitStack() as stack:
-        steppers: dict[Variant, Stepper] = {}
+        steppers: dict[str, Stepper] = {}
         kept: dict[str, Any] = {}
-        todo: list[Variant] = [()]
+        todo: Variants = {FIRST: {"training.kernels": "off"}}
         while todo:
-            variant = todo.pop(0)
+            variant, settings = next(iter(todo.items()))
+            del todo[variant]
             began = time.perf_counter()
-            training = config.training.model_copy(update={"kernels": list(variant)})
-            engine = open_engine(config.model_copy(update={"training": training}), vocab_size)
+            config = Shape(shape.recipe, {**shape.changes, "training.kernels": "off", **settings}).config()
+            vocab_size = config.model.vocab_size or 0
+            engine = open_engine(config, vocab_size)
             stack.callback(engine.close)
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
-            stepper = Stepper(config, engine, vocab_size, {**kept, "kernels": list(variant)} if kept else {})
+            used = {**kept, "kernels": config.training.kernels} if kept else {}
+            stepper = Stepper(config, engine, vocab_size, used)
             stepper.run(WARM_UP)
             if not kept:
                 kept = engine.tuned()
-                todo = variants(engine.model, names)[1:]
+                todo = variants(engine.model, names, also)
                 print(f"{kept['attention']} attention, {kept['micro_batch']} rows at once", flush=True)
             steppers[variant] = stepper
             gib = engine.peak_memory()[0] / 2**30
@@ -77,16 +80,16 @@ def measure(shape: Shape, names: list[str], rounds: int, steps: int) -> dict[Var
     return found
 
 
-def show(name: str, found: dict[Variant, Any]) -> None:
+def show(name: str, found: dict[str, Any]) -> None:
     """A shape as a table."""
-    plain = found[()]
-    print(f"\n{name}\n\n| kernels | ms per step | ratio | of each round | loss apart | GiB | ready after |")
+    plain = found[FIRST]
+    print(f"\n{name}\n\n| variant | ms per step | ratio | of each round | loss apart | GiB | ready after |")
     print("|---|---|---|---|---|---|---|")
     for variant, row in found.items():
         ratios = [mine / theirs for mine, theirs in zip(row["ms"], plain["ms"], strict=True)]
         apart = max(abs(mine - theirs) for mine, theirs in zip(row["losses"], plain["losses"], strict=True))
         print(
-            f"| {' + '.join(variant) or 'none'} | {statistics.median(row['ms']):.2f} | {statistics.median(ratios):.4f} "
+            f"| {variant} | {statistics.median(row['ms']):.2f} | {statistics.median(ratios):.4f} "
             f"| {' '.join(f'{ratio:.3f}' for ratio in ratios)} | {apart:.1e} | {row['gib']:.1f} | {row['ready']:.0f} s |"
         )
     print(end="", flush=True)
@@ -177,7 +180,10 @@ def alone(device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; all without it")
-    parser.add_argument("--kernel", action="append", choices=NAMES, help="may be given often; all without it")
+    parser.add_argument("--kernel", action="append", choices=(*NAMES, FIRST), help="may be given often; all without it")
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="NAME=VALUE", help="another variant: a setting, may be often"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
     parser.add_argument("--steps", type=int, default=6, help="timed steps of a turn")
     parser.add_argument("--alone", action="store_true", help="the kernels by themselves instead of whole steps")
@@ -185,13 +191,14 @@ def main() -> None:
     arguments = parser.parse_args()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     print(f"{date.today()}, {name}, torch {torch.__version__}", flush=True)
+    also = {given: settings_of([given]) for given in arguments.also}
     if arguments.alone:
         alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return
     for name, shape in ({"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or SHAPES}).items():
         began = time.perf_counter()
         try:
-            show(name, measure(shape, arguments.kernel or list(NAMES), arguments.rounds, arguments.steps))
+            show(name, measure(shape, arguments.kernel or list(NAMES), also, arguments.rounds, arguments.steps))
         except Exception:  # one shape that does not run is no reason to lose the others
             traceback.print_exc()
             print(f"\n{name}: FAILED")

@@ -48,7 +48,7 @@ FLOPS, BANDWIDTH = 782e12, 4.3e12  # per second
 PROFILED, WARM_UP = 3, 4  # steps
 MUON_ITERATIONS = 5
 CLASSES = ("attention", "products", "element-wise", "loss", "optimizer")
-Setting = int | float | str | bool | None
+Setting = int | float | str | bool | None | list[str]
 
 GOLF_8192: dict[str, Setting] = {
     "model.vocab_size": 8192, "model.layers": 10, "model.heads": 4, "model.mlp_multiple": 4, "data.seq_len": 2048,
@@ -89,6 +89,17 @@ def open_engine(config: Config, vocab_size: int) -> Any:
     from ingot.backends.open import open_backend
 
     return open_backend(config, vocab_size, Ranks())
+
+
+def settings_of(given: Iterable[str]) -> dict[str, Any]:
+    """Settings that a command line gives as NAME=VALUE; a value is JSON or else text."""
+    found: dict[str, Any] = {}
+    for name, _, value in (one.partition("=") for one in given):
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 LOSS = r"log_softmax|_softmax|nll_loss|cross_entropy|logsumexp"

@@ -13,9 +13,9 @@ def run(monkeypatch, capsys, *arguments):
 
 
 def test_a_toy_is_timed_with_and_without_each_kernel(monkeypatch, capsys):
-    said = run(monkeypatch, capsys, "--toy", "--rounds", "1", "--steps", "1")
+    said = run(monkeypatch, capsys, "--toy", "--rounds", "1", "--steps", "1", "--also", "training.loss_chunk=64")
     rows = [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")]
-    assert rows == ["kernels", "none", "loss", "rotary", "loss + rotary"] and "FAILED" not in said
+    assert rows == ["variant", "none", "loss", "rotary", "loss + rotary", "training.loss_chunk=64"] and "FAILED" not in said
 
 
 def test_the_kernels_are_timed_by_themselves(monkeypatch, capsys):
@@ -26,5 +26,5 @@ def test_the_kernels_are_timed_by_themselves(monkeypatch, capsys):
 def test_a_kernel_that_the_model_has_no_use_for_is_no_variant():
     config = TOY.config()
     engine = open_engine(config, config.model.vocab_size)
-    assert speed_candidates.variants(engine.model, ["loss"]) == [(), ("loss",)]
+    assert speed_candidates.variants(engine.model, ["loss"], {}) == {"loss": {"training.kernels": ["loss"]}}
     engine.close()
