@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
+from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     LayerCache,
     Mask,
@@ -32,12 +33,13 @@ from ingot.model.layers import (
 )
 from ingot.model.loss import head_logits, head_loss
 
+EPSILON = 1e-6  # of norms
 UNIFORM = 0.68  # of sqrt(3 / width): range of the first matrices, 0.0006 bits per byte better than the whole of it
 
 
 def norm(x: Tensor) -> Tensor:
     """Bring the last dimension to a root mean square of 1, without a gain."""
-    return F.rms_norm(x, (x.size(-1),), eps=1e-6).to(x.dtype)
+    return F.rms_norm(x, (x.size(-1),), eps=EPSILON).to(x.dtype)
 
 
 class Linear(nn.Linear):
@@ -72,6 +74,8 @@ class Gate(nn.Module):
 
 
 class Attention(nn.Module):
+    fused_rotary = False  # whether norm and rotation are one kernel of ours
+
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
         kv_heads, self.head_size = s.kv_heads or s.heads, s.width // s.heads
@@ -94,8 +98,11 @@ class Attention(nn.Module):
             table, project = self.value_table, self.value_projection
             more = project(x0) if project is not None else table(tokens).to(x.dtype) if table is not None else x0
             v = v + self.value_gate(x) * more.view_as(v)
-        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-        q, k = norm(rotate(q, at.rotary)), norm(rotate(k, at.rotary))
+        v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
+        if self.fused_rotary and cache is None:
+            q, k = (fused_rotation(y, at.rotary, epsilon=EPSILON) for y in (q, k))
+        else:
+            q, k = (norm(rotate(y.transpose(1, 2), at.rotary)) for y in (q, k))
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
         if self.offset:
@@ -148,6 +155,7 @@ class Frontier(nn.Module):
     """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+    fused_loss = False  # whether softcap and loss are a kernel of ours
     control = CONTROL
 
     Settings = FrontierSettings
@@ -244,7 +252,7 @@ class Frontier(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk)
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)
