@@ -2,12 +2,15 @@ import pytest
 import torch
 from model_kit import CONTEXT, VOCABULARY, count_parameters, make, new, tokens_of
 from pydantic import ValidationError
+from torch.nn.attention.flex_attention import BlockMask
 
 from ingot.config.loading import load_config
+from ingot.model import frontier, layers
 from ingot.model.frontier import Frontier
 from ingot.model.frontier_settings import FrontierSettings
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 ONE_WINDOW = {"pattern": "S", "layers": 2, "values": "none"}  # a layer with a window before the last, which sees the whole row
 
 
@@ -43,6 +46,18 @@ def test_a_layer_with_a_window_sees_so_many_tokens_and_no_more(window):
         model(changed)
         moved = (seen[-1] - seen[0]).abs().amax((0, 2)) > 1e-6
         assert moved.nonzero().flatten().tolist() == list(range(place, min(CONTEXT, place + window)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 20 + [1] * 12, [0] * 3 + [1] * 29])], ids=["row", "documents"])
+def test_the_masks_that_a_gpus_kernel_gets_are_the_plain_ones(monkeypatch, documents):
+    model, tokens = make("frontier", heads=2, width=32), tokens_of()
+    plain = model(tokens, None, documents)
+    for module in (frontier, layers):
+        monkeypatch.setattr(module, "is_fused", lambda *_: True)
+        monkeypatch.setattr(module, "fused", lambda function: function)
+    assert isinstance(model._places(tokens, None, documents).window, BlockMask)
+    torch.testing.assert_close(model(tokens, None, documents), plain, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()

@@ -232,8 +232,9 @@ class Frontier(nn.Module):
             return seen if documents is None else seen & (documents[b, query] == documents[b, key])
 
         if is_fused(device, self.head_size, 0.0) and not start:
-            batch = None if documents is None else tokens.size(0)
-            return fused(create_block_mask)(visible, batch, None, T, T, device=device)
+            if documents is None:  # one for all rows: small enough to be made as it is
+                return create_block_mask(visible, None, None, T, T, device=device)
+            return fused(create_block_mask)(visible, tokens.size(0), None, T, T, device=device)
         query, key = torch.arange(start, start + T, device=device)[:, None], torch.arange(start + T, device=device)
         row = torch.arange(tokens.size(0), device=device)[:, None, None, None]
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
