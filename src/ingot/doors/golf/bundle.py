@@ -64,6 +64,7 @@ INSTEAD = {
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.doors.not_ours": "ingot.doors.golf.alone.not_ours",
+    "ingot.runs.starting": "ingot.doors.golf.alone.starting",
     "ingot.runs.telling": "ingot.doors.golf.alone.telling",
     "ingot.train.reading": "ingot.doors.golf.alone.reading",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
