@@ -74,15 +74,15 @@ def test_the_still_part_of_a_key_is_that_of_the_token_before_in_long_layers():
     model = make("frontier", pattern="SL", layers=4)
     assert [block.attn.offset for block in model.blocks] == [False, True, False, True]
     attention = model.blocks[1].attn
-    k = torch.randn(2, 2, 5, 12)
+    k = torch.randn(2, 5, 2, 12)  # (B, S, K, D)
     moved = attention._offset(k, None)
     assert torch.equal(moved[..., : attention.rotated], k[..., : attention.rotated])
-    assert torch.equal(moved[:, :, 1:, attention.rotated :], k[:, :, :-1, attention.rotated :])
-    assert torch.equal(moved[:, :, 0], k[:, :, 0])
-    starts = torch.zeros(2, 1, 5, 1, dtype=torch.bool)
-    starts[0, 0, 3] = True
+    assert torch.equal(moved[:, 1:, :, attention.rotated :], k[:, :-1, :, attention.rotated :])
+    assert torch.equal(moved[:, 0], k[:, 0])
+    starts = torch.zeros(2, 5, 1, 1, dtype=torch.bool)
+    starts[0, 3] = True
     apart = attention._offset(k, starts)
-    assert torch.equal(apart[0, :, 3], k[0, :, 3])
+    assert torch.equal(apart[0, 3], k[0, 3])
     assert torch.equal(apart[1], moved[1])
 
 
