@@ -55,10 +55,10 @@ class Linear(nn.Linear):
 class Places(NamedTuple):
     """What a pass knows of where its tokens stand: made once and handed to every block."""
 
-    rotary: RotaryTables
+    rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) where rows have places of their own
     whole: Mask | None  # of layers that see the whole row
     window: Mask | None  # of the others
-    starts: Tensor | None  # (B, 1, T, 1): where a document begins in the middle of a row
+    starts: Tensor | None  # (B, T, 1, 1): where a document begins in the middle of a row
 
 
 class Gate(nn.Module):
@@ -98,25 +98,27 @@ class Attention(nn.Module):
             table, project = self.value_table, self.value_projection
             more = project(x0) if project is not None else table(tokens).to(x.dtype) if table is not None else x0
             v = v + self.value_gate(x) * more.view_as(v)
-        v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
+        # Heads stay beside each other in memory until attention, whose output is then laid out as the next product wants it.
         if self.fused_rotary and cache is None:
-            q, k = (fused_rotation(y, at.rotary, epsilon=EPSILON) for y in (q, k))
+            cos, sin = at.rotary
+            q, k = (fused_rotation(y, (cos[:, 0], sin[:, 0]), epsilon=EPSILON).transpose(1, 2) for y in (q, k))
         else:
-            q, k = (norm(rotate(y.transpose(1, 2), at.rotary)) for y in (q, k))
+            q, k = norm(rotate(q, at.rotary)), norm(rotate(k, at.rotary))
         if cache is not None:
-            k, v = cache.extend(k, v)  # (B, K, S, D)
+            k, v = (y.transpose(1, 2) for y in cache.extend(k.transpose(1, 2), v.transpose(1, 2)))  # (B, S, K, D)
         if self.offset:
             k = self._offset(k, at.starts)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, H, T, D), 2 x (B, K, S, D)
         y = causal_attention(q, k, v, mask=at.whole if self.long else at.window).transpose(1, 2)  # (B, T, H, D)
         if self.head_gate is not None:
             y = y * self.head_gate(x)
         return self.o(y.reshape(B, T, C))
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
-        """Keys whose still dimensions are those of the token before; the first of a row or document keeps its own."""
+        """Keys (B, S, K, D) whose still dimensions are those of the token before; a row's or document's first keeps its own."""
         # After the cache, which holds keys as they are: the token before is then there, whatever was read at once.
         still = k[..., self.rotated :]
-        before = torch.cat([still[:, :, :1], still[:, :, :-1]], dim=2)
+        before = torch.cat([still[:, :1], still[:, :-1]], dim=1)
         if starts is not None:
             before = torch.where(starts, still, before)
         return torch.cat([k[..., : self.rotated], before], dim=-1)
@@ -217,8 +219,9 @@ class Frontier(nn.Module):
     def _places(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Places:
         starts = None
         if documents is not None:
-            starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, None, :, None]
-        rotary = self.rotation(positions(tokens, cache, self.context))
+            starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, :, None, None]
+        cos, sin = self.rotation(positions(tokens, cache, self.context))  # (T, R / 2), or (B, 1, T, R / 2)
+        rotary = (cos[:, None], sin[:, None]) if cos.dim() == 2 else (cos.transpose(1, 2), sin.transpose(1, 2))
         whole = attention_mask(documents, cache, self.head_size)
         short = self.window_mask(tokens, cache, documents, whole) if self.windowed else whole
         return Places(rotary, whole, short, starts)
@@ -240,8 +243,9 @@ class Frontier(nn.Module):
             return seen if documents is None else seen & (documents[b, query] == documents[b, key])
 
         if is_fused(device, self.head_size, 0.0) and not start:
-            batch = None if documents is None else tokens.size(0)
-            return fused(create_block_mask)(visible, batch, None, T, T, device=device)
+            if documents is None:  # one for all rows: small enough to be made as it is
+                return create_block_mask(visible, None, None, T, T, device=device)
+            return fused(create_block_mask)(visible, tokens.size(0), None, T, T, device=device)
         query, key = torch.arange(start, start + T, device=device)[:, None], torch.arange(start + T, device=device)
         row = torch.arange(tokens.size(0), device=device)[:, None, None, None]
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents

@@ -92,7 +92,7 @@ class TorchBackend(TorchInference):
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
         if every := recomputed(config, vocab_size, device):
             checkpoint_blocks(model, every)
-        nested = bool(every) or config.data.document_mask
+        nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
         module = compiled(model, nested, stages, self._python_reducer, blocks) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
