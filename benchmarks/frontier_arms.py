@@ -22,6 +22,7 @@ import gc
 import itertools
 import json
 import math
+import re
 import time
 import traceback
 from collections.abc import Iterator
@@ -90,12 +91,13 @@ def finished(results: Path) -> set[str]:
     return {json.dumps(line["arm"], sort_keys=True) for line in lines if "error" not in line}
 
 
-def run_one(text: str, arm: Arm, corpus: tuple[Tokens, Tokens], device: torch.device) -> dict[str, Any]:
+def run_one(text: str, arm: Arm, corpus: tuple[Tokens, Tokens], device: torch.device, keep: Path | None) -> dict[str, Any]:
     """An arm's result, or its error: nothing that one arm does wrong may end the others."""
     result: dict[str, Any] = {"name": text, "at": datetime.now(UTC).isoformat(timespec="seconds"), "arm": dataclasses.asdict(arm)}
     say(f"{result['at']} {text}")
     try:
-        result |= run_arm(arm, *corpus, device, say)
+        file = keep / f"{re.sub('[^A-Za-z0-9.]+', '-', text)}-seed{arm.seed}.pt" if keep else None
+        result |= run_arm(arm, *corpus, device, say, file)
     except Exception as error:
         traceback.print_exc()
         result["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -121,7 +123,7 @@ def run_all(arguments: argparse.Namespace, corpus: tuple[Tokens, Tokens], device
         if left < arm.seconds + OVERHEAD_SECONDS:
             say(f"{text} | left out: {left:.0f} s are left and it needs {arm.seconds + OVERHEAD_SECONDS:.0f}")
             continue
-        result = run_one(text, arm, corpus, device)
+        result = run_one(text, arm, corpus, device, arguments.keep)
         with arguments.results.open("a") as file:
             file.write(json.dumps(result) + "\n")
         if "error" not in result:
@@ -142,10 +144,13 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=math.inf, help="seconds in all; an arm that would not end by then is left out"
     )
+    parser.add_argument("--keep", type=Path, help="folder for the best weights of each arm, in 16 bits")
     parser.add_argument("--toy", action="store_true", help="a made-up text instead of a corpus")
     arguments = parser.parse_args()
     if not arguments.toy and not (arguments.corpus and arguments.tokenizer):
         parser.error("give --corpus and --tokenizer, or --toy")
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     corpus = toy_corpus() if arguments.toy else load_corpus(arguments.corpus, arguments.tokenizer, arguments.cache)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

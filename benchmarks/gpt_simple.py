@@ -7,11 +7,13 @@ loop steps our model on one batch that lies on the device: no data, no log, no s
 they compile. The original is looked for in --site (`make test` puts it into .venv/gpt-simple); without it its row is missing.
 
     python benchmarks/gpt_simple.py [--turns 2] [--steps 250] [--original-steps 70] [--save 100] [--site DIR] [--toy]
+        [--recompute] [--program ours ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -31,6 +33,8 @@ from ingot.data.formats.gpt_simple import index_bytes
 END = "<|endoftext|>"
 LARGE: dict[str, Any] = {"layers": 12, "heads": 12, "width": 768, "length": 1024, "rows": 64, "ids": 50257, "precision": "bf16"}
 TOY: dict[str, Any] = {"layers": 2, "heads": 4, "width": 64, "length": 64, "rows": 4, "ids": 257, "precision": "no"}
+
+PROGRAMS = ("original", "ours", "ours keeping", "ours saving", "bare loop")
 
 ORIGINAL = """
 import json, sys, time
@@ -107,14 +111,14 @@ def make_data(folder: Path, shape: dict[str, Any], steps: int) -> None:
             (place / f"{number}.idx").write_bytes(index_bytes([0, *ends.tolist()], [0] * len(lengths), 2))
 
 
-def write_config(folder: Path, name: str, shape: dict[str, Any], steps: int, save: int, log: int) -> None:
+def write_config(folder: Path, name: str, shape: dict[str, Any], steps: int, save: int, log: int, recompute: bool) -> None:
     config = {
         "model": {"n_embd": shape["width"], "n_layer": shape["layers"], "n_head": shape["heads"], "n_positions": shape["length"]},
         "data": {"path": "data", "tokenizer": "tok", "max_length": shape["length"], "overlap_size": 0, "num_workers": 2},
         "optimizer": {"warmup_steps": 10},
         "training": {
             "per_device_batch_size": shape["rows"], "gradient_accumulation_steps": 1, "max_steps": steps,
-            "gradient_checkpointing": False, "compile": shape is not TOY, "logging_steps": log, "eval_steps": 100_000,
+            "gradient_checkpointing": recompute, "compile": shape is not TOY, "logging_steps": log, "eval_steps": 100_000,
             "save_steps": save, "output_dir": name, "mixed_precision": shape["precision"],
         },
     }  # fmt: skip
@@ -148,6 +152,17 @@ def ours(folder: Path, name: str) -> dict[str, Any]:
     return {"ends": ends, "tokens": steps[-1]["tokens"] / steps[-1]["step"]}
 
 
+def save_costs(ends: dict[int, float], skip: int, save: int) -> list[float]:
+    """What each save adds to the steps until the next one, by the median of the windows of ten steps before any save."""
+    steps = [step for step in sorted(ends) if step >= skip]
+    windows = {end: (ends[end] - ends[begin]) / (end - begin) for begin, end in itertools.pairwise(steps)}
+    quiet = statistics.median(each for end, each in windows.items() if end <= save)
+    return [
+        sum((each - quiet) * 10 for end, each in windows.items() if begin < end <= begin + save)
+        for begin in range(save, steps[-1], save)
+    ]
+
+
 def bare(folder: Path, shape: dict[str, Any], steps: int) -> dict[str, Any]:
     return found(call(["-c", BARE, json.dumps(shape), str(steps)], folder, os.environ.get("PYTHONPATH", "")))
 
@@ -160,6 +175,10 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=30)
     parser.add_argument("--save", type=int, default=100, help="steps between saves of ours")
     parser.add_argument("--site", type=Path, default=Path(sys.prefix) / "gpt-simple")
+    parser.add_argument("--program", action="append", choices=PROGRAMS, help="may be given often; all without it")
+    parser.add_argument(
+        "--recompute", action="store_true", help="gradient_checkpointing: true, its default; not for `ours keeping`"
+    )
     parser.add_argument("--toy", action="store_true", help="a model that a CPU steps in milliseconds")
     arguments = parser.parse_args()
     shape = TOY if arguments.toy else LARGE
@@ -169,19 +188,20 @@ def main() -> None:
         folder = Path(name)
         make_data(folder, shape, arguments.steps)
         for turn in range(arguments.turns):
-            for program in ("original", "ours", "ours saving", "bare loop"):
+            for program in arguments.program or PROGRAMS:
                 steps = arguments.original_steps if program == "original" else arguments.steps
                 if program == "original":
                     if not (arguments.site / "gpt_simple").is_dir():
                         continue
-                    write_config(folder, "original", shape, steps, 100_000, 100_000)
+                    write_config(folder, "original", shape, steps, 100_000, 100_000, arguments.recompute)
                     subprocess.run(["rm", "-rf", folder / "original"], check=True)
                     result = original(folder, arguments.site.resolve())
                 elif program == "bare loop":
                     result = bare(folder, shape, steps)
                 else:
                     run = f"{program.replace(' ', '-')}-{turn}"
-                    write_config(folder, run, shape, steps, arguments.save if "saving" in program else 100_000, 10)
+                    save = arguments.save if "saving" in program else 100_000
+                    write_config(folder, run, shape, steps, save, 10, arguments.recompute and program != "ours keeping")
                     result = ours(folder, run)
                 ends = result["ends"]
                 if isinstance(ends, dict):
@@ -191,10 +211,15 @@ def main() -> None:
                     each = (ends[-1] - ends[arguments.skip]) / (len(ends) - 1 - arguments.skip)
                 rows.setdefault(program, []).append(each)
                 counted[program] = result["tokens"]
-                print(f"turn {turn + 1}: {program}: {1000 * each:.2f} ms, {result['tokens'] / each:,.0f} tokens/s", flush=True)
+                line = f"turn {turn + 1}: {program}: {1000 * each:.2f} ms, {result['tokens'] / each:,.0f} tokens/s"
+                if program == "ours saving":
+                    costs = save_costs(ends, arguments.skip, arguments.save)
+                    line += f"; a save costs {', '.join(f'{cost:+.3f}' for cost in costs)} s"
+                print(line, flush=True)
     print(f"\n{date.today()}, {platform.processor() or platform.machine()}, {' '.join(sys.argv[1:])}\n")
-    print("| program | ms per step, each turn | counted tokens/s (median) | against the bare loop |\n|---|---|---|---|")
-    base = statistics.median(rows["bare loop"])
+    first = "bare loop" if "bare loop" in rows else next(iter(rows))
+    base = statistics.median(rows[first])
+    print(f"| program | ms per step, each turn | counted tokens/s (median) | against {first} |\n|---|---|---|---|")
     for program, times in rows.items():
         middle = statistics.median(times)
         shown = ", ".join(f"{1000 * t:.2f}" for t in times)

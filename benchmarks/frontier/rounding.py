@@ -34,16 +34,20 @@ class Plan(NamedTuple):
 
 
 PLANS = (
-    Plan(6, 6.0, embedding_k=20.0),
     Plan(6, 8.0, embedding_bits=0),  # what the matrices cost alone,
     Plan(0, 0.0, embedding_k=20.0),  # and the embedding
     Plan(0, 0.0, embedding_k=12.0),
+    Plan(0, 0.0, embedding_bits=7, embedding_k=12.0),
     Plan(6, 8.0),
     Plan(7, 16.0),  # the same steps without clipping
+    Plan(6, 8.0, embedding_bits=0, gptq=True),
     Plan(6, 8.0, gptq=True),
+    Plan(6, 10.0, gptq=True),
+    Plan(6, 12.0, gptq=True),
     Plan(7, 16.0, gptq=True),
     Plan(7, 20.0, gptq=True),
-    Plan(6, 12.0, gptq=True),
+    Plan(7, 20.0, embedding_bits=7, embedding_k=12.0, gptq=True),
+    Plan(5, 5.0, gptq=True),
 )
 
 

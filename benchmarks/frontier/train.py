@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,8 +33,10 @@ CALIBRATION_ROWS = 32  # of training text, by which GPTQ rounds
 Batches = Sequence[tuple[Tensor, Tensor, Tensor]]
 
 
-def run_arm(arm: Arm, train: Tokens, validation: Tokens, device: torch.device, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train and score; everything that is reported of an arm."""
+def run_arm(
+    arm: Arm, train: Tokens, validation: Tokens, device: torch.device, say: Callable[[str], None], keep: Path | None = None
+) -> dict[str, Any]:
+    """Train and score; everything that is reported of an arm. The best weights go to the file `keep`, in 16 bits."""
     began = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -46,6 +49,9 @@ def run_arm(arm: Arm, train: Tokens, validation: Tokens, device: torch.device, s
         compile_seconds = prime(model, optimizer, arm, train.vocabulary)
         steps, seconds = learn(model, optimizer, order, averages, arm, say)
         scores = score_all(model, averages, arm, train, validation)
+        if keep is not None:
+            best = zip(model.named_parameters(), best_weights(model, averages, scores), strict=True)
+            torch.save({name: weight.half().cpu() for (name, _), weight in best}, keep)
         rounded = score_rounded(model, averages, scores, arm, train, validation) if arm.score_rounded else []
     return {
         "weights": sum(p.numel() for p in params),
@@ -184,13 +190,18 @@ def score_all(model: Frontier, averages: Averages, arm: Arm, train: Tokens, vali
     return scores
 
 
+def best_weights(model: Frontier, averages: Averages, scores: dict[str, dict[str, float]]) -> list[Tensor]:
+    """Those of the lowest score: an average, or the model's own as it was trained."""
+    best = min(scores, key=lambda name: scores[name]["val_bpb"])
+    return [p.detach().clone() for _, p in model.named_parameters()] if best == "live" else averages.weights[float(best)]
+
+
 def score_rounded(
     model: Frontier, averages: Averages, scores: dict[str, dict[str, float]], arm: Arm, train: Tokens, validation: Tokens
 ) -> list[dict[str, float]]:
     """The best of the weights, rounded by each plan: bytes, bits per weight of the matrices, bits per byte."""
     live = [p.detach().clone() for _, p in model.named_parameters()]
-    best = min(scores, key=lambda name: scores[name]["val_bpb"])
-    weights = live if best == "live" else averages.weights[float(best)]
+    weights = best_weights(model, averages, scores)
     length = arm.rows[-1]
     whole = windows(validation, length, arm.tokens // length, model.device)
     put(model, weights)

@@ -48,11 +48,15 @@ def test_two_ranks_give_the_losses_of_one(reference, two_ranks):
 FAMILIES = [
     {"model__family": "llama", "model__kv_heads": 2, "data__sampling": "pack", "data__document_mask": "true"},
     {"model__family": "golf", "model__kv_heads": 2, "data__sampling": "stream", "optimizer__ema_decay": 0.9},
-]
+    {
+        "model__family": "frontier", "model__kv_heads": 2, "model__window": 8, "optimizer__name": "muon",
+        "optimizer__muon_beta2": 0.9, "optimizer__muon_cautious": "true", "optimizer__muon_weight_decay": 0.1,
+    },
+]  # fmt: skip
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("settings", FAMILIES, ids=["llama-packed", "golf-stream"])
+@pytest.mark.parametrize("settings", FAMILIES, ids=["llama-packed", "golf-stream", "frontier"])
 def test_two_and_three_ranks_give_the_losses_of_one_in_every_family(ingot: Ingot, data, tmp_path, settings):
     for count in (1, 2, 3):
         words = train_words(data, tmp_path / str(count), training__max_steps=16, training__micro_batch=2, **settings)

@@ -19,6 +19,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"layers": 2, "heads": 4, "width": 48},
     "llama": {"layers": 2, "heads": 4, "width": 48, "kv_heads": 2},
     "golf": {"layers": 5, "heads": 4, "width": 48, "kv_heads": 2, "embedding_std": 0.2},
+    "frontier": {"layers": 5, "heads": 4, "width": 48, "kv_heads": 2, "window": 6},
 }
 
 

@@ -131,7 +131,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "golf"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "golf", "frontier"])
 def test_logits_of_the_whole_batch_never_exist(family):
     model, tokens = make(family, vocab_size=5000, layers=1), tokens_of(8)
     sizes = []
@@ -144,7 +144,8 @@ def test_logits_of_the_whole_batch_never_exist(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "head"), [("gpt2", {}), ("llama", {}), ("llama", {"tied": False}), ("golf", {}), ("golf", {"tied": False})]
+    ("family", "head"),
+    [("gpt2", {}), *((family, {"tied": tied}) for family in ("llama", "golf", "frontier") for tied in (True, False))],
 )
 def test_a_model_learns_the_same_from_chunks(family, head):
     plain = make(family, **head)

@@ -4,6 +4,7 @@ from torch import nn
 
 from ingot.config.schema import OptimizerSection
 from ingot.errors import ConfigError
+from ingot.model.frontier import Frontier
 from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
 from ingot.model.llama import Llama
@@ -39,7 +40,13 @@ def llama(**settings):
     return Llama(**{"vocab_size": 80, "context": 16, "layers": 2, "heads": 4, "width": 32, **settings})
 
 
+def frontier(**settings):
+    return Frontier(**{"vocab_size": 80, "context": 16, "layers": 3, "heads": 4, "kv_heads": 2, "width": 32, **settings})
+
+
 FAMILIES = [
+    frontier,
+    lambda: frontier(tied=False, values="tables"),
     gpt2,
     lambda: gpt2(bias=False),
     golf,
@@ -361,3 +368,13 @@ def test_the_groups_of_a_model_are_groups_of_its_plan():
     settings = OptimizerSection(name="muon", groups=[{"name": "a", "match": "up.*"}])
     held = {group["name"] for optimizer in make_optimizers(Plain(), settings, CPU) for group in optimizer.param_groups}
     assert held <= {group.name for group in assign.groups_of(settings)} == {"a", *settings.kinds}
+
+
+def test_gates_and_numbers_of_the_frontier_family_are_no_matrices_to_muon():
+    model = frontier(values="tables")
+    muon, adamw = optimizers_of(model, name="muon")
+    assert {name.rpartition("blocks.0.")[2] for name in names_in(model, muon) if ".0." in name} == {
+        "attn.q.weight", "attn.k.weight", "attn.v.weight", "attn.o.weight", "mlp.fc.weight", "mlp.down.weight",
+    }  # fmt: skip
+    groups = {group["name"]: len(group["params"]) for group in adamw.param_groups}
+    assert groups == {"embedding": 3, "scalar": 3 * 3 + 2 + 1}  # mixes and head gates, two gates of values, one skip

@@ -7,6 +7,7 @@ from torch import nn
 
 from ingot.config.schema import OptimizerSection
 from ingot.optim.muon import Muon, equal_rows
+from ingot.optim.normuon import even_out
 
 torch.set_num_threads(1)
 
@@ -19,13 +20,19 @@ OPTIONS = [
     {"precision": "bf16"},
     {"precision": "bf16", "coefficients": "polar-express", "normalise_rows": True, "weight_decay": 0.1},
 ]
+NORMUON = [
+    {"beta2": 0.9},
+    {"beta2": 0.95, "cautious": True, "weight_decay": 0.1, "momentum_form": "mean", "coefficients": "polar-express"},
+    {"momentum_form": "mean", "nesterov": False},
+]
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 products says so
 
 
-def make(params, **options) -> Muon:
+def make(params, compiled=False, **options) -> Muon:
     """Muon as a run makes it, with these settings changed."""
     named = {"lr": "learning_rate"}
-    return Muon(params, OptimizerSection(**{f"muon_{named.get(name, name)}": value for name, value in options.items()}))
+    settings = OptimizerSection(**{f"muon_{named.get(name, name)}": value for name, value in options.items()})
+    return Muon(params, settings, compiled)
 
 
 def matrices(*shapes, seed=0):
@@ -39,7 +46,7 @@ def give_gradients(params, seed):
 
 
 def bits(params, optimizer):
-    return [p.detach().clone() for p in params], [optimizer.state[p]["momentum"].clone() for p in params]
+    return [p.detach().clone() for p in params], [value.clone() for p in params for value in optimizer.state[p].values()]
 
 
 def equal(a, b):
@@ -64,7 +71,7 @@ def test_updates_agree_with_torchs_muon(shape):
         assert (update - expected).norm() / expected.norm() < 0.03
 
 
-@pytest.mark.parametrize("options", [{}, *OPTIONS])
+@pytest.mark.parametrize("options", [{}, *OPTIONS, *NORMUON])
 def test_matrices_updated_together_are_updated_as_one_by_one(options):
     shapes = [(48, 32), (32, 48), (48, 32), (32, 32), (32, 48), (48, 32), (16, 48)]
     together, alone = matrices(*shapes), matrices(*shapes)
@@ -91,7 +98,7 @@ def test_a_transposed_gradient_gives_the_transposed_direction(options):
     torch.testing.assert_close(tall - before.T, (wide - before).T, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("options", [{}, *OPTIONS])
+@pytest.mark.parametrize("options", [{}, *OPTIONS, *NORMUON])
 def test_a_state_put_back_continues_bit_for_bit(options):
     straight, resumed = matrices((16, 48), (48, 16)), matrices((16, 48), (48, 16))
     for params in (straight, resumed):
@@ -211,7 +218,7 @@ def test_without_momentum_history_does_not_matter():
     assert torch.equal(params[0], fresh[0])
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, *OPTIONS])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, *OPTIONS, *NORMUON])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_found_inf_leaves_weights_and_momentum_bit_for_bit(options, poison):
     params = matrices((16, 32), (16, 32), (32, 16))
@@ -239,7 +246,7 @@ def test_found_inf_in_the_first_step_leaves_everything_at_the_start():
     assert not optimizer.state[params[0]]["momentum"].any()
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, *OPTIONS])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, *OPTIONS, *NORMUON])
 def test_a_found_inf_of_zero_changes_nothing(options):
     told, untold = matrices((16, 32), (32, 16)), matrices((16, 32), (32, 16))
     one, other = make(told, **options), make(untold, **options)
@@ -276,3 +283,72 @@ def test_a_parameter_without_gradient_is_left_alone():
 def test_what_is_no_matrix_is_refused(shape):
     with pytest.raises(ValueError, match=r"belongs to AdamW"):
         make([nn.Parameter(torch.zeros(shape))])
+
+
+def test_normuon_divides_rows_by_their_running_root_mean_square_and_keeps_the_length_of_the_whole():
+    tall, squares = matrices((2, 24, 8))[0].detach(), torch.zeros(2, 24, 1)
+    tall[:, 3] *= 50
+    for _ in range(200):  # the running mean comes to the rows' own
+        even, squares = even_out(tall, squares, 0.9)
+    torch.testing.assert_close(squares, tall.square().mean(-1, keepdim=True))
+    torch.testing.assert_close(even.norm(dim=(1, 2)), tall.norm(dim=(1, 2)))
+    rows = even.norm(dim=2)
+    torch.testing.assert_close(rows, rows[:, :1].expand_as(rows))
+    wide, _ = even_out(tall.mT, torch.zeros(2, 1, 24), 0.9)
+    torch.testing.assert_close(wide.mT, even_out(tall, torch.zeros(2, 24, 1), 0.9)[0])
+
+
+def test_normuon_remembers_rows_that_were_long():
+    update, squares = torch.ones(1, 4, 4), torch.ones(1, 4, 1)
+    squares[0, 0] = 100.0
+    even, after = even_out(update, squares, 0.5)
+    assert even[0, 0, 0] < 0.5 * even[0, 1, 0]
+    assert after[0, 0] == pytest.approx(50.5)
+
+
+def test_cautious_decay_shrinks_only_what_the_update_brings_nearer_to_zero():
+    plain, cautious = matrices((16, 32)), matrices((16, 32))
+    start = plain[0].detach().clone()
+    for params, options in ((plain, {}), (cautious, {"weight_decay": 0.5, "cautious": True})):
+        give_gradients(params, seed=1)
+        make(params, lr=0.1, **options).step()
+    towards_zero = (start - plain[0].detach()) * start >= 0
+    assert 0.2 < towards_zero.float().mean() < 0.8
+    torch.testing.assert_close(plain[0] - cautious[0], 0.1 * 0.5 * start * towards_zero, atol=1e-6, rtol=0)
+
+
+def test_a_mean_of_gradients_is_their_sum_in_another_unit_while_the_momentum_stands():
+    summed, averaged = matrices((16, 32)), matrices((16, 32))
+    for params, form in ((summed, "sum"), (averaged, "mean")):
+        optimizer = make(params, lr=0.1, momentum=0.8, momentum_form=form)
+        for step in range(5):
+            give_gradients(params, seed=step + 1)
+            optimizer.step()
+    torch.testing.assert_close(summed[0], averaged[0], atol=1e-5, rtol=0)
+    memory = optimizer.state[averaged[0]]["momentum"]
+    assert memory.abs().mean() < 0.5
+
+
+def test_a_run_that_takes_normuon_up_begins_with_no_squares():
+    params = matrices((16, 32))
+    give_gradients(params, seed=1)
+    optimizer = make(params)
+    optimizer.step()
+    optimizer.param_groups[0]["beta2"] = 0.9
+    optimizer.step()
+    assert optimizer.state[params[0]]["squares"].shape == (1, 32)
+
+
+@pytest.mark.long
+def test_a_compiled_step_is_the_plain_one_and_needs_one_graph_whatever_the_rates():
+    plain, compiled = matrices((16, 48)), matrices((16, 48))
+    optimizers = [make(plain, **NORMUON[1]), make(compiled, compiled=True, **NORMUON[1])]
+    torch._dynamo.utils.counters.clear()
+    for step in range(5):
+        for params, optimizer in zip((plain, compiled), optimizers, strict=True):
+            give_gradients(params, seed=step + 1)
+            optimizer.found_inf = torch.tensor(float(step == 2))
+            optimizer.param_groups[0] |= {"lr": 0.1 / (step + 1), "momentum": 0.8 + step / 100, "weight_decay": 0.4 - step / 10}
+            optimizer.step()
+    torch.testing.assert_close(plain[0], compiled[0], atol=1e-5, rtol=0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

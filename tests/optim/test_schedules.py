@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.schema import Config
-from ingot.optim.schedules import learning_rate_scale, muon_momentum, spent
+from ingot.optim.schedules import learning_rate_scale, muon_decay_scale, muon_momentum, spent
 
 
 def config_of(max_steps=None, seconds=None, **optimizer):
@@ -217,3 +217,13 @@ def test_the_warm_up_rises_in_a_line_to_the_decay(config, step, elapsed):
 )
 def test_what_is_spent_is_the_further_of_steps_and_seconds(max_steps, seconds, part):
     assert spent(config_of(max_steps, seconds, schedule="constant"), 10, 3.0) == pytest.approx(part)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"), [("constant", [1, 1, 1, 1]), ("falling", [1, 0.75, 0.5, 0]), ("rising", [1, 0.625, 0.25, 1.25])]
+)
+def test_muons_decay_follows_its_own_schedule_over_the_budget(schedule, factors):
+    config = config_of(seconds=100.0, schedule="budget", muon_weight_decay_schedule=schedule)
+    assert [muon_decay_scale(config, 7, seconds) for seconds in (0, 25, 50, 100)] == pytest.approx(factors)
+    by_steps = config_of(max_steps=8, muon_weight_decay_schedule=schedule)
+    assert [muon_decay_scale(by_steps, step, 0.0) for step in (0, 2, 4, 8)] == pytest.approx(factors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import Train, records, state_of
+from tiny_runs import Train, killed_after, records, state_of
 
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
@@ -52,17 +51,6 @@ def progress_at(folder: Path, step: int) -> dict[str, Any]:
     return load_checkpoint(saved_steps(folder / "checkpoints")[step]).progress
 
 
-def killed_after(folder: Path, step: int) -> Path:
-    """A copy of a run as a kill after the checkpoint of a step leaves it."""
-    copy = folder.with_name(f"killed-{step}")
-    shutil.copytree(folder, copy)
-    shutil.rmtree(copy / "artifact")
-    for found, path in saved_steps(copy / "checkpoints").items():
-        if found > step:
-            shutil.rmtree(path)
-    return copy
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -70,8 +58,9 @@ def killed_after(folder: Path, step: int) -> Path:
         {"training__stages": SHARES},
         {"optimizer__name": "adamw", "data__sampling": "random", "model__dropout": 0.2, "optimizer__ema_decay": 0.9},
         {"data__sampling": "pack", "data__document_mask": True, "training__micro_batch": 3, "optimizer__schedule": "cosine"},
+        {"data__sampling": "redraw"},
     ],
-    ids=["muon", "shares of the steps", "adamw-random-averaged", "packed"],
+    ids=["muon", "shares of the steps", "adamw-random-averaged", "packed", "redrawn"],
 )
 def test_a_run_killed_at_the_borders_of_its_stages_ends_bitwise_as_the_unbroken_one(train: Train, tmp_path, settings):
     unbroken = tmp_path / "unbroken"

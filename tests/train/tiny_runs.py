@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,3 +57,14 @@ def state_of(folder: Path) -> dict[str, str]:
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     return [record for record in lines if record["kind"] == kind]
+
+
+def killed_after(folder: Path, step: int) -> Path:
+    """A copy of a run as a kill after the checkpoint of a step leaves it."""
+    copy = folder.with_name(f"killed-{step}")
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "artifact")
+    for found, path in saved_steps(copy / "checkpoints").items():
+        if found > step:
+            shutil.rmtree(path)
+    return copy

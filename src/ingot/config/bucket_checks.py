@@ -12,9 +12,11 @@ def check_buckets(config: Config) -> None:
     """Raise ValueError for the first thing that does not fit."""
     data = config.data
     if data.overlap and data.sampling not in ("pack", "document"):
-        raise ValueError(f"data.overlap={data.overlap} is for documents, and data.sampling={data.sampling} reads none; use pack")
+        raise ValueError(
+            f"data.overlap={data.overlap} is for rows of whole documents, not for data.sampling={data.sampling}; use pack"
+        )
     if data.already_read is not None and data.sampling not in ("pack", "document"):
-        raise ValueError(f"data.already_read is for documents, and data.sampling={data.sampling} reads none; use pack")
+        raise ValueError(f"data.already_read is for rows of whole documents, not for data.sampling={data.sampling}; use pack")
     if data.overlap > data.seq_len // 2:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":
@@ -26,7 +28,7 @@ def check_buckets(config: Config) -> None:
             raise ValueError(f"{name} gives no bucket a weight above 0")
         if data.sampling == "stream":
             raise ValueError(
-                f"{name} does not go together with data.sampling=stream, which reads one stream; use shuffle or pack"
+                f"{name} does not go together with data.sampling=stream, which reads one stream; use shuffle, redraw or pack"
             )
     if data.mix and data.phases:
         raise ValueError("data.mix and data.phases are both set, and every phase has a mix of its own; leave data.mix out")

@@ -38,12 +38,13 @@ class DataSection(Section):
         "text, makes other ones; true is for tokens that were drawn at random and for tokenizers that lose text.",
     )
     seq_len: Size = Field(256, description="Tokens in a training row.")
-    sampling: Literal["shuffle", "random", "stream", "pack", "document"] = Field(
+    sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
         "shuffle",
-        description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. random: "
-        "windows that start anywhere, drawn with replacement. stream: the tokens in their order, from the first to the last "
-        "and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer ones are cut. document: "
-        "the same with one document in a row, the rest of which is empty.",
+        description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. redraw: "
+        "documents in an order drawn anew each epoch, joined, cut into rows from a random place on, and the rows shuffled; every "
+        "token once per epoch. random: windows that start anywhere, drawn with replacement. stream: the tokens in their order, "
+        "from the first to the last and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer "
+        "ones are cut. document: the same with one document in a row, the rest of which is empty.",
     )
     overlap: Count = Field(
         0,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag
 
+from ingot.model.frontier_settings import FrontierSettings
 from ingot.model.golf_settings import GolfSettings
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.llama_settings import LlamaSettings
@@ -22,6 +23,7 @@ AnyModel = Annotated[
     Annotated[GPT2Settings, Tag("gpt2")]
     | Annotated[LlamaSettings, Tag("llama")]
     | Annotated[GolfSettings, Tag("golf")]
+    | Annotated[FrontierSettings, Tag("frontier")]
     | Annotated[FileSettings, Tag("file")],
     Discriminator(_family),
 ]
@@ -29,5 +31,6 @@ FAMILIES: dict[str, type[ModelSettings]] = {
     "gpt2": GPT2Settings,
     "llama": LlamaSettings,
     "golf": GolfSettings,
+    "frontier": FrontierSettings,
     "file": FileSettings,
 }

@@ -66,11 +66,25 @@ class OptimizerSection(Section):
     clip_norm: Rate = Field(1.0, description="Gradients are scaled down to this global norm. 0: never.")
     muon_learning_rate: Rate = Field(0.02, description="Peak learning rate of Muon.")
     muon_weight_decay: Rate = Field(0.0, description="Decoupled weight decay of Muon.")
+    muon_weight_decay_schedule: Literal["constant", "falling", "rising"] = Field(
+        "constant",
+        description="Muon: its weight decay over the budget, besides the learning rate's schedule. falling: in a line to 0. "
+        "rising: to a quarter at half of the budget and up to 1.25 of it at the end.",
+    )
+    muon_cautious: bool = Field(False, description="Muon: decay only weights that the update brings nearer to 0 as well.")
+    muon_beta2: Momentum | None = Field(
+        None,
+        description="NorMuon: divide the rows of an update (of a wide matrix the columns) by a running root mean square that "
+        "forgets at this rate; the length of the whole stays. null: plain Muon.",
+    )
     muon_momentum: Momentum = Field(0.95, description="Muon: momentum.")
     muon_momentum_start: Momentum | None = Field(
         None, description="Muon: momentum of the first step, from which it moves to muon_momentum. null: no warm-up."
     )
     muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps over which the momentum moves, in a line.")
+    muon_momentum_form: Literal["sum", "mean"] = Field(
+        "sum", description="Muon: sum or running mean of the gradients; they differ only while the momentum moves."
+    )
     muon_nesterov: bool = Field(True, description="Muon: Nesterov momentum.")
     muon_iterations: Annotated[int, Field(ge=1, le=100)] = Field(5, description="Muon: iterations of the orthogonalisation.")
     muon_coefficients: Literal["newton-schulz", "polar-express"] = Field(
@@ -174,10 +188,11 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    gradient_checkpointing: bool | Positive = Field(
+    gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
         description="true: keep only block inputs and recompute the rest in the backward pass: less memory, a third more time. A "
-        "number k: in every k-th block alone, for a k-th of both. MLX recomputes every block.",
+        "number k: in every k-th block alone, for a k-th of both. MLX recomputes every block. auto: in every block where a "
+        "micro-batch would else fill three quarters of the device's memory, by an estimate; no block of a model of one's own.",
     )
     ddp_python_reducer: bool = Field(
         False,

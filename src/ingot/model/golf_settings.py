@@ -37,3 +37,9 @@ class GolfSettings(RotarySettings):
         ",".join(CONTROL),
         description="Parts of names, with commas between, of parameters that steer and do not multiply: no matrices to Muon.",
     )
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
+        block = 2 * width * width + 2 * width * kv + self.heads + 2 * self.mlp_multiple * width * width + 4 * width
+        return self.layers * block + self.layers // 2 * width + (0 if self.tied else rows * width)

@@ -19,3 +19,9 @@ class GPT2Settings(DropoutSettings):
         description="Form of the GELU: tanh as in OpenAI's GPT-2, erf as in nanoGPT.",
         json_schema_extra=portable("tanh", "erf", gguf=("tanh",)),
     )
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, bias = self.width, int(self.bias)
+        block = 12 * width * width + bias * 9 * width + 2 * width * (1 + bias)
+        return context * width + self.layers * block + width * (1 + bias)

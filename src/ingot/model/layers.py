@@ -110,10 +110,12 @@ class Rotation(nn.Module):
 
 
 def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
-    """Turn the pairs (i, i + D / 2) of (B, H, T, D) queries or keys."""
+    """Turn the pairs (i, i + R / 2) of the first R dimensions of (B, H, T, D) queries or keys; tables of D / 2 turn all."""
     cos, sin = (table.to(x.dtype) for table in rotary)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+    half = cos.size(-1)
+    first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
+    parts = [first * cos - second * sin, first * sin + second * cos]
+    return torch.cat([*parts, rest] if rest.size(-1) else parts, dim=-1)
 
 
 def attention_mask(
@@ -146,7 +148,7 @@ def document_mask(documents: Tensor | None, head_size: int = FUSED_HEAD_SIZE, dr
     def attention_mask(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (documents[b, query] == documents[b, key])
 
-    return _fused(create_block_mask)(attention_mask, B, None, T, T, device=device)
+    return fused(create_block_mask)(attention_mask, B, None, T, T, device=device)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask: Mask | None = None) -> Tensor:
@@ -160,7 +162,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask
     if isinstance(mask, BlockMask):
         if dropout:
             raise ValueError("this mask knows no dropout; make it with document_mask(documents, head_size, dropout)")
-        return _fused(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
+        return fused(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
     k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
     if mask is None and T == S:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
@@ -174,7 +176,7 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
     return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
 
 
-def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled: eagerly FlexAttention would hold the scores of all pairs. A model that is compiled compiles it as its part."""
     return function if torch.compiler.is_compiling() else _compiled(function)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -55,3 +56,15 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     rope_factor: Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)] = Field(
         1.0, description="How far rope_scaling stretches.", json_schema_extra=ANYWHERE
     )
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
+        asked = self.qkv_bias, self.attention_out_bias, self.mlp_bias
+        qkv_bias, out_bias, mlp_bias = (self.bias if bias is None else bias for bias in asked)
+        gated = self.mlp == "gated"
+        inner = self.inner_width or (math.ceil(8 * width // 3 / 256) * 256 if gated else 4 * width)
+        attention = 2 * width * width + 2 * width * kv + qkv_bias * (width + 2 * kv) + out_bias * width
+        mlp = (3 if gated else 2) * width * inner + mlp_bias * ((2 if gated else 1) * inner + width)
+        norm = width if self.norm == "rmsnorm" else 2 * width
+        return self.layers * (attention + mlp + 2 * norm) + norm + (0 if self.tied else rows * width)

@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import nn
 
+from ingot.model.frontier import Frontier
 from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
 from ingot.model.llama import Llama
 from ingot.model.own import build_own
 
-FAMILIES: dict[str, Any] = {"gpt2": GPT2, "llama": Llama, "golf": Golf}
+FAMILIES: dict[str, Any] = {"gpt2": GPT2, "llama": Llama, "golf": Golf, "frontier": Frontier}
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:

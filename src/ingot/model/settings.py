@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-FAMILY = "Model family: gpt2, llama, golf, or file for a model of your own."
+FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a model of your own."
 # What a setting says of other programs' files: which of its values a model may have there.
 ANYWHERE: dict[str, Any] = {"portable": {"huggingface": "any", "gguf": "any"}}
 MOST = 2**53  # of any whole number: JSON's readers lose digits of larger ones
@@ -66,6 +66,10 @@ class ModelSettings(Section):
                 f"model.heads={self.heads} does not divide model.width={self.width}; the nearest count that does is {nearest}"
             )
         return self
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int | None:
+        """Parameters, but for those of the embedding of so many tokens; None where the settings alone do not say it."""
+        return None
 
 
 class DropoutSettings(ModelSettings):

@@ -71,6 +71,17 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
     return o.muon_momentum_start + (end - o.muon_momentum_start) * step / o.muon_momentum_warmup_steps
 
 
+def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
+    """The factor on Muon's weight decay: one, down to zero along a line, or down to a quarter and up again."""
+    match config.optimizer.muon_weight_decay_schedule:
+        case "falling":
+            return 1.0 - spent(config, step, seconds)
+        case "rising":
+            done = spent(config, step, seconds)
+            return 1 - 1.5 * done if done < 0.5 else 2 * done - 0.75
+    return 1.0
+
+
 def average_decay(config: Config, step: int) -> float | None:
     """How much of the average of the weights a step keeps; None where there is no average.
 

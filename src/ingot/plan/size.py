@@ -11,9 +11,7 @@ import subprocess
 from contextlib import suppress
 
 from ingot.config.schema import Config
-from ingot.config.size import FLOAT, Size, state_bytes, step_bytes
-
-KEPT = {True: 2.0, False: 34.0}  # numbers per token and unit of width that a block keeps, with and without checkpointing
+from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 
 
 def least_bytes(config: Config, size: Size, world_size: int) -> int:
@@ -21,20 +19,13 @@ def least_bytes(config: Config, size: Size, world_size: int) -> int:
     return state_bytes(config, size) + step_bytes(config, world_size)
 
 
-def row_bytes(config: Config, vocab_size: int) -> int:
-    """What a forward pass keeps of one row for its backward pass, at least."""
-    model, seq_len = config.model, config.data.seq_len
-    number = FLOAT if config.training.precision == "fp32" else 2
-    kept = KEPT[bool(config.training.gradient_checkpointing)] * model.layers * model.width * number
-    logits = min(config.training.loss_chunk or seq_len, seq_len) * (model.vocab_size or vocab_size) * 2 * FLOAT
-    return int(seq_len * kept + logits)
-
-
 def needed_bytes(config: Config, size: Size, vocab_size: int, world_size: int) -> int:
     """About the least memory that a rank needs: its state, and the rows that it computes at once."""
     asked = config.training.micro_batch
     rows = min(1 if asked == "auto" else asked, max(1, config.rows_per_step // world_size))
-    return least_bytes(config, size, world_size) + rows * row_bytes(config, vocab_size)
+    return least_bytes(config, size, world_size) + rows * row_bytes(
+        config, vocab_size, bool(config.training.gradient_checkpointing)
+    )
 
 
 def has_gpu() -> bool:

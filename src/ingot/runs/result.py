@@ -36,6 +36,7 @@ class TrainingResult:
     sample: str | None
     run_dir: Path
     stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: its steps are done
+    data_fingerprint: str | None = None  # of what it was trained and scored on
 
 
 def as_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     # Agreed upon once more: the end of an evaluation knows only that somebody was asked to stop.
     reason = int(trainer.backend.maximum([shutdown.reason])[0]) if status == "stopped" else 0
     told = reason_name(reason) if reason else trainer.end_reason
-    result = _result(config, progress, status, told, exported, outputs, trainer.last_sample)
+    found = _result(config, progress, status, told, exported, outputs, trainer.last_sample)
+    result = replace(found, data_fingerprint=trainer.dataset.fingerprint)
     if outputs is not None:
         outputs.folder.write_result(result, exported.facts if exported is not None else {})
         outputs.folder.forget_stop()

@@ -26,7 +26,7 @@ def completed(config: Config) -> TrainingResult | None:
         return None
     folder = user_path(config.training.output_dir)
     result, saved = result_of(folder), saved_config(folder)
-    if result is None or result.status != "completed" or saved is None or _compared(saved) != _compared(config):
+    if result is None or result.status != "completed" or saved is None or compared(saved) != compared(config):
         return None
     lost = result.total_steps not in saved_steps(folder / "checkpoints")
     lost |= result.artifact_path is not None and not result.artifact_path.is_file()
@@ -42,6 +42,7 @@ def saved_config(folder: Path) -> Config | None:
         return None
 
 
-def _compared(config: Config) -> dict[str, Any]:
+def compared(config: Config) -> dict[str, Any]:
+    """The settings that decide what a run comes to, by their names."""
     leaves = {".".join(path): value for path, value in leaf_values(config)}
     return {name: value for name, value in leaves.items() if name not in NOT_COMPARED and not name.startswith("tracking.")}

@@ -16,7 +16,7 @@ from ingot.config.schema import Config, StageSection
 from ingot.data.loading.reader import RankBatch
 from ingot.errors import ConfigError, Setting
 from ingot.optim.assign import Group, groups_of
-from ingot.optim.schedules import average_decay, learning_rate_scale, muon_momentum, spent
+from ingot.optim.schedules import average_decay, learning_rate_scale, muon_decay_scale, muon_momentum, spent
 
 ONE_STAGE = (StageSection(share=1.0),)
 ROUNDING = 1e-9  # three shares of 0.1 are a little more than three of ten steps
@@ -37,12 +37,13 @@ class Position:
 
 def plan_step(config: Config, at: Position) -> StepPlan:
     """The plan of the step that begins at a position."""
-    return _plan(config, at, _stage_at(config, at), learning_rate_scale(config, at.step, at.seconds))
+    scale = learning_rate_scale(config, at.step, at.seconds)
+    return _plan(config, at, _stage_at(config, at), scale, muon_decay_scale(config, at.step, at.seconds))
 
 
 def shapes(config: Config) -> list[StepPlan]:
     """A step of every stage, at the peak of its rates: what is tuned and compiled before the clock starts."""
-    return [_plan(config, Position(), stage, 1.0) for stage in range(len(_stages(config)))]
+    return [_plan(config, Position(), stage, 1.0, 1.0) for stage in range(len(_stages(config)))]
 
 
 def refuse_idle_ranks(config: Config, world_size: int) -> None:
@@ -98,15 +99,16 @@ def _phase_at(config: Config, at: Position) -> int:
     return max(0, over, begun)  # a phase that has begun is not taken back where others were made longer
 
 
-def _plan(config: Config, at: Position, number: int, scale: float) -> StepPlan:
+def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: float) -> StepPlan:
     stage, longest = _stages(config)[number], config.data.seq_len
     samples = (stage.tokens_per_step or config.training.tokens_per_step) // longest
     seq_len = stage.seq_len or longest
 
     def rates(group: Group) -> GroupRates:
         lr = group.learning_rate * (scale * stage.rate * stage.rates.get(group.name, 1.0))
-        momentum = muon_momentum(config, at.step, group.momentum) if group.optimizer == "muon" else None
-        return GroupRates(lr, momentum, group.weight_decay)
+        if group.optimizer == "muon":
+            return GroupRates(lr, muon_momentum(config, at.step, group.momentum), group.weight_decay * muon_decay)
+        return GroupRates(lr, None, group.weight_decay)
 
     return StepPlan(
         step=at.step,

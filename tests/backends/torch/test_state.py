@@ -6,7 +6,7 @@ from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights, written
 from torch_kit import step as take_step
 
 from ingot.backends.base import State
-from ingot.backends.torch.state import record
+from ingot.backends.torch.state import record, record_through
 from ingot.errors import CheckpointError
 from ingot.runtime.ranks import Ranks
 
@@ -40,6 +40,15 @@ def test_steps_taken_and_undone_leave_no_trace():
     primed.load(before)
     assert take(primed, 2) == take(plain, 2)
     assert raw(primed) == raw(plain)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_tensor_through_a_small_buffer_is_the_tensor(shape, dtype):
+    tensor = torch.randint(-99, 99, shape).to(dtype)
+    for source in (tensor, tensor.mT if tensor.dim() == 2 else tensor):
+        through, straight = record_through(torch.empty(16, dtype=torch.uint8), "t", source), record("t", source)
+        assert (through.dtype, through.shape, bytes(through.data)) == (straight.dtype, straight.shape, bytes(straight.data))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_GPU, reason="needs a GPU"))])

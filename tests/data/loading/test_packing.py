@@ -252,7 +252,9 @@ def test_the_end_of_an_epoch_is_known_without_planning_further(monkeypatch):
     assert len(rows._kept) <= 2
 
 
-@pytest.mark.parametrize("given", [{"sampling": "pack"}, {"sampling": "document"}, {"document_mask": True}])
+@pytest.mark.parametrize(
+    "given", [{"sampling": "pack"}, {"sampling": "document"}, {"sampling": "redraw"}, {"document_mask": True}]
+)
 def test_a_damaged_document_index_is_refused_before_a_row_is_read(tmp_path, given):
     write_dataset([("train", "abc" * 9)] * 9, tmp_path / "set", ByteTokenizer(), source=None)
     index = tmp_path / "set/train.index"

@@ -1,13 +1,13 @@
 """Stages with rows of different lengths: short rows are pieces of long ones, and the reader follows a change of plans."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numbered import Numbered, Reading
 
 from ingot.data.loading.order import Shuffle
 from ingot.data.loading.packing import PackedRows
@@ -17,40 +17,6 @@ from ingot.runtime.batch import IGNORED
 from ingot.runtime.ranks import Ranks
 
 LONG = 12
-
-
-class Numbered:
-    """A stream in which every token is its own place, with documents that begin at given places."""
-
-    eos = None
-
-    def __init__(self, tokens, *starts):
-        self.tokens = tokens
-        self._starts = np.array([*(starts or [0]), tokens])
-
-    def document_starts(self):
-        return self._starts
-
-    def document_repeats(self):
-        return None
-
-    def read(self, start, stop, out=None):
-        found = np.arange(start, stop, dtype=np.int32)
-        if out is not None:
-            out[: len(found)] = found
-        return found
-
-
-@dataclass(frozen=True)
-class Reading:
-    sample: int
-    samples: int
-    seq_len: int
-    phase: int = 0
-    places: Mapping[str, int] = field(default_factory=dict)
-
-    def following(self, read=None):
-        return replace(self, sample=self.sample + self.samples)
 
 
 def batch_of(source, samples, share, seq_len):

@@ -1,12 +1,11 @@
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered import Reading
 from shard_files import write_shard
 
 from ingot.config.data_section import DataSection
@@ -279,20 +278,6 @@ def test_documents_are_told_apart_across_the_end_of_the_stream():
 
 def host_buffer(shape):
     return np.empty(shape, np.int32)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a step reads."""
-
-    sample: int
-    samples: int
-    seq_len: int
-    phase: int = 0
-    places: Mapping[str, int] = field(default_factory=dict)
-
-    def following(self, read=None):
-        return replace(self, sample=self.sample + self.samples)
 
 
 class Steady(RowReader):

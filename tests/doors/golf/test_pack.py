@@ -19,14 +19,12 @@ import numpy as np
 import pytest
 import sentencepiece
 import typer
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ingot.doors.cli.golf import register
 from ingot.doors.golf.finished import read_run
 from ingot.doors.golf.main import golf
-from ingot.doors.golf.pack import About, p_value, pack, student_tail
+from ingot.doors.golf.pack import About, pack
 from ingot.errors import CheckpointError, ConfigError
 
 SEEDS = (1337, 1338, 1339)
@@ -340,28 +338,3 @@ def test_the_verb_prints_a_table_or_json(logs: Path, tmp_path: Path) -> None:
     printed = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "b"), "--json"], catch_exceptions=False)
     told = json.loads(printed.stdout)
     assert told["output"] == str(tmp_path / "b") and told["name"] == "toy1337" and told["p"] < 0.01
-
-
-@pytest.mark.parametrize(
-    ("t", "freedom", "tail"),
-    [
-        (1.0, 1, 0.25), (6.313752, 1, 0.05), (31.820516, 1, 0.01), (2.919986, 2, 0.05), (9.924843, 2, 0.005),
-        (5.840909, 3, 0.005), (3.746947, 4, 0.01), (2.015048, 5, 0.05), (1.812461, 10, 0.05), (2.763769, 10, 0.01),
-        (1.646379, 1000, 0.05), (0.0, 7, 0.5),
-    ],
-)  # fmt: skip
-def test_students_tail_is_that_of_the_tables(t: float, freedom: int, tail: float) -> None:
-    assert student_tail(t, freedom) == pytest.approx(tail, rel=2e-6)
-
-
-@given(st.floats(-1e6, 1e6), st.integers(1, 60))
-def test_students_tails_add_up_to_one_and_stay_probabilities(t: float, freedom: int) -> None:
-    assert student_tail(t, freedom) + student_tail(-t, freedom) == pytest.approx(1)
-    assert 0 <= student_tail(t, freedom) <= 1
-
-
-def test_p_is_small_for_scores_below_the_reference_and_large_above() -> None:
-    scores = [1.20143, 1.19945, 1.20320]
-    assert p_value(scores, 1.2244) == pytest.approx(0.00109, abs=2e-4)
-    assert p_value(scores, 1.18) > 0.99
-    assert (p_value([1.0, 1.0], 2.0), p_value([1.0, 1.0], 0.5)) == (0.0, 1.0)

@@ -37,7 +37,7 @@ def test_the_default_run_is_the_124m_llama_with_packed_rows_read_once() -> None:
     assert (m.family, m.width, m.layers, m.heads, m.context, m.vocab_size) == ("llama", 768, 12, 12, 2048, 50304)
     assert (d.seq_len, d.sampling, d.epochs, d.seed, d.exhausted, d.overlap) == (2048, "pack", 1, 42, "halt", 0)
     assert (t.max_steps, t.micro_batch, t.seed, t.save_every, t.save_seconds, t.keep_last) == (1000, 4, 42, 1000, 0, 3)
-    assert (t.compile, t.precision, t.gradient_checkpointing, t.walltime_reserve_seconds) == ("auto", "auto", True, 300)
+    assert (t.compile, t.precision, t.gradient_checkpointing, t.walltime_reserve_seconds) == ("auto", "auto", "auto", 300)
     assert (c.evaluation.every, c.evaluation.rows, c.evaluation.final_rows, c.tracking.log_every) == (500, 400, 400, 10)
     assert not c.artifact.write
 

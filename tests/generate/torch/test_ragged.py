@@ -19,6 +19,7 @@ SHAPES = {
     "gpt2": {"layers": 2, "heads": 2},
     "llama": {"layers": 2, "heads": 4, "kv_heads": 2},
     "golf": {"layers": 3, "heads": 4, "kv_heads": 2},
+    "frontier": {"layers": 3, "heads": 4, "kv_heads": 2, "window": 4, "pattern": "SL"},
 }
 
 

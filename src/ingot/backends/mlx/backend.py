@@ -23,7 +23,9 @@ from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.optimizers import Memory, adamw, members, muon
 from ingot.backends.mlx.state import array, by_parameter, number, record, records
 from ingot.config.schema import Config
+from ingot.config.size import recomputed_every
 from ingot.runtime.batch import Batch
+from ingot.runtime.memory import host_bytes
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import TensorRecord
@@ -69,7 +71,7 @@ class MLXBackend(MLXInference):
         if o.ema_decay is not None:
             self._begin_average()
         dropout = float(getattr(config.model, "dropout", 0.0))
-        self._run = Pass(self._dtype, dropout=dropout, recompute=bool(t.gradient_checkpointing))
+        self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
         self._compile = on_metal() if t.compile == "auto" else t.compile  # on a CPU every kernel is a call of g++
         # What is dropped depends on seed and step alone, not on cores; what is compiled stays on its first thread.

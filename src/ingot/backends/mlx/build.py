@@ -26,6 +26,7 @@ FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
     "gpt2": (gpt2.hidden, "transformer.wte.weight"),
     "llama": (llama.hidden, "wte.weight"),
 }
+TORCH_ALONE = {"muon_momentum_form": "sum", "muon_cautious": False, "muon_beta2": None}  # and what they are elsewhere
 DEVICE = Setting("training.device", "mlx")
 PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
@@ -34,6 +35,11 @@ def check_supported(config: Config) -> None:
     """Refuse what only torch does."""
     if config.model.family == "file":
         raise ConfigError("{0} is a torch model, which {1} does not run", Setting("model.family", "file"), DEVICE)
+    if config.model.family not in FAMILIES:
+        raise ConfigError("{0} is computed by torch alone; leave {1} out", Setting("model.family", config.model.family), DEVICE)
+    for name, usual in TORCH_ALONE.items():
+        if (asked := getattr(config.optimizer, name)) != usual:
+            raise ConfigError("{0} is computed by torch alone; leave it out", Setting(f"optimizer.{name}", asked), DEVICE)
     if config.optimizer.muon_precision == "bf16":
         raise ConfigError(
             "{0} is not for {1}; use auto or fp32", Setting("optimizer.muon_precision", config.optimizer.muon_precision), DEVICE

@@ -29,7 +29,7 @@ from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
-from ingot.backends.torch.room import refuse_too_large
+from ingot.backends.torch.room import recomputed, refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads
 from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
@@ -74,16 +74,17 @@ class TorchBackend(TorchInference):
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}
-        self.optimizers = make_optimizers(model, config.optimizer, self._device)
+        self._compile = compiles(config, device.kind == "cuda")
+        compiles_update = self._compile and device.kind == "cuda"  # a CPU gains nothing from it
+        self.optimizers = make_optimizers(model, config.optimizer, self._device, compiles_update)
         self._asks_to_skip = device.kind != "cuda" or has_own_optimizers(model)  # which do not know found_inf
         self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
-        self._compile = compiles(config, device.kind == "cuda")
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
-        if t.gradient_checkpointing:
-            checkpoint_blocks(model, int(t.gradient_checkpointing))
-        nested = bool(t.gradient_checkpointing) or config.data.document_mask
+        if every := recomputed(config, vocab_size, device):
+            checkpoint_blocks(model, every)
+        nested = bool(every) or config.data.document_mask
         module = compiled(model, nested, max(1, len(t.stages)), self._python_reducer) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 

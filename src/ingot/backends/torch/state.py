@@ -19,6 +19,7 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SHARED = 4  # of the bytes of a file, what its tensors may come to: some are tied
+STAGING_BYTES = 1 << 25  # of pinned memory between a GPU and pageable memory
 ROOM = 1.1  # of the memory that a copy on the device takes: the allocator rounds up
 
 Named = Iterable[tuple[str, Tensor]]
@@ -78,9 +79,26 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_event(copied)
         with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
-            return {file: [record(name, t) for name, t in tensors] for file, tensors in held.items()}
+            staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+            return {file: [record_through(staging, name, t) for name, t in tensors] for file, tensors in held.items()}
 
     return bring
+
+
+def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
+    """A copy of a tensor on the host, piece by piece through a pinned buffer.
+
+    A copy straight to pageable memory holds a lock of the driver: meanwhile no other thread launches kernels.
+    """
+    source, pinned = tensor.detach().contiguous().reshape(-1).view(torch.uint8), staging.numpy()
+    host = np.empty(source.numel(), np.uint8)
+    for begin in range(0, source.numel(), staging.numel()):
+        part = source[begin : begin + staging.numel()]
+        staging[: part.numel()].copy_(part, non_blocking=True)
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
+        host[begin : begin + part.numel()] = pinned[: part.numel()]
+    return TensorRecord(name, NAMES[tensor.dtype], tuple(tensor.shape), host.data)
 
 
 def _has_room(size: int, device: torch.device) -> bool:

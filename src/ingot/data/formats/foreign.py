@@ -1,8 +1,9 @@
 """Token files that other programs made, read as they lie: nanoGPT's folder, folders of shards and of gpt-simple's buckets.
 
-Nobody recorded their documents, their text or their checksums, so packing and document masks need `ingot data convert`. The
-fingerprint covers names, sizes and both ends of every file: enough to notice other data, and quick for a hundred files. Nor did
-anybody record the tokenizer, and a wrong one gives wrong bits per byte: a few places of every file are held against it.
+Nobody recorded their documents, their text or their checksums: documents are found by the mark of the tokenizer, and where it has
+none, packing, redrawing and document masks need `ingot data convert`. The fingerprint covers names, sizes and both ends of every
+file: enough to notice other data, and quick for a hundred files. Nor did anybody record the tokenizer, and a wrong one gives
+wrong bits per byte: a few places of every file are held against it.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def _dataset(
     ends = {split: [[path.name, both_ends(path)] for path in paths] for split, paths in splits.items()}
     fingerprint = digest({"tokenizer": known.fingerprint, "files": ends})
     manifest = Manifest(tokenizer=known, splits=records, fingerprint=fingerprint, source=str(folder))
-    return Dataset(folder, manifest, tokenizer, {split: Split(folder, record, open_tokens) for split, record in records.items()})
+    found = {split: Split(folder, record, open_tokens, mark=tokenizer.bos) for split, record in records.items()}
+    return Dataset(folder, manifest, tokenizer, found)
 
 
 def check_tokens(paths: Sequence[Path], tokenizer: Tokenizer, open_tokens: OpenTokens, trust: bool, which: str = OTHER) -> None:

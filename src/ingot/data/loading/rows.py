@@ -14,6 +14,7 @@ from ingot.data.loading.already_read import Mask, read_already_read
 from ingot.data.loading.mixture import LimitedRows, mixed_rows
 from ingot.data.loading.order import Order, Places, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
+from ingot.data.loading.redraw import RedrawnRows
 from ingot.data.store.dataset import Dataset, Documents
 from ingot.errors import DataError, Setting
 from ingot.runtime.batch import Batch
@@ -151,18 +152,22 @@ def _rows(
         return PackedRows(split, seq_len, seed, bos, settings.document_mask, settings.overlap, alone, already_read)
     if settings.document_mask:
         split.document_starts()  # refuses a damaged index now, not in the thread that reads ahead
-    if split.tokens <= seq_len:
+    redrawn = RedrawnRows(split, seq_len, seed, settings.document_mask) if settings.sampling == "redraw" else None
+    tokens = split.tokens if redrawn is None else redrawn.tokens
+    if tokens <= seq_len:
         raise DataError(
-            f"the text has {split.tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}",
+            f"the text has {tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}",
             Setting("data.seq_len"),
             advice="use more text or shorter rows",
         )
+    if redrawn is not None:
+        return redrawn
     order: Order
     match settings.sampling:
         case "random":
-            order = Random(split.tokens, seq_len, seed)
+            order = Random(tokens, seq_len, seed)
         case "stream":
-            order = Sequential(split.tokens, seq_len, rows_per_step, settings.spans)
+            order = Sequential(tokens, seq_len, rows_per_step, settings.spans)
         case _:
-            order = Shuffle(split.tokens, seq_len, seed)
+            order = Shuffle(tokens, seq_len, seed)
     return Windows(split, order, seq_len, settings.document_mask)

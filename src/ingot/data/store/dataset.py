@@ -146,7 +146,10 @@ class Documents(Protocol):
 
 
 class Split(TokenStream):
-    """The tokens of one split, and where its documents begin; its files stay mapped, for rows come from any of them."""
+    """The tokens of one split, and where its documents begin; its files stay mapped, for rows come from any of them.
+
+    `mark`: the id in front of documents, by which they are found where there is no index.
+    """
 
     eos: int | None = None
 
@@ -157,25 +160,31 @@ class Split(TokenStream):
         open_tokens: OpenTokens = open_shard,
         keep: int | None = None,
         dtype: IdType | None = None,
+        mark: int | None = None,
     ) -> None:
         paths, sizes = [folder / shard.file for shard in record.shards], [shard.tokens for shard in record.shards]
         super().__init__(paths, sizes, open_tokens, keep=keep, dtype=dtype)
         self.documents, self.bytes, self.piece_bytes = record.documents, record.bytes, record.piece_bytes
         self._index = folder / record.document_index if record.document_index else None
-        self._index_sha256 = record.document_index_sha256
+        self._index_sha256, self._mark = record.document_index_sha256, mark
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Where each document begins in the stream, and after them the end of the last."""
-        if self._index is None:
-            where = self.paths[0].parent
-            raise DataError(f"nothing says where documents begin in {where}; make a folder that does: ingot data convert {where}")
-        return self._checked_index
+        return self._checked_starts
 
     @cached_property
-    def _checked_index(self) -> NDArray[np.uint64]:  # every row with a document mask asks for it
-        from ingot.data.store.index import open_index  # here: golf's one file does without
+    def _checked_starts(self) -> NDArray[np.uint64]:  # every row with a document mask asks for them
+        from ingot.data.store.index import open_index, starts_at_marks  # here: golf's one file does without
 
-        assert self._index is not None
+        if self._index is None:
+            starts = starts_at_marks(self, self._mark) if self._mark is not None else None
+            if starts is None:
+                where = self.paths[0].parent
+                raise DataError(
+                    f"nothing says where documents begin in {where}: there is no index, and no mark in front of documents; make "
+                    f"a folder that does: ingot data convert {where} --mark ID"
+                )
+            return starts
         try:
             return open_index(self._index, self.documents, self.tokens, self._index_sha256)
         except ValueError as problem:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data.store.stream import TokenStream
 from ingot.runtime.files import file_sha256
 
 PART = 1 << 20  # numbers that are looked at together
@@ -35,3 +36,15 @@ def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> N
     if sha256 is not None and file_sha256(path) != sha256:
         raise ValueError("is not what was written: documents begin elsewhere")
     return starts
+
+
+def starts_at_marks(stream: TokenStream, mark: int) -> NDArray[np.uint64] | None:
+    """The same for tokens without an index: a document begins with each mark, and with the first token; None without any mark.
+
+    Where marks are after documents instead, each begins with the mark of the one before: the same tokens lie side by side.
+    """
+    marks = np.fromiter(stream.positions(mark), np.uint64)
+    if not len(marks):
+        return None
+    first = [] if marks[0] == 0 else [0]
+    return np.concatenate([first, marks, [stream.tokens]]).astype(np.uint64)

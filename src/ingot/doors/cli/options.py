@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -19,6 +19,9 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Recipe to start from, see `ingot recipes`.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ScoreOption = Annotated[
+    Literal["val_bpb", "artifact_bpb", "val_loss"], typer.Option("--score", help="Which score of the runs is compared.")
+]
 
 
 # Short names of other programs, and the settings that they mean.

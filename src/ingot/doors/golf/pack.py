@@ -5,7 +5,6 @@ A claim needs several seeds: the mean is the score, and p says how likely runs n
 
 from __future__ import annotations
 
-import math
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from ingot.doors.golf.finished import FinishedRun, read_run
 from ingot.doors.golf.variables import CODE, OF_ONE_RUN, PACKED, as_text, differing, read_variables
 from ingot.errors import ConfigError
+from ingot.eval.statistics import one_sample_p
 from ingot.runtime.files import replace_folder, to_json, write_atomically
 
 REFERENCE = 1.2244  # bits per byte of the challenge's baseline
@@ -120,32 +120,11 @@ def summarise(runs: Sequence[FinishedRun], about: About) -> dict[str, Any]:
         "mean": mean,
         "std": std,
         "reference": about.reference,
-        "p": None if std is None else p_value(scores, about.reference),
+        "p": None if std is None else one_sample_p(scores, about.reference),
         "hardware": "; ".join(dict.fromkeys(f"{run.ranks} x {run.device}" for run in runs)),
         "torch": "; ".join(dict.fromkeys(run.torch for run in runs)),
         "python": "; ".join(dict.fromkeys(run.python for run in runs)),
     }
-
-
-def p_value(scores: Sequence[float], reference: float) -> float:
-    """How likely scores with a mean this low are if the true mean is the reference: the one-sided t-test."""
-    below, std = reference - statistics.fmean(scores), statistics.stdev(scores)
-    if std == 0:
-        return 0.0 if below > 0 else 1.0 if below < 0 else 0.5
-    return student_tail(below / (std / math.sqrt(len(scores))), len(scores) - 1)
-
-
-def student_tail(t: float, freedom: int) -> float:
-    """The probability of more than t in Student's distribution, by its finite sum for whole degrees of freedom."""
-    cosine = 1 / math.sqrt(1 + t * t / freedom)
-    sine = t / math.sqrt(freedom) * cosine
-    odd = freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, freedom, 2):
-        total += term
-        term *= cosine * cosine * k / (k + 1)
-    inside = (math.atan2(sine, cosine) + sine * total) * 2 / math.pi if odd else sine * total
-    return min(max((1 - inside) / 2, 0.0), 1.0)
 
 
 def artifact_name(run: FinishedRun, best: FinishedRun) -> str:

@@ -177,7 +177,7 @@ class TrainingConfig(Section):
     per_device_batch_size: int = key(4, "Rows in one forward pass of one rank.", low=1)
     gradient_accumulation_steps: int = key(4, "Forward passes of each rank in a step.", low=1)
     max_steps: int = key(1000, "Optimizer steps.", low=1)
-    gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass: less memory, more time.")
+    gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass where memory needs it.")
     compile: bool = key(True, "torch.compile; where it is not set, on GPUs only.")
     seed: int = key(42, "Decides the initial weights and dropout.", low=0)
     logging_steps: int = key(10, "Steps between log lines.", low=1)

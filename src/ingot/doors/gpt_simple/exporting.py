@@ -35,6 +35,7 @@ def keys_of(config: IngotConfig) -> dict[str, dict[str, Any]]:
     keys["training"] |= {
         "max_steps": steps,
         "per_device_batch_size": micro_batch,
+        "gradient_checkpointing": bool(t.gradient_checkpointing),
         "gradient_accumulation_steps": -(-rows // micro_batch),
         "keep_last_k": t.keep_last,
         "keep_milestone_every": t.keep_every or None,

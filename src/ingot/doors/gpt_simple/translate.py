@@ -192,6 +192,7 @@ def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "optimizer.name": "adamw",
         "optimizer.schedule": "cosine",
         "optimizer.decay_steps": o.warmup_steps + max(1, cosine_steps(config)),
+        "training.gradient_checkpointing": t.gradient_checkpointing and "auto",  # it asks for room: more than needed is slower
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": PRECISIONS.get(t.mixed_precision, t.mixed_precision),
         "training.priming_steps": 0,

@@ -1,0 +1,119 @@
+"""Documents redrawn each epoch: joined in a new order, cut into rows from a random place on, and the rows shuffled.
+
+What a row holds follows from the seed, the epoch and the row's number. The join is never written: of an epoch only the places
+where its documents end are in memory, 8 bytes for each, and tokens are copied out of the files when a row is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.loading.order import Places
+from ingot.data.store.dataset import Documents
+from ingot.runtime.batch import IGNORED, Batch
+from ingot.runtime.seeds import mix, permuted
+
+DOCUMENTS, ROWS, OFFSET = 0, 1, 2  # what the seed is mixed with: three draws that have nothing to do with each other
+PART = 1 << 20  # documents that are drawn together
+
+
+@dataclass(frozen=True)
+class _Join:
+    """The documents of an epoch, joined to a ring."""
+
+    ends: NDArray[np.int64]  # of each document, in the order of the epoch
+    offset: int  # where in the join the first row begins
+
+
+class RedrawnRows:
+    """Rows of `seq_len` tokens out of documents that are redrawn each epoch; every token is an input once per epoch.
+
+    The join is a ring: a row may begin in a document that another row ends with, and the target of the last token is the first.
+    The last row of a join is filled with places that predict nothing. What a document repeats of the one before it is left out.
+    """
+
+    def __init__(self, split: Documents, seq_len: int, seed: int, documents: bool = False):
+        self.seq_len, self.planes = seq_len, 3 if documents else 2
+        self._split, self._seed = split, seed
+        self._starts, self._repeats = split.document_starts(), split.document_repeats()
+        self._documents = len(self._starts) - 1
+        self.tokens = split.tokens - (0 if self._repeats is None else int(self._repeats.sum(dtype=np.int64)))
+        self._rows = -(-self.tokens // seq_len)
+        self._join = lru_cache(maxsize=1)(self._draw)  # rows come epoch by epoch
+
+    def at(self, phase: int, places: Places) -> RedrawnRows:
+        return self  # a sample number says it all
+
+    def after(self, samples: range) -> tuple[int, Places]:
+        return samples.stop, {}
+
+    def epoch(self, sample: int) -> int:
+        return sample // self._rows
+
+    def available(self, samples: range, epochs: int) -> int:
+        return max(0, min(samples.stop, epochs * self._rows) - samples.start)
+
+    def read(self, samples: range, share: range, batch: Batch) -> int:
+        numbers = np.arange(samples.start, samples.stop, dtype=np.uint64)
+        epochs, rows = np.divmod(numbers, np.uint64(self._rows))
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            rows[here] = permuted(rows[here], self._rows, key=mix(self._seed, epoch, ROWS))
+            mine = np.flatnonzero(here[share.start : share.stop])
+            if len(mine):
+                self._fill(batch, mine, self._join(epoch), rows[share.start + mine].astype(np.int64), epoch)
+        empty = self._rows * self.seq_len - self.tokens  # places of the last row of a join
+        return len(samples) * self.seq_len - empty * int(np.count_nonzero(rows == self._rows - 1))
+
+    def _fill(self, batch: Batch, lines: NDArray[np.int64], join: _Join, rows: NDArray[np.int64], epoch: int) -> None:
+        """Write rows of one epoch, by their numbers in its join, into lines of the batch."""
+        counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
+        begins = (join.offset + rows * self.seq_len) % self.tokens
+        stops = begins + counts + 1  # with the last target
+        first = np.searchsorted(join.ends, begins, side="right")
+        # A row that goes on at the start of the join counts its documents on: place D is place 0 again.
+        last = np.searchsorted(join.ends, (stops - 1) % self.tokens, side="right") + (stops > self.tokens) * self._documents
+        sizes = last - first + 1
+        places = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+        starts, lengths = self._chosen(places % self._documents, epoch)
+        skipped = begins - join.ends[first] + lengths[np.cumsum(sizes) - sizes]  # of the first document of a row
+        window, at = np.empty(self.seq_len + 1, np.int32), 0
+        for line, count, skip, size in zip(lines.tolist(), counts.tolist(), skipped.tolist(), sizes.tolist(), strict=True):
+            pieces = zip(starts[at : at + size].tolist(), lengths[at : at + size].tolist(), strict=True)
+            self._fill_line(batch[line], window[: count + 1], skip, pieces)
+            at += size
+
+    def _fill_line(self, line: Batch, window: NDArray[np.int32], skip: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """Write a row out of the start and length of each of its documents; `skip`: tokens of the first that are not in it."""
+        filled, count, number = 0, len(window) - 1, 0
+        for start, length in pieces:
+            stop = min(filled + length - skip, count + 1)
+            self._split.read(start + skip, start + skip + stop - filled, window[filled:stop])
+            if self.planes == 3:
+                line[2, filled:stop] = number
+                number += stop > filled
+            filled, skip = stop, 0
+        line[0, :count], line[1, :count] = window[:-1], window[1:]
+        line[0, count:], line[1, count:] = 0, IGNORED
+        if self.planes == 3:
+            line[2, count:] = number  # padding sees itself alone
+
+    def _draw(self, epoch: int) -> _Join:
+        ends = np.empty(self._documents, np.int64)
+        for first in range(0, self._documents, PART):
+            places = np.arange(first, min(first + PART, self._documents))
+            ends[places] = self._chosen(places, epoch)[1]
+        return _Join(np.cumsum(ends, out=ends), mix(self._seed, epoch, OFFSET) % self.tokens)
+
+    def _chosen(self, places: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the documents at some places of an epoch's order begin, and how many tokens they have."""
+        chosen = permuted(places.astype(np.uint64), self._documents, key=mix(self._seed, epoch, DOCUMENTS))
+        starts, stops = (self._starts[chosen + np.uint64(one)].astype(np.int64) for one in (0, 1))
+        if self._repeats is not None:
+            starts += self._repeats[chosen]
+        return starts, stops - starts

@@ -1,0 +1,108 @@
+"""`ingot compare`: whether the scores of two groups of runs differ by more than their noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ingot.doors.cli.options import AsJson, ScoreOption
+from ingot.doors.output import print_columns, print_json
+from ingot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ingot.experiments.comparing import Comparison, Side
+
+BETWEEN = "--"
+
+
+class TwoSides(TyperCommand):
+    """A verb whose words are two groups with `--` between them; options may stand before the first and after the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        second: list[str] = []
+        if BETWEEN in args:
+            at = args.index(BETWEEN)
+            args, rest = args[:at], args[at + 1 :]
+            end = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+            second, args = rest[:end], [*args, *rest[end:]]
+        ctx.meta[BETWEEN] = second
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("compare", cls=TwoSides)(compare)
+
+
+def compare(
+    ctx: typer.Context,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one arm, two dashes, and those of another.")
+    ],
+    score: ScoreOption = "val_bpb",
+    as_json: AsJson = False,
+) -> None:
+    """Compare two arms of finished runs: mean, spread, Welch's p, and how many more seeds would settle it."""
+    from ingot.experiments.comparing import compare as compare_runs
+
+    second = [Path(word) for word in ctx.meta[BETWEEN]]
+    if not second:
+        raise ConfigError("there is one group of runs; put two dashes between the runs of the two arms: ingot compare a b -- c d")
+    found = compare_runs(runs, second, score)
+    print_json(_record(found, score)) if as_json else _print(found, score)
+
+
+def _record(found: Comparison, score: str) -> dict[str, Any]:
+    def side(one: Side) -> dict[str, Any]:
+        runs = [{"run": str(run.path), "seed": run.seeds[0], score: run.score} for run in one.runs]
+        return {"runs": runs, "n": len(runs), "mean": one.mean, "std": one.std}
+
+    def finite(number: float) -> float | None:
+        return number if math.isfinite(number) else None
+
+    return {
+        "score": score,
+        "a": side(found.a),
+        "b": side(found.b),
+        "difference": found.difference,
+        "t": finite(found.test.t),
+        "degrees_of_freedom": finite(found.test.freedom),
+        "p": found.test.p,
+        "more_seeds": list(found.more) if found.more is not None else None,
+        "differing": {name: list(values) for name, values in found.differing.items()},
+        "notes": list(found.notes),
+    }
+
+
+def _print(found: Comparison, score: str) -> None:
+    rows: list[Sequence[str]] = [("", "n", score, "std", "runs")]
+    for name, side in (("A", found.a), ("B", found.b)):
+        rows.append(
+            (name, str(len(side.runs)), f"{side.mean:.5f}", f"{side.std:.5f}", " ".join(str(run.path) for run in side.runs))
+        )
+    print_columns(rows)
+    share = f" ({100 * found.difference / found.a.mean:+.2f}%)" if found.a.mean else ""
+    print(f"\nB - A  {found.difference:+.5f}{share}, {verdict(found)}")
+    for name, values in found.differing.items():
+        print(f"differ in {name}: {values[0]} and {values[1]}")
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def verdict(found: Comparison) -> str:
+    """What the test says, in words."""
+    from ingot.experiments.comparing import LEVEL
+
+    p = f"p = {found.test.p:.2g} (Welch, two-sided)"
+    if found.test.p < LEVEL:
+        return f"{p}: {'B' if found.difference < 0 else 'A'} is lower"
+    if found.more is None:
+        return f"{p}: no sensible number of seeds would tell them apart"
+    if found.more[0] == found.more[1]:
+        return f"{p}: not settled, {found.more[0]} more seeds of each needed for p < {LEVEL:g}"
+    return f"{p}: not settled, {found.more[0]} more seeds of A and {found.more[1]} of B needed for p < {LEVEL:g}"

@@ -1,0 +1,171 @@
+"""Two sides of finished runs compared: what their scores say, by their folders alone.
+
+A side is one arm of an experiment: runs that differ in their seeds and in nothing else. Scores compare where the validation text
+is the same, be it in other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ingot.config.text import format_value
+from ingot.errors import CheckpointError, ConfigError
+from ingot.eval.statistics import Welch, seeds_needed, welch
+from ingot.runs.finding import newest_index
+from ingot.runs.report import by_rows
+from ingot.runs.run import Run
+from ingot.train.finished import compared
+
+ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
+SEEDS = ("training.seed", "data.seed")
+LEVEL = 0.01  # p below it settles a comparison
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A run that is complete, with its score."""
+
+    path: Path
+    score: float
+    seeds: tuple[int, ...]
+    data: str  # its fingerprint
+    text_bytes: int | None  # of the validation text, where all of it was scored
+    part: str  # said of a score of a part of the text
+    settings: dict[str, Any]  # all that decide what a run comes to, but the seeds
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of one arm."""
+
+    runs: tuple[Scored, ...]
+
+    @property
+    def scores(self) -> list[float]:
+        return [run.score for run in self.runs]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def std(self) -> float:
+        return statistics.stdev(self.scores)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the scores of two sides say."""
+
+    a: Side
+    b: Side
+    test: Welch
+    needed: int | None  # runs of each side for p below LEVEL, if means and spreads stay; None: no sensible number is enough
+    differing: dict[str, tuple[Any, Any]]  # settings that the two sides have unlike
+    notes: tuple[str, ...]
+
+    @property
+    def difference(self) -> float:
+        return self.b.mean - self.a.mean
+
+    @property
+    def more(self) -> tuple[int, int] | None:
+        """How many more seeds each side needs; None: no sensible number is enough."""
+        if self.test.p < LEVEL:
+            return 0, 0
+        if self.needed is None:
+            return None
+        return max(0, self.needed - len(self.a.runs)), max(0, self.needed - len(self.b.runs))
+
+
+def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb") -> Comparison:
+    """Compare the scores of two arms."""
+    sides = (_side(a, score), _side(b, score))
+    runs = [run for side in sides for run in side.runs]
+    check_same_text(runs, score)
+    test, needed = welch(sides[0].scores, sides[1].scores), seeds_needed(sides[0].scores, sides[1].scores, LEVEL)
+    first, second = (side.runs[0].settings for side in sides)
+    differing = {
+        name: (first.get(name), second.get(name))
+        for name in sorted(first.keys() | second.keys())
+        if first.get(name) != second.get(name)
+    }
+    parts = " and ".join(dict.fromkeys(run.part for run in runs if run.part))
+    notes = (f"scores are not of the whole validation text: {parts}; evaluation.final_rows=null scores all of it",)
+    return Comparison(*sides, test, needed, differing, notes if parts else ())
+
+
+def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
+    """A complete run by its folder."""
+    run = Run.open(path)
+    result, state = run.result() or {}, run.status()
+    if state.status != "completed" or result.get("status") != "completed":
+        raise CheckpointError(f"{path} is not complete: its status is {state.status}; finish it with: ingot train {path}")
+    if not isinstance(value := result.get(score), int | float) or not math.isfinite(value):
+        known = [name for name in get_args(ScoreName) if isinstance(result.get(name), int | float)]
+        raise CheckpointError(f"{path} has no {score}; it has {' and '.join(known) or 'no score'}")
+    settings = compared(run.config)
+    seeds = tuple(int(settings.pop(name)) for name in SEEDS)
+    rows, rows_of = result.get("val_rows") or 0, result.get("val_rows_of") or 0
+    part, text_bytes = by_rows(rows, rows_of).strip(), None
+    if not part:
+        judged = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
+        text_bytes = judged[-1].get("bytes") if judged else None
+    return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, settings)
+
+
+def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
+    """Refuse scores that are of different texts, or of different tokens where the score counts tokens."""
+    first = runs[0]
+    for run in runs[1:]:
+        same_text = run.text_bytes is not None and run.text_bytes == first.text_bytes and score != "val_loss"
+        if run.data != first.data and not same_text:
+            paths = [one.settings.get("data.path") for one in (first, run)]
+            raise ConfigError(
+                f"{first.path} and {run.path} are scored on different data, {paths[0]} (fingerprint {first.data[:12]}) and "
+                f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
+            )
+
+
+def _side(paths: Sequence[Path], score: ScoreName) -> Side:
+    if len(paths) < 2:
+        given = f"{paths[0]} alone" if paths else "no run"
+        raise ConfigError(
+            f"one side has {given}, and noise is known from two runs on: give runs of at least two seeds on each side"
+        )
+    runs = [read_scored(path, score) for path in paths]
+    for one, other in combinations(runs, 2):
+        if one.path.resolve() == other.path.resolve():
+            raise ConfigError(f"{one.path} is given twice on one side; leave one out")
+        if one.seeds == other.seeds:
+            raise ConfigError(
+                f"{one.path} and {other.path} have the same seeds ({_told_seeds(one)}); a side needs runs of other ones"
+            )
+    for run in runs[1:]:
+        unlike = [name for name in runs[0].settings if runs[0].settings[name] != run.settings.get(name)]
+        if unlike:
+            told = ", ".join(f"{n} is {_shown(runs[0].settings[n])} and {_shown(run.settings.get(n))}" for n in unlike[:3])
+            raise ConfigError(f"{runs[0].path} and {run.path} are on one side and are not one arm: {told}; put them on two sides")
+    return Side(tuple(runs))
+
+
+def _told_seeds(run: Scored) -> str:
+    return ", ".join(f"{name}={seed}" for name, seed in zip(SEEDS, run.seeds, strict=True))
+
+
+def _shown(value: Any) -> str:
+    return format_value(value) if value is None or isinstance(value, str | int | float | list | dict) else str(value)
+
+
+def _fingerprint(path: Path, result: dict[str, Any], settings: dict[str, Any]) -> str:
+    """The fingerprint of the data; runs of versions that did not write it into result.json have it in their checkpoints."""
+    known = result.get("data_fingerprint")
+    if known is None and (index := newest_index(path)) is not None:
+        known = index.progress.get("data_fingerprint")
+    return str(known) if known is not None else str(settings.get("data.path"))

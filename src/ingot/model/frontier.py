@@ -1,0 +1,263 @@
+"""The frontier family: the fewest bits per byte that a few minutes of one GPU buy. docs/frontier.md has what each part bought.
+
+Three things set it apart from the golf family. Most layers see only a window of the last tokens, which costs less and loses
+nothing while a few see the whole row. Values have a second source, the embedding itself, in every second layer: a projection of
+it, or a table of their own where bytes do not count. Half of a head's dimensions know no place, and in long layers keys carry
+there what the token before was, so that one layer continues a sequence it has seen. Branches start at zero and gates at one: a
+new model predicts from the embedding alone. Weights are kept in float32 and used in the number format of the residual stream.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask
+
+from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
+from ingot.model.layers import (
+    LayerCache,
+    Mask,
+    RotaryTables,
+    Rotation,
+    attention_mask,
+    causal_attention,
+    fused,
+    is_fused,
+    positions,
+    rotate,
+)
+from ingot.model.loss import head_logits, head_loss
+
+UNIFORM = 0.68  # of sqrt(3 / width): range of the first matrices, 0.0006 bits per byte better than the whole of it
+
+
+def norm(x: Tensor) -> Tensor:
+    """Bring the last dimension to a root mean square of 1, without a gain."""
+    return F.rms_norm(x, (x.size(-1),), eps=1e-6).to(x.dtype)
+
+
+class Linear(nn.Linear):
+    """A matrix kept in float32 and used in the number format of what it multiplies."""
+
+    def __init__(self, inside: int, outside: int):
+        super().__init__(inside, outside, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Places(NamedTuple):
+    """What a pass knows of where its tokens stand: made once and handed to every block."""
+
+    rotary: RotaryTables
+    whole: Mask | None  # of layers that see the whole row
+    window: Mask | None  # of the others
+    starts: Tensor | None  # (B, 1, T, 1): where a document begins in the middle of a row
+
+
+class Gate(nn.Module):
+    """One number between 0 and 2 per head and token, by a few channels of the layer's input; 1 at first."""
+
+    def __init__(self, width: int, channels: int, heads: int):
+        super().__init__()
+        self.channels = min(channels, width)
+        self.weight = nn.Parameter(torch.zeros(heads, self.channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * torch.sigmoid(F.linear(x[..., : self.channels], self.weight.to(x.dtype)))[..., None]  # (B, T, H, 1)
+
+
+class Attention(nn.Module):
+    def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
+        super().__init__()
+        kv_heads, self.head_size = s.kv_heads or s.heads, s.width // s.heads
+        inside = kv_heads * self.head_size
+        self.rotated, self.long = s.rotated, s.is_long(layer)
+        self.offset = s.key_offset and self.long
+        self.q = Linear(s.width, s.width)
+        self.k = Linear(s.width, inside)
+        self.v = Linear(s.width, inside)
+        self.o = Linear(s.width, s.width)
+        self.head_gate = Gate(s.width, GATE_CHANNELS, s.heads) if s.head_gate else None
+        self.value_gate = Gate(s.width, VALUE_GATE_CHANNELS, kv_heads) if s.has_values(layer) else None
+        self.value_table = nn.Embedding(vocab_size, inside) if s.has_values(layer) and s.values == "tables" else None
+        self.value_projection = Linear(s.width, inside) if s.has_values(layer) and s.values == "projections" else None
+
+    def forward(self, x: Tensor, x0: Tensor, tokens: Tensor, at: Places, cache: LayerCache | None) -> Tensor:
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, -1, self.head_size) for y in (self.q(x), self.k(x), self.v(x)))  # (B, T, H, D), 2 x (B, T, K, D)
+        if self.value_gate is not None:
+            table, project = self.value_table, self.value_projection
+            more = project(x0) if project is not None else table(tokens).to(x.dtype) if table is not None else x0
+            v = v + self.value_gate(x) * more.view_as(v)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        q, k = norm(rotate(q, at.rotary)), norm(rotate(k, at.rotary))
+        if cache is not None:
+            k, v = cache.extend(k, v)  # (B, K, S, D)
+        if self.offset:
+            k = self._offset(k, at.starts)
+        y = causal_attention(q, k, v, mask=at.whole if self.long else at.window).transpose(1, 2)  # (B, T, H, D)
+        if self.head_gate is not None:
+            y = y * self.head_gate(x)
+        return self.o(y.reshape(B, T, C))
+
+    def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
+        """Keys whose still dimensions are those of the token before; the first of a row or document keeps its own."""
+        # After the cache, which holds keys as they are: the token before is then there, whatever was read at once.
+        still = k[..., self.rotated :]
+        before = torch.cat([still[:, :, :1], still[:, :, :-1]], dim=2)
+        if starts is not None:
+            before = torch.where(starts, still, before)
+        return torch.cat([k[..., : self.rotated], before], dim=-1)
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.fc = Linear(width, inner)
+        self.down = Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.fc(x)).square())
+
+
+class Block(nn.Module):
+    def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
+        super().__init__()
+        self.attn = Attention(s, vocab_size, layer)
+        self.mlp = MLP(s.width, s.inner_width)
+        self.mix_x = nn.Parameter(torch.ones(()))
+        self.mix_x0 = nn.Parameter(torch.full((), 0.05))
+        self.skip = nn.Parameter(torch.full((), 0.5)) if s.has_skip(layer) else None
+
+    def forward(
+        self, x: Tensor, x0: Tensor, skip: Tensor | None, tokens: Tensor, at: Places, cache: LayerCache | None = None
+    ) -> Tensor:
+        if skip is not None and self.skip is not None:
+            x = x + self.skip * skip  # numbers without a dimension leave the stream its number format
+        x = self.mix_x * x + self.mix_x0 * x0
+        x = x + self.attn(norm(x), x0, tokens, at, cache)
+        return x + self.mlp(norm(x))
+
+
+class Frontier(nn.Module):
+    """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
+
+    loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+    control = CONTROL
+
+    Settings = FrontierSettings
+
+    def __init__(self, vocab_size: int, context: int, **settings: Any):
+        super().__init__()
+        s = FrontierSettings(**settings)
+        self.context, self.window, self.softcap = context, s.window, s.softcap
+        self.head_size, self.kv_heads = s.width // s.heads, s.kv_heads or s.heads
+        self.skips = s.layers // 2 if s.skips else 0
+        self.windowed = not all(s.is_long(layer) for layer in range(s.layers))
+        self.embedding = nn.Embedding(vocab_size, s.width)
+        self.blocks = nn.ModuleList(Block(s, vocab_size, layer) for layer in range(s.layers))
+        self.lm_head = None if s.tied else Linear(s.width, vocab_size)
+        self.rotation = Rotation(context, s.rotated, s.rope_base)
+        self._initialise(UNIFORM * math.sqrt(3 / s.width))
+
+    @torch.no_grad()
+    def _initialise(self, bound: float) -> None:
+        """Matrices and tables are drawn evenly, but what ends a branch is zero; gates, mixes and skips are as they were made."""
+        self.embedding.weight.normal_(std=0.02 if self.lm_head is None else 1.0)
+        if self.lm_head is not None:
+            self.lm_head.weight.normal_(std=0.001)
+        for name, parameter in self.blocks.named_parameters():
+            if name.endswith((".o.weight", ".down.weight")):
+                parameter.zero_()
+            elif not any(part in name for part in CONTROL):
+                parameter.uniform_(-bound, bound)
+
+    def set(self, window: int) -> None:
+        """What a stage of training may change."""
+        if window < 1 or window != int(window):
+            raise ValueError(f"window={window} is not a number of tokens")
+        self.window = int(window)
+
+    @property
+    def head(self) -> Tensor:
+        return self.embedding.weight if self.lm_head is None else self.lm_head.weight
+
+    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
+        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
+        at = self._places(tokens, cache, documents)
+        x = x0 = norm(self.embedding(tokens).to(self._stream_dtype()))  # (B, T, C)
+        outputs: list[Tensor] = []
+        for i, block in enumerate(self.blocks):
+            skip = outputs.pop() if outputs and i >= self.skips else None  # the nearest first: block 5 of 10 is fed by block 4
+            x = block(x, x0, skip, tokens, at, cache[i] if cache else None)
+            if i < self.skips:
+                outputs.append(x)
+        return norm(x)
+
+    def _stream_dtype(self) -> torch.dtype:
+        """The number format of the residual stream: that of matrix products, where a backend has set one for them."""
+        weight = self.embedding.weight
+        kind = weight.device.type
+        chosen = kind != "meta" and torch.is_autocast_enabled(kind)
+        return torch.get_autocast_dtype(kind) if chosen else weight.dtype
+
+    def _places(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Places:
+        starts = None
+        if documents is not None:
+            starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, None, :, None]
+        rotary = self.rotation(positions(tokens, cache, self.context))
+        whole = attention_mask(documents, cache, self.head_size)
+        short = self.window_mask(tokens, cache, documents, whole) if self.windowed else whole
+        return Places(rotary, whole, short, starts)
+
+    def window_mask(
+        self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None, whole: Mask | None
+    ) -> Mask | None:
+        """What tokens see in layers with a window: the last `window` tokens, themselves among them, of their own document."""
+        window, T, device = self.window, tokens.size(1), tokens.device
+        if cache and (place := cache[0].place) is not None:
+            oldest = place[:, None, None, None] - window
+            return whole & (torch.arange(cache[0].keys.size(2), device=device) > oldest)  # type: ignore[operator]
+        start = cache[0].length if cache else 0
+        if start + T <= window:
+            return whole
+
+        def visible(b: Any, h: Any, query: Tensor, key: Tensor) -> Tensor:
+            seen = (query >= key) & (query - key < window)
+            return seen if documents is None else seen & (documents[b, query] == documents[b, key])
+
+        if is_fused(device, self.head_size, 0.0) and not start:
+            batch = None if documents is None else tokens.size(0)
+            return fused(create_block_mask)(visible, batch, None, T, T, device=device)
+        query, key = torch.arange(start, start + T, device=device)[:, None], torch.arange(start + T, device=device)
+        row = torch.arange(tokens.size(0), device=device)[:, None, None, None]
+        return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every next token, from hidden states; always between plus and minus the softcap."""
+        return head_logits(hidden, self.head, self.softcap)
+
+    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of the targets, given the hidden states before the head."""
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        x = self.hidden(tokens, documents=documents)
+        return self.logits(x) if targets is None else self.head_loss(x, targets)
+
+    def flops(self, seq_len: int) -> float:
+        """Of training, per token: six per weight that multiplies, twelve per channel of a layer and token that it sees."""
+        embeddings = [m.weight.numel() for m in self.modules() if isinstance(m, nn.Embedding)]
+        idle = sum(embeddings) - (embeddings[0] if self.lm_head is None else 0)  # looked up, not multiplied
+        seen = sum(seq_len if block.attn.long else min(seq_len, self.window) for block in self.blocks)
+        return 6.0 * (sum(p.numel() for p in self.parameters()) - idle) + 12.0 * self.embedding.embedding_dim * seen
+
+    def new_cache(self, batch: int) -> list[LayerCache]:
+        """An empty key-value cache for `batch` rows, as long as the context."""
+        weight = self.embedding.weight
+        return [LayerCache(batch, self.kv_heads, self.context, self.head_size, weight.device, weight.dtype) for _ in self.blocks]

@@ -1,0 +1,137 @@
+"""`ingot compare`: two arms of finished runs, by what their folders say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from experiments_kit import said, write_finished
+
+from ingot.errors import CheckpointError, ConfigError
+from ingot.eval.statistics import welch
+from ingot.experiments.comparing import compare
+
+A, B = (1.20, 1.21, 1.19), (1.10, 1.12, 1.11)
+
+
+def arm(folder: Path, scores, **known) -> list[Path]:
+    return [write_finished(folder / f"seed-{seed}", score, seed, **known) for seed, score in enumerate(scores, 1)]
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[list[Path], list[Path]]:
+    return arm(tmp_path / "a", A), arm(tmp_path / "b", B, settings={"data.sampling": "redraw"})
+
+
+def test_two_arms_are_compared_by_their_folders(sides):
+    found = compare(*sides)
+    assert (found.a.mean, found.b.mean) == (pytest.approx(1.2), pytest.approx(1.11))
+    assert (found.a.std, found.b.std) == (pytest.approx(0.01), pytest.approx(0.01))
+    assert found.test == welch(A, B) and found.test.p < 0.01 and found.more == (0, 0)
+    assert found.differing == {"data.sampling": ("shuffle", "redraw")}
+
+
+def test_the_verb_says_mean_spread_and_p(sides, capsys):
+    code, out, err = said(capsys, "compare", *sides[0], "--", *sides[1])
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[1].split()[:4] == ["A", "3", "1.20000", "0.01000"] and lines[2].split()[:4] == ["B", "3", "1.11000", "0.01000"]
+    assert "B - A  -0.09000 (-7.50%), p = " in out and "B is lower" in out
+    assert "differ in data.sampling: shuffle and redraw" in out
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_the_same_as_json(sides, capsys, order):
+    words = [*sides[0], "--", *sides[1]]
+    told = json.loads(said(capsys, "compare", *(["--json", *words] if order == "before" else [*words, "--json"]))[1])
+    assert told["a"]["n"] == told["b"]["n"] == 3 and told["difference"] == pytest.approx(-0.09)
+    assert told["p"] == welch(A, B).p and told["more_seeds"] == [0, 0]
+    assert [one["seed"] for one in told["b"]["runs"]] == [1, 2, 3]
+
+
+def test_arms_within_their_noise_need_more_seeds(tmp_path, capsys):
+    a, b = arm(tmp_path / "a", A), arm(tmp_path / "b", (1.19, 1.20))
+    found = compare(a, b)
+    assert found.test.p > 0.01 and found.needed is not None
+    assert found.more == (found.needed - 3, found.needed - 2)
+    out = said(capsys, "compare", *a, "--", *b)[1]
+    assert f"{found.needed - 3} more seeds of A and {found.needed - 2} of B needed for p < 0.01" in out
+
+
+def test_equal_means_are_said_to_need_no_more_seeds(tmp_path, capsys):
+    out = said(capsys, "compare", *arm(tmp_path / "a", (1.0, 2.0)), "--", *arm(tmp_path / "b", (2.0, 1.0)))[1]
+    assert "no sensible number of seeds would tell them apart" in out
+
+
+def test_another_score_is_compared_where_it_is_asked_for(tmp_path):
+    sides = [arm(tmp_path / name, A, artifact_bpb=bpb) for name, bpb in (("a", 1.5), ("b", 1.6))]
+    assert compare(*sides, "artifact_bpb").difference == pytest.approx(0.1)
+    with pytest.raises(CheckpointError, match=r"has no val_loss; it has val_bpb and artifact_bpb"):
+        compare(*sides, "val_loss")
+
+
+def test_one_seed_on_a_side_is_refused(sides, capsys):
+    with pytest.raises(ConfigError, match=r"seed-1 alone.*at least two seeds on each side"):
+        compare(sides[0], sides[1][:1])
+    assert said(capsys, "compare", sides[0][0], "--", sides[1][0])[0] == 2
+
+
+def test_one_group_is_refused_with_the_way_to_write_two(sides, capsys):
+    code, _, err = said(capsys, "compare", *sides[0])
+    assert code == 2 and "ingot compare a b -- c d" in err and err.count("\n") == 1
+
+
+def test_runs_on_different_data_are_refused(sides, tmp_path):
+    other = arm(tmp_path / "c", B, data_fingerprint="e" * 64, bytes=999, settings={"data.path": "data/other"})
+    with pytest.raises(ConfigError, match=r"scored on different data, sample:shakespeare .* and data/other"):
+        compare(sides[0], other)
+
+
+def test_one_text_in_other_tokens_compares_by_bytes_and_not_by_tokens(sides, tmp_path):
+    other = arm(tmp_path / "c", B, data_fingerprint="e" * 64, val_loss=3.0)
+    assert compare(sides[0], other).difference == pytest.approx(-0.09)
+    both = [arm(tmp_path / name, A, val_loss=3.0, data_fingerprint=name * 64) for name in ("d", "e")]
+    with pytest.raises(ConfigError, match="val_loss of different texts"):
+        compare(*both, "val_loss")
+
+
+def test_runs_that_are_not_one_arm_are_refused_on_one_side(sides):
+    with pytest.raises(ConfigError, match=r"are not one arm: data\.sampling is shuffle and redraw"):
+        compare([sides[0][0], sides[1][1]], sides[1])
+
+
+def test_the_same_seed_or_the_same_run_twice_is_refused(sides, tmp_path):
+    twin = write_finished(tmp_path / "twin", 1.2, 1)
+    with pytest.raises(ConfigError, match=r"have the same seeds \(training\.seed=1, data\.seed=1\)"):
+        compare([sides[0][0], twin], sides[1])
+    with pytest.raises(ConfigError, match="is given twice on one side"):
+        compare([sides[0][0], sides[0][0]], sides[1])
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+def test_a_run_that_is_not_complete_is_refused(sides, tmp_path, status):
+    cut = write_finished(tmp_path / "cut", 1.2, 9, status=status)
+    with pytest.raises(CheckpointError, match=rf"cut is not complete: its status is {status}; finish it with: ingot train"):
+        compare([*sides[0], cut], sides[1])
+
+
+def test_scores_of_a_part_of_the_text_are_told(tmp_path):
+    found = compare(arm(tmp_path / "a", A, val_rows=3), arm(tmp_path / "b", B, val_rows=4))
+    assert found.notes and ": by 3 of 7 rows and by 4 of 7 rows; " in found.notes[0]
+
+
+def test_a_run_of_an_earlier_version_is_known_by_its_data_path(tmp_path):
+    sides = [arm(tmp_path / name, A, data_fingerprint=None) for name in ("a", "b")]
+    assert compare(*sides).difference == pytest.approx(0)
+
+
+def test_a_folder_that_is_no_run_is_one_line(sides, tmp_path, capsys):
+    code, _, err = said(capsys, "compare", tmp_path, tmp_path, "--", *sides[1])
+    assert code == 4 and "is not a run folder" in err and err.count("\n") == 1
+
+
+def test_torch_is_not_needed(sides, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert said(capsys, "compare", *sides[0], "--", *sides[1])[0] == 0

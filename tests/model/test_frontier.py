@@ -1,0 +1,116 @@
+import pytest
+import torch
+from model_kit import CONTEXT, VOCABULARY, count_parameters, make, new, tokens_of
+from pydantic import ValidationError
+
+from ingot.config.loading import load_config
+from ingot.model.frontier import Frontier
+from ingot.model.frontier_settings import FrontierSettings
+
+torch.set_num_threads(1)
+ONE_WINDOW = {"pattern": "S", "layers": 2, "values": "none"}  # a layer with a window before the last, which sees the whole row
+
+
+@pytest.mark.parametrize(("recipe", "millions"), [("golf/frontier", 28.4), ("frontier", 80.9)])
+def test_the_recipes_have_the_weights_they_are_known_for(recipe, millions):
+    settings = load_config(recipe, environment={}).config.model.model_dump(exclude={"vocab_size", "context", "family"})
+    assert count_parameters("frontier", vocab_size=8192, context=4096, **settings) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+@torch.no_grad()
+def test_a_new_model_predicts_from_the_embedding_alone():
+    model, tokens = new("frontier"), tokens_of()
+    alone = model(tokens)
+    for name, p in model.blocks.named_parameters():
+        if not name.endswith((".o.weight", ".down.weight")) and p.dim():
+            p.normal_()
+    torch.testing.assert_close(model(tokens), alone)
+    same = tokens == tokens[0, 0]
+    assert same.sum() > 0
+    torch.testing.assert_close(alone[same], alone[0, 0].expand(int(same.sum()), -1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [1, 4, 40])
+def test_a_layer_with_a_window_sees_so_many_tokens_and_no_more(window):
+    model, tokens = make("frontier", window=window, **ONE_WINDOW), tokens_of(1)
+    seen = []
+    model.blocks[0].attn.register_forward_hook(lambda module, args, out: seen.append(out))
+    model(tokens)
+    for place in (0, 10):
+        changed = tokens.clone()
+        changed[:, place] = (changed[:, place] + 1) % VOCABULARY
+        model(changed)
+        moved = (seen[-1] - seen[0]).abs().amax((0, 2)) > 1e-6
+        assert moved.nonzero().flatten().tolist() == list(range(place, min(CONTEXT, place + window)))
+
+
+@torch.no_grad()
+def test_a_window_as_long_as_the_row_is_no_window():
+    wide, whole, tokens = make("frontier", window=CONTEXT), make("frontier", pattern="L"), tokens_of()
+    for model in (wide, whole):
+        for block in model.blocks:
+            block.attn.offset = False  # which long layers alone have
+    assert torch.equal(wide(tokens), whole(tokens))
+
+
+@torch.no_grad()
+def test_the_still_part_of_a_key_is_that_of_the_token_before_in_long_layers():
+    model = make("frontier", pattern="SL", layers=4)
+    assert [block.attn.offset for block in model.blocks] == [False, True, False, True]
+    attention = model.blocks[1].attn
+    k = torch.randn(2, 2, 5, 12)
+    moved = attention._offset(k, None)
+    assert torch.equal(moved[..., : attention.rotated], k[..., : attention.rotated])
+    assert torch.equal(moved[:, :, 1:, attention.rotated :], k[:, :, :-1, attention.rotated :])
+    assert torch.equal(moved[:, :, 0], k[:, :, 0])
+    starts = torch.zeros(2, 1, 5, 1, dtype=torch.bool)
+    starts[0, 0, 3] = True
+    apart = attention._offset(k, starts)
+    assert torch.equal(apart[0, :, 3], k[0, :, 3])
+    assert torch.equal(apart[1], moved[1])
+
+
+def test_weights_stay_float32_and_the_stream_runs_in_the_format_of_products():
+    model, tokens = make("frontier"), tokens_of()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.hidden(tokens).dtype is torch.bfloat16
+        loss = model(tokens, tokens)
+    loss.backward()
+    assert model.hidden(tokens).dtype is torch.float32
+    assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    assert loss.item() == pytest.approx(model(tokens, tokens).item(), abs=0.1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"tied": False, "values": "tables"}])
+def test_flops_count_what_multiplies_and_what_a_layer_sees(settings):
+    model = Frontier(100, 64, **{"layers": 4, "heads": 4, "width": 32, "pattern": "SSL", "window": 8, **settings})
+    tables = [m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    idle = sum(tables) if settings else 0  # the embedding is the head where it is tied
+    products = 6 * (sum(p.numel() for p in model.parameters()) - idle)
+    assert model.flops(64) == products + 12 * 32 * (8 + 8 + 64 + 64)
+    assert model.flops(4) == products + 12 * 32 * 4 * 4
+
+
+def test_a_stage_may_set_the_window_and_nothing_else():
+    model = make("frontier")
+    model.set(window=3)
+    assert model.window == 3
+    with pytest.raises(ValueError, match=r"window=0 is not"):
+        model.set(window=0)
+    with pytest.raises(TypeError):
+        model.set(depth=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"rope_part": 1.0}, r"model\.key_offset needs dimensions that are not turned; set model\.rope_part below 1"),
+        ({"rope_part": 0.001}, r"model\.rope_part=0\.001 turns no pair of a head's 128 dimensions; raise it"),
+        ({"pattern": "SXL"}, "pattern"),
+        ({"values": "some"}, "values"),
+    ],
+)
+def test_settings_that_do_not_fit_are_told(settings, told):
+    with pytest.raises(ValidationError, match=told):
+        FrontierSettings(**settings)

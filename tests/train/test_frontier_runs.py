@@ -1,0 +1,88 @@
+"""The frontier recipes as toys: killed and continued bit for bit, exported, read again, and let write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import killed_after, records, state_of
+
+import ingot
+from ingot.config.loading import load_config
+from ingot.doors.cli.app import call
+from ingot.errors import ConfigError
+from ingot.generate.sampling import GenerationOptions
+from ingot.runs.result import TrainingResult, result_of
+from ingot.train.start import run
+
+RECIPES = ("golf/frontier", "frontier")
+TOY: dict[str, Any] = {
+    "model.layers": 3, "model.heads": 2, "model.kv_heads": 2, "model.width": 16, "model.window": 6, "model.pattern": "SL",
+    "data.tokenizer": None, "data.seq_len": 32, "training.tokens_per_step": 64, "training.max_steps": 9,
+    "training.stages": [{"share": 0.3333, "seq_len": 8}, {"share": 0.3333, "seq_len": 16}, {"share": 0.3334, "seq_len": 32}],
+    "training.device": "cpu", "training.threads": 1, "training.save_every": 1, "training.keep_every": 1, "budget.seconds": None,
+    "artifact.score": False, "artifact.quantiser": "none", "artifact.dtype": "fp32", "artifact.codec": "none",
+}  # fmt: skip
+
+
+def train(recipe: str, data: Path, folder: Path, **settings: Any) -> TrainingResult:
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    values = {**TOY, "data.path": str(data), "training.output_dir": str(folder), **given}
+    return run(load_config(recipe, python=values, environment={}))
+
+
+def scored(folder: Path) -> float:
+    result = result_of(folder)
+    assert result is not None and result.val_bpb is not None
+    return result.val_bpb
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def unbroken(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("frontier") / "unbroken"
+    assert train(request.param, data, folder).status == "completed"
+    return request.param, folder
+
+
+def test_a_recipe_learns_with_rows_that_grow(unbroken: tuple[str, Path]) -> None:
+    found = records(unbroken[1], "train")
+    assert [record["step"] for record in found] == list(range(1, 10))
+    assert found[-1]["loss"] < found[0]["loss"] - 0.5
+
+
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_a_recipe_killed_in_any_stage_ends_bitwise_as_the_unbroken_run(unbroken: tuple[str, Path], data: Path, step: int) -> None:
+    recipe, folder = unbroken
+    killed = killed_after(folder, step)
+    assert train(recipe, data, killed).status == "completed"
+    assert state_of(killed) == state_of(folder)
+
+
+def test_the_exported_model_scores_as_the_run_did_and_writes(unbroken: tuple[str, Path], tmp_path: Path) -> None:
+    _, folder = unbroken
+    trained = scored(folder)
+    whole = ingot.load(folder / "artifact" / "model.safetensors", device="cpu")
+    assert whole.evaluate().bits_per_byte == pytest.approx(trained, abs=1e-6)
+    assert call(["export", str(folder), "--quantiser", "int8", "--codec", "lzma", "--output", str(tmp_path / "small.ingot")]) == 0
+    small = ingot.load(tmp_path / "small.ingot", device="cpu")
+    assert small.evaluate().bits_per_byte == pytest.approx(trained, abs=0.05)
+    prompts = ["a", "abc de", "ab"]
+    texts = small.generate_batch(prompts, GenerationOptions(max_new_tokens=40, temperature=0))
+    assert texts == [small.generate(prompt, tokens=40, temperature=0, use_cache=False).removeprefix(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("layout", ["huggingface", "nanogpt", "gpt-simple"])
+def test_a_model_that_others_cannot_read_is_refused_by_name(unbroken: tuple[str, Path], layout: str) -> None:
+    with pytest.raises(ConfigError, match=r"a model of the family frontier has no place in .*; export it as ingot"):
+        call(["export", str(unbroken[1]), "--format", layout])
+
+
+def test_a_stage_may_change_the_window_and_the_last_one_is_what_is_scored(data: Path, tmp_path: Path) -> None:
+    stages = [{"share": 0.5, "seq_len": 16, "model": {"window": 4}}, {"share": 0.5, "model": {"window": 32}}]
+    train("golf/frontier", data, tmp_path / "run", training__stages=stages, training__max_steps=4)
+    loaded = ingot.load(tmp_path / "run" / "artifact" / "model.safetensors", device="cpu")
+    assert loaded.evaluate().bits_per_byte == pytest.approx(scored(tmp_path / "run"), abs=1e-6)
+    assert loaded.backend.model.window == 32
+    with pytest.raises(ConfigError, match=r"training\.stages\.0\.model: the model's `set` does not take .*window=0 is not"):
+        train("golf/frontier", data, tmp_path / "bad", training__stages=[{"share": 1.0, "model": {"window": 0}}])
