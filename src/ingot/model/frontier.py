@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
+from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     LayerCache,
     Mask,
@@ -32,12 +33,13 @@ from ingot.model.layers import (
 )
 from ingot.model.loss import head_logits, head_loss
 
+EPSILON = 1e-6  # of norms
 UNIFORM = 0.68  # of sqrt(3 / width): range of the first matrices, 0.0006 bits per byte better than the whole of it
 
 
 def norm(x: Tensor) -> Tensor:
     """Bring the last dimension to a root mean square of 1, without a gain."""
-    return F.rms_norm(x, (x.size(-1),), eps=1e-6).to(x.dtype)
+    return F.rms_norm(x, (x.size(-1),), eps=EPSILON).to(x.dtype)
 
 
 class Linear(nn.Linear):
@@ -72,6 +74,8 @@ class Gate(nn.Module):
 
 
 class Attention(nn.Module):
+    fused_rotary = False  # whether norm and rotation are one kernel of ours
+
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
         kv_heads, self.head_size = s.kv_heads or s.heads, s.width // s.heads
@@ -95,7 +99,11 @@ class Attention(nn.Module):
             more = project(x0) if project is not None else table(tokens).to(x.dtype) if table is not None else x0
             v = v + self.value_gate(x) * more.view_as(v)
         # Heads stay beside each other in memory until attention, whose output is then laid out as the next product wants it.
-        q, k = norm(rotate(q, at.rotary)), norm(rotate(k, at.rotary))
+        if self.fused_rotary and cache is None:
+            cos, sin = at.rotary
+            q, k = (fused_rotation(y, (cos[:, 0], sin[:, 0]), epsilon=EPSILON).transpose(1, 2) for y in (q, k))
+        else:
+            q, k = norm(rotate(q, at.rotary)), norm(rotate(k, at.rotary))
         if cache is not None:
             k, v = (y.transpose(1, 2) for y in cache.extend(k.transpose(1, 2), v.transpose(1, 2)))  # (B, S, K, D)
         if self.offset:
@@ -149,6 +157,7 @@ class Frontier(nn.Module):
     """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+    fused_loss = False  # whether softcap and loss are a kernel of ours
     control = CONTROL
 
     Settings = FrontierSettings
@@ -247,7 +256,7 @@ class Frontier(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk)
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)
