@@ -220,13 +220,14 @@ class Frontier(nn.Module):
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         at = self._places(tokens, cache, documents)
-        x = x0 = norm(self.embedding(tokens).to(self._stream_dtype()))  # (B, T, C)
+        x0 = norm(self.embedding(tokens).to(self._stream_dtype()))  # (B, T, C)
+        x = x0.view_as(x0)  # a block that is given one tensor twice, as such, would be a graph of its own
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):
             skip = outputs.pop() if outputs and i >= self.skips else None  # the nearest first: block 5 of 10 is fed by block 4
             x = block(x, x0, skip, tokens, at, cache[i] if cache else None)
             if i < self.skips:
-                outputs.append(x)
+                outputs.append(x.view_as(x))
         return norm(x)
 
     def _stream_dtype(self) -> torch.dtype:
