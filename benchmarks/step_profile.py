@@ -72,7 +72,7 @@ SHAPES = {
     "golf-393k": Shape("golf/seq4096", {}),
     "golf-131k": Shape("golf/seq4096", {"training.tokens_per_step": 131072}),
     "frontier": Shape("golf/baseline", GOLF_8192),
-    "frontier-c": Shape("golf/frontier", {"training.stages": []}),  # its last stage
+    "frontier-c": Shape("golf/frontier", {"training.stages": [], "model.vocab_size": 8192}),  # its last stage
     "124m-64x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 65536}),
     "124m-12x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 12288}),
 }
