@@ -245,7 +245,7 @@ def test_a_family_named_together_with_a_file_must_be_the_one_for_files() -> None
     assert load({"model.family": "file", "model.file": "mine.py"}).config.model.family == "file"
     assert "model.file (on the command line) is a setting of" in error_of({"model.family": "gpt2", "model.file": "mine.py"})
     assert "model.file is not set (" in error_of({"model.family": "file"})
-    assert error_of({"model.family": "lama"}) == "model.family=lama (command line): must be gpt2, llama, golf or file"
+    assert error_of({"model.family": "lama"}) == "model.family=lama (command line): must be gpt2, llama, golf, frontier or file"
 
 
 def test_entries_of_a_free_form_mapping_are_merged_one_by_one(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def smaller(words: list[str]) -> list[str]:
         case ["ingot", "train", *rest]:
             steps = [] if "--training.stages" in rest else ["--training.max_steps=2"]  # stages say how many
             return [*words, *TRAIN, *steps, *(LARGE if "--recipe" in rest and "demo" not in rest else [])]
+        case ["ingot", "sweep", *_]:
+            return [*words, *TRAIN, "--training.max_steps=2"]
         case ["ingot", "export", *_]:
             return [*words, "--no-score"]
         case ["ingot", "eval", *_]:

@@ -34,7 +34,7 @@ from ingot.train.resume import FIXED
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?ingot\s|torchrun .*-m ingot\s")
-FILES = ("py", "safetensors", "ingot")  # `model.py` is a file and no setting
+FILES = ("py", "safetensors", "gguf", "ingot")  # `model.py` is a file and no setting
 
 
 def fences(page: Path) -> list[tuple[str, str]]:
@@ -131,7 +131,7 @@ def test_verbs_and_options_named_in_the_text_exist(page: Path) -> None:
             verb, rest = verb_of(words_of(code)[1])
             known = {name for option in verb.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
             assert verb is not top or not rest or rest[0].startswith("-"), f"{page.name}: there is no verb in `{code}`"
-            for word in (word.partition("=")[0] for word in rest if word.startswith("-")):
+            for word in (word.partition("=")[0] for word in rest if word.startswith("-") and word != "--"):
                 assert word in known or is_setting(word.removeprefix("--"), page), f"{page.name}: there is no {word} in `{code}`"
         elif re.match(r"--[a-z]", code):
             name = code.split()[0].partition("=")[0].removeprefix("--")

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from finished_runs import write_finished
+from experiments_kit import said, write_finished
 
-from ingot.doors.cli.main import run
 from ingot.errors import CheckpointError, ConfigError
 from ingot.eval.statistics import welch
 from ingot.experiments.comparing import compare
@@ -24,12 +23,6 @@ def arm(folder: Path, scores, **known) -> list[Path]:
 @pytest.fixture
 def sides(tmp_path: Path) -> tuple[list[Path], list[Path]]:
     return arm(tmp_path / "a", A), arm(tmp_path / "b", B, settings={"data.sampling": "redraw"})
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        run([str(word) for word in words])
-    return (int(ended.value.code or 0), *capsys.readouterr())
 
 
 def test_two_arms_are_compared_by_their_folders(sides):

@@ -79,6 +79,11 @@ def measure_flops(device: Device) -> float:
     return measure_torch(device)
 
 
+def modules(device: str) -> tuple[str, ...]:
+    """The modules that compute on a device, for whoever loads them ahead; importing them touches no device."""
+    return () if device == MLX else ("ingot.backends.torch.backend",)  # Metal does not survive a fork
+
+
 def packages(device: str) -> tuple[str, ...]:
     """The packages whose versions decide what a run computes on the device that `training.device` names."""
     return ("torch", "numpy", "pydantic", *([MLX] if device == MLX else []))

@@ -96,11 +96,9 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb") 
         for name in sorted(first.keys() | second.keys())
         if first.get(name) != second.get(name)
     }
-    parts = dict.fromkeys(run.part for run in runs)
-    notes = [
-        f"scores are not of the whole validation text: {' and '.join(filter(None, parts))}; evaluation.final_rows=null scores all of it"
-    ]
-    return Comparison(*sides, test, needed, differing, tuple(notes if any(parts) else ()))
+    parts = " and ".join(dict.fromkeys(run.part for run in runs if run.part))
+    notes = (f"scores are not of the whole validation text: {parts}; evaluation.final_rows=null scores all of it",)
+    return Comparison(*sides, test, needed, differing, notes if parts else ())
 
 
 def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ingot.config.schema import Config
-from ingot.config.size import FLOAT, model_size, state_bytes, step_bytes
+from ingot.config.size import FLOAT, model_size, recomputed_every, state_bytes, step_bytes
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import Device
 from ingot.runtime.memory import host_bytes
@@ -14,6 +14,11 @@ from ingot.runtime.memory import host_bytes
 def device_bytes(device: Device) -> int | None:
     """The memory that a model on this device lives in; None where the system does not tell."""
     return torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
+
+
+def recomputed(config: Config, vocab_size: int, device: Device) -> int:
+    """Every how many-th block is computed again in the backward pass; 0: none."""
+    return recomputed_every(config, vocab_size, device_bytes(device))
 
 
 def refuse_too_large(config: Config, vocab_size: int, device: Device, world_size: int) -> None:

@@ -122,7 +122,7 @@ def _watch(runs: Sequence[Run], as_json: bool) -> None:
             records = [run_record(run) for run in runs]
             facts = [{name: value for name, value in one.items() if name != "last_heard_seconds"} for one in records]
             if in_place:
-                drawn = _draw(_lines(records), drawn)
+                drawn = draw(_lines(records), drawn)
             elif facts != before:
                 print_json(records) if as_json else print("\n".join(_lines(records)))
                 sys.stdout.flush()
@@ -134,7 +134,7 @@ def _watch(runs: Sequence[Run], as_json: bool) -> None:
         return  # the way to end it; what was shown last stays
 
 
-def _draw(lines: Sequence[str], drawn: int) -> int:
+def draw(lines: Sequence[str], drawn: int) -> int:
     """Put lines over those drawn before, as many and as wide as the terminal has room for."""
     width, height = os.get_terminal_size(sys.stdout.fileno())
     shown = [line[: max(1, width - 1)] for line in lines[: max(1, height - 1)]]

@@ -1,4 +1,4 @@
-"""Folders of finished runs with known scores."""
+"""Folders of finished runs with known scores, and what `ingot` says of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ingot.doors.cli.main import run
 from ingot.runs.state import State, this_process, utc_now
 
 
@@ -24,3 +27,10 @@ def write_finished(folder: Path, score: float | None, seed: int = 1, status: str
     told = {"status": status, "val_bpb": score, "val_rows": 7, "val_rows_of": 7, "data_fingerprint": "f" * 64, **known}
     (folder / "result.json").write_text(json.dumps(told))
     return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """What `ingot` says in this process: its exit code, stdout and stderr."""
+    with pytest.raises(SystemExit) as ended:
+        run([str(word) for word in words])
+    return (int(ended.value.code or 0), *capsys.readouterr())

@@ -1,0 +1,50 @@
+"""A small text, and what makes the smallest run of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.config.loading import ResolvedConfig, load_config
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.tokenizers import ByteTokenizer
+
+TINY = {
+    "model.layers": 1, "model.heads": 2, "model.width": 16, "data.seq_len": 16, "training.max_steps": 6,
+    "training.tokens_per_step": 64, "training.save_every": 2, "training.device": "cpu", "training.threads": 1,
+    "tracking.log_every": 1, "evaluation.every": 0, "artifact.write": False,
+}  # fmt: skip
+
+
+def write_text(folder: Path, seed: int) -> Path:
+    draw = random.Random(seed)
+    pieces = (("train" if i else "val", "".join(draw.choices("abcde \n", k=600 + seed))) for i in range(5))
+    write_dataset(pieces, folder, ByteTokenizer(), source={})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "set", 0)
+
+
+@pytest.fixture(scope="session")
+def other_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "other", 1)
+
+
+@pytest.fixture
+def tiny_words(data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The same as words of a verb, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return [f"--{name}={str(value).lower()}" for name, value in {**TINY, "data.path": data}.items()]
+
+
+@pytest.fixture
+def resolve(data: Path) -> Callable[[Mapping[str, Any]], ResolvedConfig]:
+    """The config of a tiny run with some settings more."""
+    return lambda settings: load_config(overrides={**TINY, "data.path": str(data)}, python=settings, environment={})

@@ -1,0 +1,100 @@
+"""The runs of a sweep: each in a process of its own, what is complete left alone, what was broken off gone on with."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from ingot.experiments.arms import make_arms, plan_trials
+from ingot.experiments.running import run_trials, train_apart
+from ingot.experiments.summary import summarise
+from ingot.runs.run import Run
+from ingot.train.start import run
+
+
+def nothing(*_):
+    pass
+
+
+def losses(folder):
+    records, _ = Run.open(folder).metrics()
+    return [(record["step"], record["loss"]) for record in records if record["kind"] == "train"]
+
+
+@pytest.fixture
+def trials(tmp_path, resolve):
+    return plan_trials(make_arms(["data.sampling=shuffle,redraw"]), [1, 2], tmp_path / "sweep", resolve)
+
+
+def test_every_run_of_a_sweep_is_what_it_would_be_alone(trials, tmp_path, resolve):
+    order = []
+    assert run_trials(trials, nothing, lambda trial, error: order.append((trial.arm, trial.seed, error))) == {}
+    assert order == [(trial.arm, trial.seed, None) for trial in trials]
+    alone = resolve(
+        {"data.sampling": "redraw", "training.seed": 2, "data.seed": 2, "training.output_dir": str(tmp_path / "alone")}
+    )
+    score = run(alone).val_bpb
+    assert losses(trials[3].folder) == losses(tmp_path / "alone")
+    found = summarise(trials, "val_bpb")
+    assert found[1].trials[1].score == score
+    assert [arm.n for arm in found] == [2, 2] and [arm.best for arm in found].count(True) == 1
+    assert found[0].difference is None and found[0].p is None
+    assert found[1].mean - found[0].mean == pytest.approx(found[1].difference) and 0 < found[1].p <= 1
+
+
+def test_what_is_complete_is_not_run_again(trials):
+    run_trials(trials[:2], nothing, nothing)
+    before = [(trial.folder / "result.json").stat().st_mtime_ns for trial in trials[:2]]
+    again = []
+    run_trials(trials[:3], nothing, lambda trial, error: again.append(trial))
+    assert again == [trials[2]]
+    assert [(trial.folder / "result.json").stat().st_mtime_ns for trial in trials[:2]] == before
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, resolve):
+    trials = plan_trials(make_arms(["training.device=cuda:7,cpu"]), [1], tmp_path / "sweep", resolve)
+    errors = run_trials(trials, nothing, nothing)
+    assert list(errors) == [trials[0].folder] and "cuda:7" in errors[trials[0].folder]
+    failed, fine = summarise(trials, "val_bpb", errors)
+    assert failed.trials[0].status == "failed" and failed.trials[0].error == errors[trials[0].folder] and failed.mean is None
+    assert fine.n == 1 and fine.difference is None
+
+
+@pytest.fixture
+def long(tmp_path, resolve, monkeypatch):
+    """A trial that lasts for many looks at it."""
+    monkeypatch.setattr("ingot.experiments.running.LOOK_SECONDS", 0.01)
+    settings = ["training.max_steps=400", "training.save_every=1000"]
+    return plan_trials(make_arms(settings), [1], tmp_path / "long", resolve)[0]
+
+
+def once_it_trains(trial, act):
+    if (trial.folder / "metrics.jsonl").is_file() and (trial.folder / "metrics.jsonl").stat().st_size:
+        act()
+
+
+def test_a_process_that_dies_is_told_with_where_it_printed(long):
+    def kill():
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, signal.SIGKILL)
+
+    error = train_apart(long, lambda trial: once_it_trains(trial, kill))
+    assert error == f"its process ended with exit code -9; {long.folder}.txt has what it printed"
+    assert "step 1/400" in long.folder.with_name("seed-1.txt").read_text()
+
+
+def test_a_sweep_that_is_broken_off_saves_its_run_and_goes_on_with_it(long):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trials([long], lambda trial: once_it_trains(trial, interrupt), nothing)
+    state = json.loads((long.folder / "state.json").read_text())
+    assert (state["status"], state["stop_reason"]) == ("stopped", "signal:SIGTERM") and 0 < state["step"] < 400
+    assert summarise([long], "val_bpb")[0].trials[0].status == "stopped"
+    assert run_trials([long], nothing, nothing) == {}
+    assert [step for step, _ in losses(long.folder)] == list(range(1, 401))
