@@ -133,9 +133,22 @@ def summary(case: Case, record: dict[str, Any], arguments: argparse.Namespace) -
         "artifact_bpb": record["artifact_bpb"],
         "bytes": (record["artifact_bytes"] or 0) + code,
         "code_bytes": code,
+        "choices": choices(folder / record["checkpoint_path"]),
+        "rates": rates(folder / "metrics.jsonl"),
         "environment": environment,
         "export": record.get("export", {}),
     }
+
+
+def choices(checkpoint: Path) -> Any:
+    """What was found out on the machine: micro-batch and attention of each stage."""
+    return json.loads((checkpoint / "checkpoint.json").read_text())["progress"]["choices"]
+
+
+def rates(metrics: Path) -> list[int]:
+    """Tokens per second at a sixth, a half and five sixths of the run: in the middle of each of three stages."""
+    steps = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["kind"] == "train"]
+    return [round(steps[len(steps) * part // 6]["tokens_per_second"]) for part in (1, 3, 5)]
 
 
 def code_bytes() -> int:
