@@ -27,6 +27,8 @@ ELSEWHERE = {
     "RUN_ID=mac": "needs the challenge's shards; tests/doors/golf/mlx has it small",
     "logs/mac": "needs the run before it",
     "fineweb": "needs the challenge's shards",
+    "ingot serve": "goes on until Ctrl-C; tests/doors/serve has it",
+    "ollama ": "needs ollama; tests/artifact/test_gguf has llama.cpp where it is installed",
     "ray": "needs the extra ray; tests/data/prepare has it where it is installed",
     "nproc_per_node=2": "takes long to start; tests/doors/nanogpt/test_nanogpt_resume has it",
     "nproc_per_node=8": "needs eight GPUs",

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from ingot.config.schema import OptimizerSection
-from ingot.optim.muon import Muon, equal_rows, even_out
+from ingot.optim.muon import Muon, equal_rows
+from ingot.optim.normuon import even_out
 
 torch.set_num_threads(1)
 
@@ -27,10 +28,11 @@ NORMUON = [
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 products says so
 
 
-def make(params, **options) -> Muon:
+def make(params, compiled=False, **options) -> Muon:
     """Muon as a run makes it, with these settings changed."""
     named = {"lr": "learning_rate"}
-    return Muon(params, OptimizerSection(**{f"muon_{named.get(name, name)}": value for name, value in options.items()}))
+    settings = OptimizerSection(**{f"muon_{named.get(name, name)}": value for name, value in options.items()})
+    return Muon(params, settings, compiled)
 
 
 def matrices(*shapes, seed=0):
@@ -335,3 +337,18 @@ def test_a_run_that_takes_normuon_up_begins_with_no_squares():
     optimizer.param_groups[0]["beta2"] = 0.9
     optimizer.step()
     assert optimizer.state[params[0]]["squares"].shape == (1, 32)
+
+
+@pytest.mark.long
+def test_a_compiled_step_is_the_plain_one_and_needs_one_graph_whatever_the_rates():
+    plain, compiled = matrices((16, 48)), matrices((16, 48))
+    optimizers = [make(plain, **NORMUON[1]), make(compiled, compiled=True, **NORMUON[1])]
+    torch._dynamo.utils.counters.clear()
+    for step in range(5):
+        for params, optimizer in zip((plain, compiled), optimizers, strict=True):
+            give_gradients(params, seed=step + 1)
+            optimizer.found_inf = torch.tensor(float(step == 2))
+            optimizer.param_groups[0] |= {"lr": 0.1 / (step + 1), "momentum": 0.8 + step / 100, "weight_decay": 0.4 - step / 10}
+            optimizer.step()
+    torch.testing.assert_close(plain[0], compiled[0], atol=1e-5, rtol=0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

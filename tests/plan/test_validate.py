@@ -8,6 +8,8 @@ import struct
 import pytest
 from bucket_files import write_pair
 
+from ingot.backends.torch.build import build_model
+from ingot.backends.torch.state import model_records
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.plan.data import DataFacts
@@ -332,3 +334,36 @@ def test_a_checkpoint_that_may_not_be_read_keeps_a_run_from_starting(config, sav
     with as_nobody():
         check_resume(config(), open_folder / "run", DataFacts(""), findings)
     assert [(finding.code, finding.blocks) for finding in findings] == [("resume.trainer_state_unreadable", True)]
+
+
+@pytest.fixture
+def weights(config, tmp_path):
+    """A checkpoint with the weights of a model of the run's settings, elsewhere."""
+    dataset = validate(config()).data.dataset
+    (tmp_path / "base" / "checkpoints").mkdir(parents=True)
+    records = list(model_records(build_model(config(), dataset.tokenizer.vocab_size)))
+    return save_checkpoint(tmp_path / "base" / "checkpoints", 5, {"model": records}, facts_of(config(), dataset))
+
+
+def test_weights_that_fit_have_no_findings(config, weights):
+    assert codes(config(training__weights=str(weights))) == {}
+    assert codes(config(training__weights=str(weights.parents[1]), model__rope_base=5.0)) == {}  # which decides no shape
+
+
+def test_weights_that_are_missing_or_damaged_or_of_another_model_are_found(config, weights, tmp_path):
+    def said(**changes):
+        [finding] = validate(config(**{"training__weights": str(weights), **changes})).findings
+        assert (finding.code, finding.severity) == ("resume.weights_unusable", "error")
+        return finding.render()
+
+    assert "does not fit this model; set model.width=16" in said(model__width=32)
+    assert "model.family=llama" in said(model__family="gpt2")
+    assert "there is no checkpoint in" in said(training__weights=str(tmp_path / "nowhere"))
+    (tmp_path / "model.ingot").write_bytes(b"something else")
+    assert "model.ingot" in said(training__weights=str(tmp_path / "model.ingot"))
+    (weights / "model.safetensors").write_bytes(b"x" * (weights / "model.safetensors").stat().st_size)
+    assert "model.safetensors" in said()
+
+
+def test_a_run_that_goes_on_needs_no_weights(config, saved):
+    assert codes(config(training__weights="nowhere")) == {"resume.config_drift": "info"}

@@ -72,9 +72,10 @@ def test_the_exported_model_scores_as_the_run_did_and_writes(unbroken: tuple[str
     assert texts == [small.generate(prompt, tokens=40, temperature=0, use_cache=False).removeprefix(prompt) for prompt in prompts]
 
 
-def test_a_model_that_others_cannot_read_is_refused_by_name(unbroken: tuple[str, Path]) -> None:
-    with pytest.raises(ConfigError, match="a model of the family frontier has no place in GPT-2's layout; export it as ingot"):
-        call(["export", str(unbroken[1]), "--format", "huggingface"])
+@pytest.mark.parametrize("layout", ["huggingface", "nanogpt", "gpt-simple"])
+def test_a_model_that_others_cannot_read_is_refused_by_name(unbroken: tuple[str, Path], layout: str) -> None:
+    with pytest.raises(ConfigError, match=r"a model of the family frontier has no place in .*; export it as ingot"):
+        call(["export", str(unbroken[1]), "--format", layout])
 
 
 def test_a_stage_may_change_the_window_and_the_last_one_is_what_is_scored(data: Path, tmp_path: Path) -> None:

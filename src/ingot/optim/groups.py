@@ -28,7 +28,9 @@ from ingot.optim.muon import Muon
 Parameters = list[tuple[str, nn.Parameter]]
 
 
-def make_optimizers(model: nn.Module, settings: OptimizerSection, device: torch.device) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: nn.Module, settings: OptimizerSection, device: torch.device, compiled: bool = False
+) -> list[torch.optim.Optimizer]:
     """The optimizers of a model; every trainable parameter is in exactly one of their groups, which carry the plan's names.
 
     A model of one's own may make them: its `make_optimizers(groups)` is given the groups, with their peak rates.
@@ -45,7 +47,7 @@ def make_optimizers(model: nn.Module, settings: OptimizerSection, device: torch.
                 raise ConfigError(f"the group {group['name']} gives {told} to Muon, which takes matrices only")
     optimizers: list[torch.optim.Optimizer] = []
     if muon:
-        optimizers.append(Muon(muon, settings))
+        optimizers.append(Muon(muon, settings, compiled))
     if adamw:
         optimizers.append(torch.optim.AdamW(adamw, fused=device.type in ("cpu", "cuda")))
     return optimizers

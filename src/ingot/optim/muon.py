@@ -6,17 +6,21 @@ iterated together; the result is that of one by one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.config.schema import OptimizerSection
-from ingot.optim.orthogonal import orthogonalise, polynomials
+from ingot.optim.normuon import even_out
+from ingot.optim.orthogonal import Polynomial, orthogonalise, polynomials
+
+Number = float | Tensor
 
 
 def equal_rows(updates: Tensor) -> Tensor:
@@ -30,25 +34,67 @@ def equal_rows(updates: Tensor) -> Tensor:
     return rows * (updates.norm(dim=whole, keepdim=True) / rows.norm(dim=whole, keepdim=True).clamp_min(1e-7))
 
 
-def even_out(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """NorMuon: each row of (P, m, n) updates divided by its running root mean square, the length of the whole unchanged.
+class Options(NamedTuple):
+    """What of a step stays the same from one to the next: the graph of a compiled one."""
 
-    Of wide matrices the columns, the side that has more. `squares` are the running means, which come back as they are after this.
+    mean: bool  # of gradients instead of their sum
+    nesterov: bool
+    dtype: torch.dtype  # of the orthogonalisation
+    steps: tuple[Polynomial, ...]
+    normalise_rows: bool
+    beta2: float | None
+    decays: bool
+    cautious: bool
+
+
+def update_matrices(
+    params: Tensor,
+    grads: Tensor,
+    momentum_before: Tensor,
+    squares_before: Tensor | None,
+    lr: Number,
+    momentum: Number,
+    weight_decay: Number,
+    skip: Tensor | None,
+    o: Options,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One step of matrices of one shape (P, m, n): the new ones, their momentum and, of NorMuon, their running squares.
+
+    Nothing changes where `skip` is one.
     """
-    now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
-    squares = squares.lerp(now, 1 - beta)
-    scale, whole = squares.clamp_min(1e-10).rsqrt(), (-2, -1)
-    length = now.sum(whole, keepdim=True) / (now * scale.square()).sum(whole, keepdim=True).clamp_min(1e-20)
-    return updates * scale * length.sqrt(), squares
+    if o.mean:
+        after = momentum_before.lerp(grads, 1 - momentum)
+        direction = grads.lerp(after, momentum) if o.nesterov else after
+    else:
+        after = momentum_before * momentum + grads
+        direction = grads + momentum * after if o.nesterov else after
+    update, squares = orthogonalise(direction, o.steps, o.dtype), squares_before
+    if o.normalise_rows:
+        update = equal_rows(update)
+    if o.beta2 is not None and squares_before is not None:
+        update, squares = even_out(update, squares_before, o.beta2)
+    # A tall matrix has more rows than directions: the factor gives every row the update it would have in a square one.
+    update = update * (lr * math.sqrt(max(1.0, params.size(1) / params.size(2))))
+    decay = lr * weight_decay
+    if skip is not None:
+        stays = skip.bool()
+        update, after = torch.where(stays, 0.0, update), torch.where(stays, momentum_before, after)
+        squares = None if squares is None or squares_before is None else torch.where(stays, squares_before, squares)
+        decay = decay * (1.0 - skip)
+    if o.decays:
+        # Cautious: only what the update brings nearer to zero as well.
+        params = params * (1.0 - decay * (params * update >= 0) if o.cautious else 1.0 - decay)
+    return params - update, after, squares
 
 
 class Muon(torch.optim.Optimizer):
     """Muon for matrices. Every parameter must have two dimensions; the rest belongs to AdamW.
 
     What a group does not have itself it takes from the settings. All of it may change between steps, as `lr` and `momentum` do.
+    `compiled`: a step is a few kernels instead of dozens, each of which reads and writes all matrices.
     """
 
-    def __init__(self, params: Iterable[Any], settings: OptimizerSection):
+    def __init__(self, params: Iterable[Any], settings: OptimizerSection, compiled: bool = False):
         defaults = {
             "lr": settings.muon_learning_rate,
             "momentum": settings.muon_momentum,
@@ -63,6 +109,7 @@ class Muon(torch.optim.Optimizer):
             "precision": settings.muon_precision,
         }
         super().__init__(params, defaults)
+        self._compiled = compiled
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:
@@ -82,35 +129,33 @@ class Muon(torch.optim.Optimizer):
                 self._update(params, group, skip)
 
     def _update(self, params: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
-        rows, columns = grads.shape[1:]
-        before = self._memory(params, "momentum", (rows, columns))
-        after, direction = _momentum(before, grads, group)
+        rows, columns = params[0].shape
         # GPUs multiply bf16 many times faster and the iteration forgives it; CPUs gain nothing from it.
-        half = group["precision"] == "bf16" or (group["precision"] == "auto" and grads.is_cuda)
-        steps = polynomials(group["coefficients"], group["iterations"])
-        update = orthogonalise(direction, steps, torch.bfloat16 if half else torch.float32)
-        if group["normalise_rows"]:
-            update = equal_rows(update)
-        kept = [("momentum", before, after)]
-        if group["beta2"] is not None:
-            before = self._memory(params, "squares", (rows, 1) if rows >= columns else (1, columns))
-            update, after = even_out(update, before, group["beta2"])
-            kept.append(("squares", before, after))
-        # A tall matrix has more rows than directions: the factor gives every row the update it would have in a square one.
-        update = update * (group["lr"] * math.sqrt(max(1.0, rows / columns)))
-        decay: float | Tensor = group["lr"] * group["weight_decay"]
-        if skip is not None:
-            update = torch.where(skip.bool(), 0.0, update)
-            kept = [(name, before, torch.where(skip.bool(), before, after)) for name, before, after in kept]
-            decay = decay * (1.0 - skip)
-        if group["weight_decay"] and group["cautious"]:  # only what the update brings nearer to zero as well
-            torch._foreach_mul_(params, list((1.0 - decay * (torch.stack(params) * update >= 0)).unbind(0)))
-        elif group["weight_decay"]:
-            torch._foreach_mul_(params, 1.0 - decay)
-        torch._foreach_sub_(params, list(update.unbind(0)))
-        for name, _, after in kept:
-            torch._foreach_copy_([self.state[p][name] for p in params], list(after.unbind(0)))
+        half = group["precision"] == "bf16" or (group["precision"] == "auto" and params[0].is_cuda)
+        options = Options(
+            mean=group["momentum_form"] == "mean",
+            nesterov=group["nesterov"],
+            dtype=torch.bfloat16 if half else torch.float32,
+            steps=polynomials(group["coefficients"], group["iterations"]),
+            normalise_rows=group["normalise_rows"],
+            beta2=group["beta2"],
+            decays=bool(group["weight_decay"]) or self._compiled,  # one graph, also where a schedule ends at 0
+            cautious=group["cautious"],
+        )
+        grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
+        momentum = self._memory(params, "momentum", (rows, columns))
+        squares = None
+        if options.beta2 is not None:
+            squares = self._memory(params, "squares", (rows, 1) if rows >= columns else (1, columns))
+        lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
+        if self._compiled:  # as tensors: other numbers would be another graph
+            lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
+        update = _compiled_update() if self._compiled else update_matrices
+        new, momentum, squares = update(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
+        torch._foreach_copy_(params, list(new.unbind(0)))
+        for name, kept in (("momentum", momentum), ("squares", squares)):
+            if kept is not None:
+                torch._foreach_copy_([self.state[p][name] for p in params], list(kept.unbind(0)))
 
     def _memory(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
         """What is remembered of every parameter under a name, (P, ...); zeros at first."""
@@ -120,11 +165,6 @@ class Muon(torch.optim.Optimizer):
         return torch.stack([self.state[p][name] for p in params])
 
 
-def _momentum(before: Tensor, grads: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The momentum after a step, and the direction of the step."""
-    momentum = group["momentum"]
-    if group["momentum_form"] == "mean":
-        after = before.lerp(grads, 1 - momentum)
-        return after, grads.lerp(after, momentum) if group["nesterov"] else after
-    after = before * momentum + grads
-    return after, grads + momentum * after if group["nesterov"] else after
+@functools.cache
+def _compiled_update() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
+    return torch.compile(update_matrices, dynamic=False)

@@ -20,6 +20,7 @@ from ingot.plan.validate import Report
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.plan import Position, plan_step
+from ingot.train.sources import begin_with_weights, begins_new
 from ingot.train.start import open_data
 
 DEVICE = Setting("training.device")
@@ -89,6 +90,8 @@ def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, s
     """The seconds of a step after the first, which compiles, the loss of the first, and the most memory that was used."""
     dataset, rows = open_data(config, 1, report.data.dataset)
     backend: Backend = open_backend(config, dataset.tokenizer.vocab_size, alone)
+    if config.training.weights is not None and begins_new(config):
+        begin_with_weights(config, backend, dataset.tokenizer)
     plan = plan_step(config, Position())
     buffer = backend.host_buffer((plan.rows, rows.planes, plan.seq_len))
     batch = read_rank_batch(rows, plan, alone, buffer)

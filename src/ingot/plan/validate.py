@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ingot.config.schema import Config
 from ingot.config.size import Size, model_size
 from ingot.data.store.dataset import Dataset
-from ingot.errors import ConfigError, IngotError, Rename
+from ingot.errors import CheckpointError, ConfigError, IngotError, Rename
 from ingot.plan.data import DataFacts, look_at_data
 from ingot.plan.findings import Finding, refuse
 from ingot.plan.resuming import ResumeFacts, check_output, check_resume
@@ -26,6 +26,7 @@ from ingot.plan.training import (
     plan_of,
 )
 from ingot.runtime.memory import host_bytes
+from ingot.train.sources import begins_new, check_weights
 from ingot.train.start import open_data
 from ingot.train.walltime import find_walltime
 
@@ -85,6 +86,11 @@ def validate(
     report.size = model_size(config, vocab_size)
     _check_memory(report, ranks, thorough)
     report.resume = None if fresh else check_resume(config, output, data, findings)
+    if thorough and config.training.weights is not None and (fresh or begins_new(config)):
+        try:
+            check_weights(config, data.tokenizer)
+        except CheckpointError as error:
+            findings.append(Finding.of("resume.weights_unusable", error))
     report.seconds = _session_seconds(config, began, findings)
     if report.resume is not None and plan.total_tokens is not None:
         left = plan.total_tokens - (report.resume.tokens or 0)

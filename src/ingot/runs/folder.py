@@ -24,11 +24,12 @@ from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
 from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
-from ingot.runtime.files import open_to_append, read_json, sweep_temporaries, to_json, write_atomically, writing
+from ingot.runtime.files import open_to_append, read_json, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
 
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 WANDB_ID = "wandb.json"  # which run of Weights & Biases it is
+CLOCK_TICKS = 0.02  # seconds by which the time of a file may lag
 EVENTS = "tensorboard"  # the folder of TensorBoard's files
 
 
@@ -77,7 +78,7 @@ class RunFolder:
         with writing(self.path):
             if self._holds_a_run():
                 return
-            found = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
+            found = [path.name for path in files if path.exists() and not self._is_of_a_start(path)]
             found += [folder.name for folder in self._folders if folder.exists() and not _is_empty_folder(folder)]
         if found:
             raise CheckpointError(
@@ -85,6 +86,24 @@ class RunFolder:
                 Setting("training.output_dir"),
                 advice="choose another {0}",
             )
+
+    def _is_of_a_start(self, path: Path) -> bool:
+        """Whether a file is a lock of ours, or a request to stop that was left for a run that had just been started."""
+        return is_lock(path) if path.name == LOCK else path == self.stop_path and self._is_request()
+
+    def _is_request(self) -> bool:
+        try:
+            return "asked_at" in read_json(self.stop_path)
+        except (OSError, ValueError, TypeError):
+            return False
+
+    def is_blank(self) -> bool:
+        """Whether it is a folder in which nothing was written but what a start leaves."""
+        try:
+            entries = list(self.path.iterdir())
+            return all(self._is_of_a_start(one) or (one in self._folders and _is_empty_folder(one)) for one in entries)
+        except OSError:
+            return False
 
     def _holds_a_run(self) -> bool:
         """Whether a run of any version has written here: by a file that nothing else writes, or the traces of a claim."""
@@ -158,8 +177,20 @@ class RunFolder:
         with writing(self.stop_path):
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
+    def take_stop(self, began: float) -> bool:
+        """Remove a request to stop; whether it was left after a session began, rather than for an earlier one."""
+        taken = temporary_beside(self.stop_path)
+        with writing(self.stop_path):
+            try:
+                self.stop_path.rename(taken)  # first: a request that comes now is another file
+            except FileNotFoundError:
+                return False
+            asked = taken.stat().st_mtime
+            taken.unlink()
+        return asked >= began - CLOCK_TICKS
+
     def forget_stop(self) -> None:
-        """Remove the request to stop: it was obeyed, or meant for an earlier session."""
+        """Remove the request to stop, which was obeyed."""
         with writing(self.stop_path):
             self.stop_path.unlink(missing_ok=True)
 

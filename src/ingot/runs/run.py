@@ -7,6 +7,7 @@ is still being written is not read yet.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ from ingot.errors import CheckpointError, RunError
 from ingot.runs.folder import RunFolder
 from ingot.runs.metrics import Mark
 from ingot.runs.result import read_result
+from ingot.runs.starting import is_claimed
 from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_state, this_process
 from ingot.runs.steps import saved_steps
 from ingot.runtime.processes import process_age
@@ -40,10 +42,10 @@ class Run:
         self.path, self._folder = path, RunFolder(path)
 
     @classmethod
-    def open(cls, path: str | Path) -> Run:
-        """The run of a folder; CheckpointError where it is none."""
+    def open(cls, path: str | Path, begun: bool = True) -> Run:
+        """The run of a folder; CheckpointError where it is none. Without `begun` it may be one that is only being started."""
         run = cls(Path(path))
-        if not run._folder.config_path.is_file() and read_state(run.path) is None:
+        if not run._folder.config_path.is_file() and read_state(run.path) is None and (begun or not run._folder.is_blank()):
             raise CheckpointError(f"{path} is not a run folder: it has no {run._folder.config_path.name}; name a run folder")
         return run
 
@@ -70,13 +72,22 @@ class Run:
         gone = state.status == "running" and not (_is_alive(state.pid, age) if here else _may_beat(state, age))
         return RunStatus("crashed" if gone else state.status, state, age, here)
 
-    def stop(self) -> RunStatus:
-        """Ask the run to save and stop, by a file that it looks for, and say how it was; RunError where it is not running."""
-        found = self.status()
-        if found.status != "running":
-            raise RunError(f"{self.path} is not running: its status is {found.status}; there is nothing to stop")
-        self._folder.ask_to_stop()
-        return found
+    def stop(self) -> RunStatus | None:
+        """Ask the run to save and stop, by a file that it looks for, and say how it was; None: it is about to begin.
+
+        RunError where nothing runs. The file stays: a session that has not yet claimed the folder obeys a request younger than
+        itself, and a later one removes it.
+        """
+        found = self.status() if read_state(self.path) is not None or not self._folder.is_blank() else None
+        if found is not None and found.status == "running":
+            self._folder.ask_to_stop()
+            return found
+        with suppress(CheckpointError):  # a folder that is not ours to write in has no run of ours
+            self._folder.ask_to_stop()
+        if is_claimed(self.path):
+            return None
+        how = f"its status is {found.status}" if found is not None else "no run has begun there"
+        raise RunError(f"{self.path} is not running: {how}; only a run that is being started there now hears of this")
 
     def metrics(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
         """The records after a mark, and the next mark; if its `start` is 0 they are all there are, as after a resume."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ingot.artifact.gpt_simple import is_checkpoint
 from ingot.backends.base import Backend
 from ingot.config.families import FAMILIES
 from ingot.config.schema import Config
+from ingot.config.size import model_size
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CheckpointError, ConfigError, Setting
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
@@ -17,7 +20,7 @@ from ingot.runs.folder import RunFolder
 from ingot.runs.steps import named_path, saved_steps
 from ingot.runtime.files import user_path, writing
 from ingot.train.resume import check_fits
-from ingot.trained.weights import Weights, open_weights
+from ingot.trained.weights import Weights, locate_weights, open_weights
 
 NOT_COMPARED = ("context", "vocab_size", "dropout", "file")  # two by what they come to, two that decide no shape
 
@@ -35,12 +38,31 @@ def begin_with_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -
     weights = open_weights(user_path(str(config.training.weights)))
     try:
         backend.load_weights(weights.tensors, str(weights.path))
-    except CheckpointError:
-        needed = _needed(config, weights, tokenizer)
-        if not needed:
-            raise
-        told = ", ".join(f"{{{number}}}" for number in range(len(needed)))
-        raise CheckpointError(f"{weights.path} does not fit this model", *needed, advice=f"set {told}") from None
+    except CheckpointError as error:
+        raise (_misfit(config, weights, tokenizer) or error) from None
+
+
+def check_weights(config: Config, tokenizer: Tokenizer | None) -> None:
+    """Refuse what training.weights names where it is not there, is damaged or has not the parameters of this model.
+
+    No framework is loaded, so of gpt-simple's files, which are torch's, no more is known than that they are there.
+    """
+    found = locate_weights(user_path(str(config.training.weights)))
+    if is_checkpoint(found):
+        return
+    weights = open_weights(found)
+    size = model_size(config, tokenizer.vocab_size) if tokenizer is not None else None
+    held = sum(math.prod(record.shape) for record in weights.tensors.values())
+    if size is not None and tokenizer is not None and held != size.total:
+        told = f"{weights.path} has {held:,} parameters and this model {size.total:,}"
+        raise _misfit(config, weights, tokenizer) or CheckpointError(told)
+
+
+def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer) -> CheckpointError | None:
+    """What is said of weights that are not of this model; None where no setting would make them so."""
+    needed = _needed(config, weights, tokenizer)
+    told = ", ".join(f"{{{number}}}" for number in range(len(needed)))
+    return CheckpointError(f"{weights.path} does not fit this model", *needed, advice=f"set {told}") if needed else None
 
 
 def _needed(config: Config, weights: Weights, tokenizer: Tokenizer) -> list[Setting]:

@@ -28,6 +28,7 @@ from ingot.runs.clearing import clear
 from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
+from ingot.runs.starting import starting
 from ingot.runs.steps import Kind, saved_steps
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import user_path, write_atomically, writing
@@ -40,7 +41,7 @@ from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
 from ingot.train.sources import begin_with_weights, begins_new, check_sources
-from ingot.train.stopping import Shutdown
+from ingot.train.stopping import STOP_FILE, Shutdown
 from ingot.train.trainer import Trainer
 from ingot.train.walltime import Walltime, find_walltime
 from ingot.trained.weights import locate_weights
@@ -62,13 +63,16 @@ def run(
     `force` an earlier run in the folder is deleted first, and what fits the patterns `files`, which a door writes there besides.
     """
     config, ranks = resolved.config, ranks_from_environment()
-    walltime = find_walltime(config.training, began if began is not None else time.time())
+    began = began if began is not None else time.time()
+    walltime = find_walltime(config.training, began)
     door = reporter = reporter if reporter is not None and ranks.first else Reporter()
-    reporter.waiting("opening the data")
-    dataset, rows = open_data(config, ranks.world_size, dataset)
-    facts = facts_of(config, dataset)
-    reporter.waiting("building the model")
+    named = config.training.output_dir if ranks.first else None
     with ExitStack() as stack:
+        stack.enter_context(starting(user_path(named) if named else None))
+        reporter.waiting("opening the data")
+        dataset, rows = open_data(config, ranks.world_size, dataset)
+        facts = facts_of(config, dataset)
+        reporter.waiting("building the model")
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
         loaded = config.training.weights is not None and (force or begins_new(config))
         if loaded:  # now, so that what does not fit leaves no run folder
@@ -76,7 +80,9 @@ def run(
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         try:
             to_delete = files if force else None
-            outputs, checkpoint, reporter = _open_run(resolved, backend, facts, reporter, stack, shutdown, walltime, to_delete)
+            outputs, checkpoint, reporter = _open_run(
+                resolved, backend, facts, reporter, stack, shutdown, began, walltime, to_delete
+            )
         except Interrupted:
             return not_begun(config, shutdown.reason)
         if checkpoint is None and config.training.weights is not None and not loaded:
@@ -105,6 +111,7 @@ def _open_run(
     reporter: Reporter,
     stack: ExitStack,
     shutdown: Shutdown,
+    began: float,
     walltime: Walltime | None,
     to_delete: Sequence[str] | None,
 ) -> tuple[RunOutputs | None, Checkpoint | None, Reporter]:
@@ -115,7 +122,7 @@ def _open_run(
     outputs, checkpoint = None, None
     if backend.ranks.first:
         try:
-            folder = _claim(resolved, reporter, stack, to_delete, facts, shutdown)
+            folder = _claim(resolved, reporter, stack, to_delete, facts, shutdown, began)
             reporter = MultiReporter(reporter, LineReporter(folder.log))
             checkpoint = find_state(resolved.config, folder, facts, reporter.message)
             outputs = _open_outputs(resolved, folder, checkpoint, reporter, stack)
@@ -173,8 +180,12 @@ def _claim(
     to_delete: Sequence[str] | None,
     facts: dict[str, Any],
     shutdown: Shutdown,
+    began: float,
 ) -> RunFolder:
-    """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run."""
+    """The run folder, taken for this process and, where patterns of a door's files are given, emptied of an earlier run.
+
+    Interrupted: somebody asked to stop since the session began.
+    """
     training = resolved.config.training
     folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
     if training.resume == "never" and to_delete is None:
@@ -182,6 +193,9 @@ def _claim(
     also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
     also += [WANDB_ID] if resolved.config.tracking.wandb_project is not None else []
     stack.enter_context(folder.claim(reporter.message, also, lambda: shutdown.requested))
+    if folder.take_stop(began):
+        shutdown.ask(STOP_FILE)
+        raise Interrupted
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(resolved.config, folder, facts)
@@ -198,7 +212,6 @@ def _open_outputs(
     # First, because by it a run folder is known: whoever is killed in here can start again.
     folder.write_environment({name: metadata.version(name) for name in packages(config.training.device)})
     folder.forget_result()
-    folder.forget_stop()
     _write_config(resolved, folder, reporter)
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):

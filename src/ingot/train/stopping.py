@@ -47,7 +47,7 @@ class Shutdown:
         if threading.current_thread() is threading.main_thread():  # only there does Python let us listen
             self._before = {number: replace_handler(number, self._handle) for number in SIGNALS}
             if number := heard_early():
-                self._ask(number)
+                self.ask(number)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -66,11 +66,11 @@ class Shutdown:
     def reason_before(self, step_seconds: float) -> int:
         """Why this rank is to stop rather than to take a step that long; 0: it is not."""
         if not self.reason and self._walltime is not None and self._walltime.is_spent(step_seconds, self._save_seconds()):
-            self._ask(WALLTIME)
+            self.ask(WALLTIME)
         if not self.reason and self._stop_file is not None and time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = time.monotonic()
             if self._stop_file.is_file():
-                self._ask(STOP_FILE)
+                self.ask(STOP_FILE)
         return self.reason
 
     @contextmanager
@@ -84,7 +84,7 @@ class Shutdown:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.reason:
-            self._ask(number)
+            self.ask(number)
             if self._breaks_off:
                 raise Interrupted
         elif number == signal.SIGINT and time.monotonic() - self._first_at >= self._echo_seconds:
@@ -93,7 +93,8 @@ class Shutdown:
                     os.write(2, b"\r\x1b[K")
             os._exit(INTERRUPTED)
 
-    def _ask(self, reason: int) -> None:
+    def ask(self, reason: int) -> None:
+        """Stop for a reason, unless one is known already."""
         self.reason, self._first_at = reason, time.monotonic()
         if self._announce:  # past Python's streams: a signal may have come in the middle of a print
             with suppress(OSError):  # whoever read the messages may have left

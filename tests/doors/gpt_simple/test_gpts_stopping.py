@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from door import Door
+from original import SITE, Original
 from programs import AT_TORCH, Ingot, plant
 
 from ingot.doors.entry import STARTED_AT
+from ingot.runs.folder import RunFolder
 
 TRAIN = ("train", "--config", "config.yaml", "--training.device", "cpu")
 MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
@@ -99,3 +101,30 @@ def test_force_begins_anew_and_leaves_what_it_did_not_write(door: Door, gpts: Pa
     said = door(*TRAIN, "--training.max_steps", 4, "--force", "--model.n_layer", 1)
     assert "Resuming" not in said.err and "--force deletes in out" in said.err
     assert (gpts / "out/notes.txt").read_text() == "mine"
+
+
+def test_stop_of_a_run_that_is_only_starting_is_left_for_it_and_waited_for(door: Door, gpts: Path) -> None:
+    (gpts / "out").mkdir()
+    assert "out is not running: no run has begun there" in door("stop", "--output_dir", "out").err
+    assert (gpts / "out/stop").is_file()
+    lock = RunFolder(gpts / "out").claim()
+    ends = threading.Timer(0.2, lock.release)
+    ends.start()
+    said = door("stop", "--output_dir", "out").err
+    ends.join()
+    assert "out is starting; it was asked to stop before its first step" in said and "it has ended and did not begin" in said
+
+
+@pytest.mark.long
+def test_accelerate_launch_starts_ranks_that_train_as_ours_do(original: Original, door: Door, gpts: Path, ingot: Ingot) -> None:
+    ingot.environment["PYTHONPATH"] += os.pathsep + str(SITE)
+    # On a machine without GPUs accelerate starts one process, unless it is told that there are several.
+    quiet = ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    accelerate = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", *quiet)
+    words = ("-q", *TRAIN, "--training.max_steps", 6)
+    ingot(*words, "--training.output_dir", "theirs", command=(*accelerate, *MODULE[1:]), folder=gpts)
+    ingot(*words, "--training.output_dir", "ours", "--nproc_per_node", 2, command=MODULE, folder=gpts)
+    found = [(gpts / folder / "checkpoints/step-00000006/model.safetensors").read_bytes() for folder in ("theirs", "ours")]
+    assert found[0] == found[1]
+    refused = ingot(*words, "--data.path", "nowhere", command=(*accelerate, *MODULE[1:]), folder=gpts, code=1)
+    assert refused.stderr.count("gpt-simple: error: ") == 1 and "nowhere" in refused.stderr

@@ -16,7 +16,7 @@ from ingot.doors.output import print_json
 from ingot.runtime.signals import listening_early
 
 VERBS = {
-    "Train and use a model": ("train", "sweep", "validate", "eval", "generate", "batch-generate", "export", "import"),
+    "Train and use a model": ("train", "sweep", "validate", "eval", "generate", "batch-generate", "serve", "export", "import"),
     "Look at runs": ("status", "stop", "runs", "plot", "compare"),
     "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),

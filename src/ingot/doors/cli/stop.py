@@ -29,7 +29,15 @@ def stop(
     """Ask a run to save and stop; it goes on by the command it was started with."""
     from ingot.runs.run import Run
 
-    found = Run.open(run).stop()
+    found = Run.open(run, begun=False).stop()
+    if found is None:
+        if force:
+            raise RunError(f"{run} was asked to stop; it is only starting, and its process is known when it has begun")
+        if as_json:
+            print_json({"run": str(run), "host": None, "pid": None, "step": 0, "signalled": False})
+            return
+        print(f"{run} is starting; it was asked to stop before its first step")
+        return
     state = found.state
     if force:
         if not found.here:

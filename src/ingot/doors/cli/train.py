@@ -190,6 +190,7 @@ def _print(result: TrainingResult) -> None:
         print(f"\n{for_reader(result.sample.strip())}\n")
     print_columns(rows)
     if result.status == "stopped":
-        print(f"\nContinue with: ingot train {result.run_dir}")
+        begun = (result.run_dir / "config.yaml").is_file()
+        print(f"\nContinue with: ingot train {result.run_dir}" if begun else "\nIt had not begun; the same command begins it.")
     elif result.checkpoint_path is not None:
         print(f"\nLet it write more: ingot generate {result.run_dir}")

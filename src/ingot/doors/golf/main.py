@@ -181,8 +181,8 @@ def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
     if not first:
         yield
         return
-    new = not logs.exists()
     with writing(logs):
+        new = not logs.exists()
         logs.mkdir(parents=True, exist_ok=True)
     lock = RunLock(logs, elsewhere="another folder to run in")
     try:

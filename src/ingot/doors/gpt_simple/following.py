@@ -15,6 +15,7 @@ from ingot.doors.output import print_json
 from ingot.doors.status_line import duration
 from ingot.errors import CheckpointError, RunError
 from ingot.runs.run import Run, RunStatus
+from ingot.runs.starting import is_claimed
 from ingot.runs.state import read_state
 from ingot.runtime.files import read_json
 
@@ -47,33 +48,44 @@ def status(options: Namespace, log: Log) -> int:
 
 def stop(options: Namespace, log: Log) -> int:
     """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
-    run = _open(options.output_dir)
-    found = run.status()
-    state = found.state
-    if found.status != "running":
-        log.warn(f"{run.path} is not running: its status is {found.status}")
-        return 0
+    run = _open(options.output_dir, begun=options.force)
     if options.force:
-        if not found.here:
-            raise RunError(f"{run.path} is trained by process {state.pid} on {state.host}; use --force there")
-        log.warn(f"Sending SIGKILL to PID {state.pid}: what is not in its newest checkpoint is lost")
-        _send(state.pid, signal.SIGKILL)
+        return _kill(run, log)
+    try:
+        found = run.stop()
+    except RunError as error:
+        log.warn(str(error))
         return 0
-    run.stop()
-    log.info(f"{run.path} was asked at step {state.step} to save and stop; waiting for PID {state.pid} on {state.host}")
+    if found is None:
+        log.info(f"{run.path} is starting; it was asked to stop before its first step; waiting for it to end")
+    else:
+        state = found.state
+        log.info(f"{run.path} was asked at step {state.step} to save and stop; waiting for PID {state.pid} on {state.host}")
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while run.status().status == "running":
+    while is_claimed(run.path) if found is None else run.status().status == "running":
         if time.monotonic() > deadline:
             log.warn(f"it is still running after {PATIENCE_SECONDS:.0f} s; --force kills it")
             return 0
         time.sleep(LOOK_SECONDS)
-    log.info(f"it has ended: {run.status().status}")
+    log.info(f"it has ended: {run.status().status}" if read_state(run.path) is not None else "it has ended and did not begin")
     return 0
 
 
-def _open(folder: str) -> Run:
+def _kill(run: Run, log: Log) -> int:
+    found = run.status()
+    if found.status != "running":
+        log.warn(f"{run.path} is not running: its status is {found.status}")
+    elif not found.here:
+        raise RunError(f"{run.path} is trained by process {found.state.pid} on {found.state.host}; use --force there")
+    else:
+        log.warn(f"Sending SIGKILL to PID {found.state.pid}: what is not in its newest checkpoint is lost")
+        _send(found.state.pid, signal.SIGKILL)
+    return 0
+
+
+def _open(folder: str, begun: bool = True) -> Run:
     try:
-        return Run.open(folder)
+        return Run.open(folder, begun)
     except CheckpointError:
         raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
 

@@ -23,7 +23,7 @@ def keys_of(config: Config) -> dict[str, Any]:
     keys = {name: TRAIN[name].default for name in theirs(TRAIN.values())}
     for name, path in SETTINGS.items():
         section, _, field = path.partition(".")
-        value = getattr(getattr(c, section), field)
+        value = getattr(getattr(c, section), field, None)  # a family that has no such setting is refused when it is written
         if name in keys and value not in (None, "auto"):
             keys[name] = TRAIN[name].of(value, path)
     rows = c.rows_per_step

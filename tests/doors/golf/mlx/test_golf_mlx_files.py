@@ -130,6 +130,12 @@ def test_a_half_written_npz_is_refused_with_its_name(mlx: MLXGolf, whole: tuple[
     assert mlx.refuses(4, EVAL_ONLY_PATH="none.npz") == "there is no file none.npz"
 
 
+def test_a_pipe_or_a_device_is_refused_and_not_read_for_ever(mlx: MLXGolf, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "/dev/zero"):
+        assert mlx.refuses(4, EVAL_ONLY_PATH=name) == f"{name} cannot be read: it is a pipe or a device, not a plain file"
+
+
 def array(values: Any, dtype: str = "<f4") -> NDArray[Any]:
     return np.array(values, dtype)
 

@@ -95,6 +95,7 @@ def test_the_table_of_the_documentation_is_that_of_the_script() -> None:
         ({"MODEL_FILE": "x.py"}, "MODEL_FILE=x.py is a torch model; train it with train_gpt.py"),
         ({"TOKENIZER_PATH": "x.json"}, "TOKENIZER_PATH=x.json must be a SentencePiece .model file"),
         ({"TRAIN_SEQ_LEN": "0"}, "TRAIN_SEQ_LEN=0 must be positive"),
+        ({"NUM_LAYERS": "999999999999"}, "NUM_LAYERS=999999999999: must be at most 1000"),
         ({"MODEL_DIM": "17"}, "MODEL_DIM=17 is not divisible by NUM_HEADS=2"),
         (
             {"RUN_ID": "a/b", "OUT_DIR": "out"},
@@ -108,6 +109,11 @@ def test_the_table_of_the_documentation_is_that_of_the_script() -> None:
 )
 def test_a_mistake_names_the_variable_and_its_value(mlx: MLXGolf, given: dict[str, str], said: str) -> None:
     assert mlx.refuses(2, **given) == said
+
+
+def test_a_name_of_a_folder_that_the_disk_does_not_take_is_refused_in_a_sentence(mlx: MLXGolf) -> None:
+    long = "x" * 300
+    assert mlx.refuses(4, OUT_DIR=long).startswith(f"cannot write {long}: File name too long; ")
 
 
 def test_a_mistake_in_train_max_seq_len_is_not_said_of_train_seq_len() -> None:
