@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from ingot.doors.cli.generate import DeviceName, OptionalModelPath, Which
 from ingot.doors.cli.options import AsJson
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from ingot.eval.tasks import Score
 
 
 def register(app: typer.Typer) -> None:
@@ -106,12 +109,17 @@ def _score_tasks(
     if as_json:
         print_json({"model": str(model.weights.path), "tasks": {name: score.record() for name, score in scores.items()}})
         return
-    for name, score in scores.items():
-        told = [
-            f"{metric} {value:.4f}{'' if error is None else f' +- {error:.4f}'}"
-            for metric, (value, error) in score.metrics.items()
-        ]
-        print_columns([(name, f"{', '.join(told)} ({score.items:,} items)")])
+    print_columns([(name, _told(score)) for name, score in scores.items()])
+
+
+def _told(score: Score) -> str:
+    """The metrics of a task in a line."""
+    layout = {"perplexity": ".4g"}
+    parts = []
+    for name, (value, error) in score.metrics.items():
+        shown = layout.get(name, ".4f")
+        parts.append(f"{name} {value:{shown}}{'' if error is None else f' +- {error:{shown}}'}")
+    return f"{', '.join(parts)} ({score.items:,} items)"
 
 
 def _print(found: Mapping[str, Any], other: Sequence[str]) -> None:
