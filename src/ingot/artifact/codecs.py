@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from ingot.artifact import rans
 from ingot.errors import ConfigError
 
-CODECS = ("none", "zlib", "lzma", "zstd", "brotli")
+CODECS = ("none", "zlib", "lzma", "rans", "zstd", "brotli")
 MODULES = {"zstd": "zstandard", "brotli": "brotli"}  # of the extra `codecs`
 CHUNK = 1 << 20
 # A larger dictionary than 8 MiB finds nothing more in weights and takes ten times its size in memory to compress; other settings
@@ -55,6 +56,8 @@ def available_codecs() -> list[str]:
 def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress = lambda done, total: None) -> bytes:
     """The compressed bytes of all parts in a row."""
     total, done = sum(map(len, parts)), 0
+    if codec == "rans":
+        return _entropy_coded(parts, total, progress)
     feed, finish = _compressor(codec, total)
     pieces = []
     for part in parts:
@@ -66,9 +69,22 @@ def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress
     return b"".join([*pieces, finish()])
 
 
+def _entropy_coded(parts: Sequence[bytes | memoryview], total: int, progress: Progress) -> bytes:
+    done = told = 0
+
+    def coded(count: int) -> None:
+        nonlocal done, told
+        done += count
+        if done - told >= CHUNK or done == total:
+            told = done
+            progress(done, total)
+
+    return rans.encode(parts, coded)
+
+
 def decompress(codec: str, data: memoryview, size: int) -> bytes:
     """Exactly `size` bytes; ValueError where the data unfolds into less, more or nothing."""
-    damage: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, EOFError)
+    damage: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, EOFError, ValueError)
     if codec in MODULES:
         damage += (getattr(_module(codec), "ZstdError" if codec == "zstd" else "error"),)
     try:
@@ -121,6 +137,7 @@ def _unbrotli(data: memoryview, size: int) -> bytes | None:
 _DECOMPRESS: dict[str, Callable[[memoryview, int], bytes | None]] = {
     "zlib": lambda data, size: _unfold(zlib.decompressobj(), data, size),
     "lzma": lambda data, size: _unfold(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LZMA_MEMORY), data, size),
+    "rans": rans.decode,
     "zstd": _unzstd,
     "brotli": _unbrotli,
 }

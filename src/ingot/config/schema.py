@@ -315,8 +315,10 @@ class ArtifactSection(Section):
         description="none: weights as dtype says. int8: large matrices as a byte per weight and a scale per row. int8-golf: the "
         "same by the golf challenge's own rule, whose scales are never below 1/127.",
     )
-    codec: Literal["none", "zlib", "lzma", "zstd", "brotli"] = Field(
-        "lzma", description="Compression of the whole file; zstd and brotli need the extra `codecs`."
+    codec: Literal["none", "zlib", "lzma", "rans", "zstd", "brotli"] = Field(
+        "lzma",
+        description="Compression of the whole file. rans: an entropy coder, the smallest where weights are codes of few bits. "
+        "zstd and brotli need the extra `codecs`.",
     )
     dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="Number format of weights that are not quantised, where the quantiser is none."

@@ -41,7 +41,7 @@ Format = Annotated[
     ),
 ]
 Quantiser = Annotated[str | None, typer.Option(metavar="none|int8|int8-golf", help=f"Bytes per weight. {BY_RUN}")]
-Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|zstd|brotli", help=f"Compression. {BY_RUN}")]
+Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|rans|zstd|brotli", help=f"Compression. {BY_RUN}")]
 Dtype = Annotated[
     str | None,
     typer.Option(metavar="fp32|bf16|fp16|q8_0", help=f"Number format where the quantiser is none; q8_0: of gguf alone. {BY_RUN}"),

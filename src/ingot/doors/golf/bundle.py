@@ -25,6 +25,7 @@ LETTERS = [chr(code) for code in range(32, 127) if code != ord('"')]
 LEFT_OUT = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
+    "ingot.artifact.rans",
     "ingot.backends.mlx",
     "ingot.backends.torch.regions",
     "ingot.config.bucket_checks",
