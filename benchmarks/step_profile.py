@@ -48,7 +48,7 @@ FLOPS, BANDWIDTH = 782e12, 4.3e12  # per second
 PROFILED, WARM_UP = 3, 4  # steps
 MUON_ITERATIONS = 5
 CLASSES = ("attention", "products", "element-wise", "loss", "optimizer")
-Setting = int | float | str | bool | None
+Setting = int | float | str | bool | None | list[str]
 
 GOLF_8192: dict[str, Setting] = {
     "model.vocab_size": 8192, "model.layers": 10, "model.heads": 4, "model.mlp_multiple": 4, "data.seq_len": 2048,
@@ -72,6 +72,7 @@ SHAPES = {
     "golf-393k": Shape("golf/seq4096", {}),
     "golf-131k": Shape("golf/seq4096", {"training.tokens_per_step": 131072}),
     "frontier": Shape("golf/baseline", GOLF_8192),
+    "frontier-c": Shape("golf/frontier", {"training.stages": [], "model.vocab_size": 8192}),  # its last stage
     "124m-64x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 65536}),
     "124m-12x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 12288}),
 }
@@ -89,6 +90,17 @@ def open_engine(config: Config, vocab_size: int) -> Any:
     from ingot.backends.open import open_backend
 
     return open_backend(config, vocab_size, Ranks())
+
+
+def settings_of(given: Iterable[str]) -> dict[str, Any]:
+    """Settings that a command line gives as NAME=VALUE; a value is JSON or else text."""
+    found: dict[str, Any] = {}
+    for name, _, value in (one.partition("=") for one in given):
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 LOSS = r"log_softmax|_softmax|nll_loss|cross_entropy|logsumexp"
@@ -177,13 +189,14 @@ def floors(config: Config, engine: Any, vocab_size: int) -> dict[str, float]:
 
 
 class Stepper:
-    """Steps of an engine on one batch of random tokens."""
+    """Steps of an engine on one batch of random tokens, with what is `kept` from another one instead of tried anew."""
 
-    def __init__(self, config: Config, engine: Any, vocab_size: int):
+    def __init__(self, config: Config, engine: Any, vocab_size: int, kept: Mapping[str, Any] | None = None):
         self._engine, (self._plan,) = engine, shapes(config)
+        self.losses: list[float] = []
         self._batch = engine.host_buffer((config.rows_per_step, 2, config.data.seq_len))
         self._batch[:] = np.random.default_rng(0).integers(0, vocab_size, self._batch.shape, np.int32)
-        engine.tune([(self._plan, self._batch)], {})
+        engine.tune([(self._plan, self._batch)], kept or {})
 
     def run(self, steps: int) -> list[float]:
         """Milliseconds from the end of one step to the end of the next; the host is one step ahead, as in training."""
@@ -193,11 +206,11 @@ class Stepper:
             pending = self._engine.step(self._batch, self._batch[:, 1].size, self._plan)
             self._plan = replace(self._plan, step=self._plan.step + 1)
             if before is not None:
-                before.result()
+                self.losses.append(before.result().loss)
                 ends.append(time.perf_counter())
             before = pending
         assert before is not None
-        before.result()
+        self.losses.append(before.result().loss)
         ends.append(time.perf_counter())
         return [1000 * (end - begin) for begin, end in itertools.pairwise(ends)]
 

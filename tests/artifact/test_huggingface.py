@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files
-from ingot.artifact.huggingface import read_gpt2, write_gpt2
+from ingot.artifact.huggingface import read_model, write_model
 from ingot.backends.torch.state import load_model, model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
@@ -44,7 +44,7 @@ def theirs(shape, **settings):
 
 
 def loaded(folder):
-    records, settings = read_gpt2(folder)
+    records, settings = read_model(folder)
     model = build(settings).eval()
     load_model(model, {r.name: r for r in records}, str(folder))
     return model
@@ -96,14 +96,15 @@ def test_the_real_shape_gives_the_same_logits_here_and_is_written_as_it_was_read
         size, gain = parameter.numel(), "ln_" in name and name.endswith("weight")
         parameter.data.copy_(draw.repeat(-(-size // len(draw)))[:size].view(parameter.shape) + gain)
     model.save_pretrained(tmp_path / "a")
-    records, settings = read_gpt2(tmp_path / "a")
+    records, settings = read_model(tmp_path / "a")
     assert sum(np.prod(r.shape) for r in records) == 124_439_808
     with torch.device("meta"):
         here = build(settings).eval()
     load_model(here.to_empty(device="cpu"), {r.name: r for r in records}, "the folder")
     same_logits(here, model.float(), tokens(REAL, 1, 16))
-    write_gpt2(tmp_path / "b", records, settings, None)
+    write_model(tmp_path / "b", records, settings, None)
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    a = {name.removeprefix("transformer."): value for name, value in a.items()}
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -112,21 +113,21 @@ def test_the_real_shape_gives_the_same_logits_here_and_is_written_as_it_was_read
 @pytest.mark.parametrize("gelu", ["tanh", "erf"])
 def test_a_model_of_ours_gives_the_same_logits_in_transformers(tmp_path, gelu, bias):
     model = ours(gelu=gelu, bias=bias)
-    write_gpt2(tmp_path / "hf", model_records(model), {**OURS, "gelu": gelu, "bias": bias}, BYTE)
+    write_model(tmp_path / "hf", model_records(model), {**OURS, "gelu": gelu, "bias": bias}, BYTE)
     other = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
     same_logits(model, other, tokens(SMALL))
 
 
 def test_what_is_written_is_read_back_bit_for_bit(tmp_path):
     records = model_records(ours())
-    write_gpt2(tmp_path / "hf", records, OURS, BYTE)
-    found, settings = read_gpt2(tmp_path / "hf")
+    write_model(tmp_path / "hf", records, OURS, BYTE)
+    found, settings = read_model(tmp_path / "hf")
     assert settings == OURS
     assert {r.name: (r.shape, bytes(r.data)) for r in found} == {r.name: (r.shape, bytes(r.data)) for r in records}
 
 
 def test_more_rows_than_the_tokenizer_has_stay_as_they_are(tmp_path):
-    write_gpt2(tmp_path / "hf", model_records(ours()), OURS, BYTE)
+    write_model(tmp_path / "hf", model_records(ours()), OURS, BYTE)
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["vocab_size"] == 300
     assert find_tokenizer(tmp_path / "hf", 300).kind == "byte"
 
@@ -135,7 +136,7 @@ def test_more_rows_than_the_tokenizer_has_stay_as_they_are(tmp_path):
 def test_half_precision_files_are_read_as_they_are(tmp_path, dtype):
     model = theirs(SMALL).to(dtype)
     model.save_pretrained(tmp_path)
-    records, settings = read_gpt2(tmp_path)
+    records, settings = read_model(tmp_path)
     assert {r.dtype for r in records} == {"F16" if dtype == torch.float16 else "BF16"}
     here = build(settings).eval()
     load_model(here, {r.name: r for r in records}, "the folder")
@@ -143,27 +144,27 @@ def test_half_precision_files_are_read_as_they_are(tmp_path, dtype):
 
 
 def test_half_precision_models_are_written_as_they_are(tmp_path):
-    write_gpt2(tmp_path / "hf", model_records(ours(bias=False).bfloat16()), {**OURS, "bias": False}, BYTE)
+    write_model(tmp_path / "hf", model_records(ours(bias=False).bfloat16()), {**OURS, "bias": False}, BYTE)
     assert {value.dtype for value in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}
 
 
 def test_names_without_a_prefix_and_old_buffers_are_read(folder):
     """The file of the hub's own gpt2 has names without `transformer.` and holds the causal masks."""
     file = folder / "model.safetensors"
-    before, _ = read_gpt2(folder)
+    before, _ = read_model(folder)
     tensors = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
     for i in range(2):
         tensors[f"h.{i}.attn.bias"] = torch.ones(1, 1, 24, 24)
         tensors[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(tensors, file)
-    after, _ = read_gpt2(folder)
+    after, _ = read_model(folder)
     assert {r.name: bytes(r.data) for r in after} == {r.name: bytes(r.data) for r in before}
 
 
 def test_a_head_that_is_the_embedding_is_read(folder):
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()}, folder / "model.safetensors")
-    assert len(read_gpt2(folder)[0]) == 28
+    assert len(read_model(folder)[0]) == 28
 
 
 def test_a_model_in_parts_is_read(tmp_path):
@@ -179,7 +180,7 @@ def test_a_model_in_parts_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
-        ({"model_type": "llama"}, ConfigError, r"model_type is 'llama', and only 'gpt2'"),
+        ({"model_type": "bert"}, ConfigError, r"model_type is 'bert', and only 'gpt2' and 'llama'"),
         ({"layer_norm_epsilon": 1e-6}, ConfigError, r"layer_norm_epsilon is 1e-06"),
         ({"scale_attn_by_inverse_layer_idx": True}, ConfigError, r"scale_attn_by_inverse_layer_idx is True"),
         ({"scale_attn_weights": False}, ConfigError, r"scale_attn_weights is False"),
@@ -202,7 +203,7 @@ def test_a_model_in_parts_is_read(tmp_path):
 def test_a_config_of_another_model_is_refused(folder, settings, error, match):
     change(folder, **settings)
     with pytest.raises(error, match=match):
-        read_gpt2(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"5"])
@@ -212,7 +213,7 @@ def test_json_that_is_damaged_is_refused(folder, name, content):
         (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=r"is damaged"):
-        read_gpt2(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/b", 5, None])
@@ -220,41 +221,41 @@ def test_an_index_cannot_name_files_elsewhere(folder, file):
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": file}}))
     with pytest.raises(CheckpointError, match=r"does not name the files of the weights"):
-        read_gpt2(folder)
+        read_model(folder)
 
 
 def test_a_part_that_is_missing_is_named(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": "model-1.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"there is no .*model-1\.safetensors"):
-        read_gpt2(folder)
+        read_model(folder)
 
 
 def test_a_folder_with_a_pickle_only_is_refused(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"there is no .*model\.safetensors; only safetensors files are read, not pickles"):
-        read_gpt2(folder)
+        read_model(folder)
 
 
 def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no folder .*nowhere"):
-        read_gpt2(tmp_path / "nowhere")
+        read_model(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"there is no .*config\.json"):
-        read_gpt2(tmp_path)
+        read_model(tmp_path)
 
 
 def test_a_file_cut_short_is_refused(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: its entry"):
-        read_gpt2(folder)
+        read_model(folder)
 
 
 def test_a_head_of_its_own_is_refused(folder):
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "lm_head.weight": torch.zeros(300, 32)}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"has a head of its own"):
-        read_gpt2(folder)
+        read_model(folder)
 
 
 def test_weights_that_are_integers_are_refused(folder):
@@ -262,15 +263,15 @@ def test_weights_that_are_integers_are_refused(folder):
     tensors["transformer.ln_f.weight"] = torch.ones(32, dtype=torch.int64)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"ln_f\.weight holds I64"):
-        read_gpt2(folder)
+        read_model(folder)
 
 
 # Writing.
 
 
 def test_a_model_of_another_family_has_no_place(tmp_path):
-    with pytest.raises(ConfigError, match=r"a model of the family golf has no place in GPT-2's layout"):
-        write_gpt2(tmp_path / "hf", [], {**OURS, "family": "golf"}, None)
+    with pytest.raises(ConfigError, match=r"model\.family=golf has no place in Hugging Face's layout"):
+        write_model(tmp_path / "hf", [], {**OURS, "family": "golf"}, None)
     assert not list(tmp_path.iterdir())
 
 
@@ -280,21 +281,21 @@ def test_tensors_that_are_not_those_of_gpt2_are_refused(tmp_path, change):
     extra = TensorRecord("transformer.extra", "F32", (1,), memoryview(struct.pack("<f", 1.0)))
     wrong = {"more": [*records, extra], "less": [r for r in records if "mlp.c_fc.weight" not in r.name], "none": []}[change]
     with pytest.raises(CheckpointError, match=r"extra has no place|no tensor .*c_fc\.weight|no embeddings"):
-        write_gpt2(tmp_path / "hf", wrong, OURS, None)
+        write_model(tmp_path / "hf", wrong, OURS, None)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):
-    write_gpt2(tmp_path / "hf", model_records(ours()), OURS, BYTE)
+    write_model(tmp_path / "hf", model_records(ours()), OURS, BYTE)
     (tmp_path / "hf" / "old").touch()
-    size = write_gpt2(tmp_path / "hf", model_records(ours()), OURS, None)
+    size = write_model(tmp_path / "hf", model_records(ours()), OURS, None)
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == ["config.json", "model.safetensors"]
     assert size == sum(path.stat().st_size for path in (tmp_path / "hf").iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 def test_a_failed_write_leaves_the_folder_before_and_nothing_else(tmp_path, monkeypatch):
-    write_gpt2(tmp_path / "hf", model_records(ours()), OURS, None)
+    write_model(tmp_path / "hf", model_records(ours()), OURS, None)
     before = (tmp_path / "hf" / "model.safetensors").read_bytes()
 
     def full(descriptor):
@@ -302,7 +303,7 @@ def test_a_failed_write_leaves_the_folder_before_and_nothing_else(tmp_path, monk
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"No space left"):
-        write_gpt2(tmp_path / "hf", model_records(ours(gelu="erf")), OURS, None)
+        write_model(tmp_path / "hf", model_records(ours(gelu="erf")), OURS, None)
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
     assert (tmp_path / "hf" / "model.safetensors").read_bytes() == before
 
@@ -343,7 +344,8 @@ def test_another_tokenizer_is_kept_as_it_is(tmp_path):
     found = find_tokenizer(tmp_path, 300)
     assert found.kind == "huggingface"
     files, bos = tokenizer_files(found.spec(), 24)
-    assert files == {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes()}
+    assert files["tokenizer.json"] == (tmp_path / "tokenizer.json").read_bytes()
+    assert json.loads(files["tokenizer_config.json"])["bos_token"] == "<|endoftext|>"
     assert bos == found.bos
 
 

@@ -77,6 +77,8 @@ Ran = Callable[..., None]
 def smaller(words: list[str]) -> list[str]:
     """The words of a command with those that make it small."""
     match words:
+        case ["ingot", "train", "--recipe", "auto", *_]:
+            return [*words, "--budget.seconds=1", *TRAIN[1:]]
         case ["ingot", "train", *rest]:
             steps = [] if "--training.stages" in rest else ["--training.max_steps=2"]  # stages say how many
             return [*words, *TRAIN, *steps, *(LARGE if "--recipe" in rest and "demo" not in rest else [])]

@@ -14,10 +14,14 @@ from typer.testing import CliRunner
 import ingot as package
 from ingot import api
 from ingot.artifact.container import read_artifact, write_artifact
+from ingot.backends.torch.state import model_records
+from ingot.data.tokenizers import ByteTokenizer
 from ingot.doors.cli import eval as eval_verb
 from ingot.doors.cli import export, imports
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
+from ingot.model.registry import build
 from ingot.runs.finding import find_checkpoint
+from ingot.trained.weights import foreign_weights
 
 
 @pytest.fixture
@@ -221,7 +225,7 @@ def test_a_damaged_artifact_is_refused_by_every_verb(ingot, call, run):
 def test_a_model_goes_to_hugging_face_and_back(call, run, tmp_path):
     assert call("export", run, "--format", "huggingface").exit_code == 0
     folder = run / "artifact" / "huggingface"
-    assert load_file(folder / "model.safetensors")["transformer.h.0.attn.c_attn.weight"].shape == (64, 192)
+    assert load_file(folder / "model.safetensors")["h.0.attn.c_attn.weight"].shape == (64, 192)
     told = json.loads(call("import", folder, "--output", tmp_path, "--json").stdout)
     assert told["artifact"] == str(tmp_path / "model.safetensors")
     assert (told["tokenizer"], told["model"]["layers"]) == ("byte", 2)
@@ -229,6 +233,33 @@ def test_a_model_goes_to_hugging_face_and_back(call, run, tmp_path):
     assert all(bytes(there[name].data) == bytes(record.data) for name, record in here.items())
     how = {"tokens": 20, "temperature": 0.0, "device": "cpu"}
     assert api.generate(tmp_path / "model.safetensors", "a", **how) == api.generate(run, "a", **how)
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """An artifact of the llama family."""
+    settings = {"family": "llama", "layers": 1, "heads": 2, "width": 32, "kv_heads": 1, "context": 16, "vocab_size": 260}
+    weights = foreign_weights(tmp_path, model_records(build(settings)), settings, ByteTokenizer())
+    write_artifact(tmp_path / "llama.ingot", weights.tensors.values(), weights.facts, "none", "none")
+    return tmp_path / "llama.ingot"
+
+
+def test_a_llama_goes_to_hugging_face_and_back(call, llama, tmp_path):
+    assert call("export", llama, "--format", "huggingface", "--output", tmp_path / "hf").exit_code == 0
+    told = json.loads(call("import", tmp_path / "hf", "--output", tmp_path, "--json").stdout)
+    assert (told["tokenizer"], told["model"]["family"], told["model"]["kv_heads"]) == ("byte", "llama", 1)
+    how = {"tokens": 12, "temperature": 0.0, "device": "cpu"}
+    assert api.generate(tmp_path / "model.safetensors", "a", **how) == api.generate(llama, "a", **how)
+
+
+def test_gguf_is_a_folder_with_a_modelfile(call, llama, run, tmp_path):
+    pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    assert call("export", llama, "--format", "gguf", "--dtype", "q8_0", "--output", tmp_path / "g").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "g").iterdir()) == ["Modelfile", "model.gguf"]
+    assert "give a folder with --output" in str(call("export", llama, "--format", "gguf", "--output", "a.gguf").exception)
+    assert "there is no number format 'q8_0'" in str(call("export", run, "--format", "huggingface", "--dtype", "q8_0").exception)
+    told = json.loads(call("export", run, "--format", "gguf", "--json").stdout)
+    assert told["artifact"] == str(run / "artifact" / "gguf")
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def test_a_trained_model_is_exported_without_torch(reference: Path, tmp_path: Pa
 def test_runs_are_listed_and_drawn_without_torch(reference: Path) -> None:
     assert "reference" in without_torch("runs", reference.parent)
     assert "a reference" in without_torch("plot", reference)
+    assert "a step takes" in without_torch("watch", reference)
 
 
 def test_texts_are_planned_and_lines_tokenized_without_torch(reference: Path, tmp_path: Path) -> None:

@@ -2,12 +2,15 @@ import pytest
 import torch
 from model_kit import CONTEXT, VOCABULARY, count_parameters, make, new, tokens_of
 from pydantic import ValidationError
+from torch.nn.attention.flex_attention import BlockMask
 
 from ingot.config.loading import load_config
+from ingot.model import frontier, layers
 from ingot.model.frontier import Frontier
 from ingot.model.frontier_settings import FrontierSettings
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 ONE_WINDOW = {"pattern": "S", "layers": 2, "values": "none"}  # a layer with a window before the last, which sees the whole row
 
 
@@ -46,6 +49,18 @@ def test_a_layer_with_a_window_sees_so_many_tokens_and_no_more(window):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 20 + [1] * 12, [0] * 3 + [1] * 29])], ids=["row", "documents"])
+def test_the_masks_that_a_gpus_kernel_gets_are_the_plain_ones(monkeypatch, documents):
+    model, tokens = make("frontier", heads=2, width=32), tokens_of()
+    plain = model(tokens, None, documents)
+    for module in (frontier, layers):
+        monkeypatch.setattr(module, "is_fused", lambda *_: True)
+        monkeypatch.setattr(module, "fused", lambda function: function)
+    assert isinstance(model._places(tokens, None, documents).window, BlockMask)
+    torch.testing.assert_close(model(tokens, None, documents), plain, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
 def test_a_window_as_long_as_the_row_is_no_window():
     wide, whole, tokens = make("frontier", window=CONTEXT), make("frontier", pattern="L"), tokens_of()
     for model in (wide, whole):
@@ -59,15 +74,15 @@ def test_the_still_part_of_a_key_is_that_of_the_token_before_in_long_layers():
     model = make("frontier", pattern="SL", layers=4)
     assert [block.attn.offset for block in model.blocks] == [False, True, False, True]
     attention = model.blocks[1].attn
-    k = torch.randn(2, 2, 5, 12)
+    k = torch.randn(2, 5, 2, 12)  # (B, S, K, D)
     moved = attention._offset(k, None)
     assert torch.equal(moved[..., : attention.rotated], k[..., : attention.rotated])
-    assert torch.equal(moved[:, :, 1:, attention.rotated :], k[:, :, :-1, attention.rotated :])
-    assert torch.equal(moved[:, :, 0], k[:, :, 0])
-    starts = torch.zeros(2, 1, 5, 1, dtype=torch.bool)
-    starts[0, 0, 3] = True
+    assert torch.equal(moved[:, 1:, :, attention.rotated :], k[:, :-1, :, attention.rotated :])
+    assert torch.equal(moved[:, 0], k[:, 0])
+    starts = torch.zeros(2, 5, 1, 1, dtype=torch.bool)
+    starts[0, 3] = True
     apart = attention._offset(k, starts)
-    assert torch.equal(apart[0, :, 3], k[0, :, 3])
+    assert torch.equal(apart[0, 3], k[0, 3])
     assert torch.equal(apart[1], moved[1])
 
 

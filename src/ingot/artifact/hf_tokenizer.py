@@ -1,7 +1,7 @@
 """The tokenizer beside a model in Hugging Face's layout: written so that transformers finds it, and found again.
 
-GPT-2's own tokenizer is known by its vocabulary, whatever file it comes in. Kinds that transformers does not have go along as
-ingot-tokenizer.json, which only ingot reads.
+GPT-2's own tokenizer is known by its vocabulary, whatever file it comes in. Kinds that transformers does not have are written in
+its parts (tokenizer_json.py), and go along as ingot-tokenizer.json too, from which ingot reads them back as they were.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.tokenizer_json import tokenizer_json
 from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.pieces import byte_alphabet
@@ -18,7 +19,8 @@ from ingot.errors import DataError
 from ingot.runtime.files import read_json
 
 GPT2_IDS = 50257
-OURS, THEIRS, VOCABULARY, MERGES = "ingot-tokenizer.json", "tokenizer.json", "vocab.json", "merges.txt"
+OURS, THEIRS, SETTINGS = "ingot-tokenizer.json", "tokenizer.json", "tokenizer_config.json"
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
 
 def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], int | None]:
@@ -27,15 +29,24 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
     if isinstance(tokenizer, GPT2Tokenizer):
         marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
         config = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": context, "add_prefix_space": False, **marks}
-        vocabulary, merges = _gpt2_files(tokenizer)
-        return {
-            VOCABULARY: vocabulary,
-            MERGES: merges,
-            "tokenizer_config.json": json.dumps(config, indent=2).encode(),
-        }, tokenizer.bos
+        vocabulary, merges = gpt2_files(tokenizer)
+        files = {VOCABULARY: vocabulary, MERGES: merges, SETTINGS: json.dumps(config, indent=2).encode()}
+        return files, tokenizer.bos
     if isinstance(tokenizer, HFTokenizer):
-        return {THEIRS: tokenizer.contents}, tokenizer.bos
-    return {OURS: json.dumps(dict(spec)).encode()}, tokenizer.bos
+        return {THEIRS: tokenizer.contents, SETTINGS: _settings(tokenizer, tokenizer.contents, context)}, tokenizer.bos
+    files = {OURS: json.dumps(dict(spec)).encode()}
+    if (contents := tokenizer_json(tokenizer)) is not None:
+        files |= {THEIRS: contents, SETTINGS: _settings(tokenizer, contents, context)}
+    return files, tokenizer.bos
+
+
+def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
+    """tokenizer_config.json: which tokens are marks, and that any fast tokenizer of transformers reads the file."""
+    names = {token["id"]: token["content"] for token in json.loads(contents).get("added_tokens") or ()}
+    marks = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": tokenizer.pad}
+    known = {name: names[token] for name, token in marks.items() if token is not None and token in names}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **known}
+    return json.dumps({**settings, "clean_up_tokenization_spaces": False}, indent=2).encode()
 
 
 def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenizer:
@@ -74,7 +85,7 @@ def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
         return None  # another tokenizer, which whoever opens it judges
 
 
-def _gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
+def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
     """vocab.json and merges.txt: each token spelled in printable characters, and the two parts it is merged from."""
     spelling = {byte: character for character, byte in byte_alphabet().items()}
     tokens = [tokenizer.decode_bytes([i]) for i in range(GPT2_IDS - 1)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ingot.generate.sampling import Sampling
+from ingot.generate.scores import RowScores
 from ingot.runtime.batch import Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
@@ -118,6 +119,12 @@ class Inference(Group, Protocol):
         """The next token of every prompt, for ever. Leaves no trace in the training state.
 
         MemoryError: the device does not hold so many texts at once.
+        """
+
+    def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
+        """Log-probabilities of each row's tokens from its place `first` on, with the `top` likeliest tokens there.
+
+        MemoryError: the device does not hold so many rows at once.
         """
 
     def cast(self, precision: str) -> bool:

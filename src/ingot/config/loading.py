@@ -40,9 +40,13 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     python: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
-    """Merge all sources and validate the result; every mistake found is in the one ConfigError raised."""
-    documents, name = _documents(recipe, file)
+    """Merge all sources and validate the result; every mistake found is in the one ConfigError raised.
+
+    `measured` goes above the recipe and below the file.
+    """
+    documents, name = _documents(recipe, file, measured or {})
     words = {path: Plain(value) if isinstance(value, str) else value for path, value in (overrides or {}).items()}
     variables = _variables(os.environ if environment is None else environment)
     levels: list[list[_Source]] = [
@@ -65,9 +69,10 @@ def load_config(
     return ResolvedConfig(config, told, name, tuple(Path(o.removeprefix("file ")) for o, _ in documents if o.startswith("file ")))
 
 
-def _documents(recipe: str | None, file: Path | str | None) -> tuple[list[_Source], str | None]:
-    """The YAML documents that take part, bases first, and a name for the run."""
+def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[str, Any]) -> tuple[list[_Source], str | None]:
+    """The YAML documents that take part, bases first, with what was measured for the recipe, and a name for the run."""
     below = _chain(find_recipe(recipe).path, f"recipe {recipe}") if recipe is not None else []
+    below += [(f"recipe {recipe}, measured", measured)] if measured else []
     if file is None:
         return below, recipe
     chain = _chain(Path(file), f"file {file}")

@@ -177,7 +177,11 @@ class TrainingSection(Section):
         description="Arithmetic of forward and backward; weights stay float32. auto: bf16 on GPUs that have it, fp16 on older "
         "ones, else fp32.",
     )
-    compile: bool | Literal["auto"] = Field("auto", description="torch.compile. auto: on CUDA only, where it pays.")
+    compile: bool | Literal["auto", "blocks"] = Field(
+        "auto",
+        description="torch.compile. true: the whole model. blocks: each block and the loss by themselves, which shortens the "
+        "time before the first step and may make steps a little slower. auto: the whole model, on CUDA only, where it pays.",
+    )
     deterministic: bool = Field(
         False,
         description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "
@@ -187,6 +191,12 @@ class TrainingSection(Section):
         None,
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
+    )
+    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary"]] = Field(
+        "auto",
+        description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
+        "logits; rotary: norm, rotation and gain of queries and keys in one. A list: these. auto: those that were seen to pay "
+        "and run here, none of them so far. off: none.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,

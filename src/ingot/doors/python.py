@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.config.loading import load_config
+from ingot.config.loading import ResolvedConfig, load_config
 from ingot.config.schema import Config
 from ingot.doors.display import make_reporter
+from ingot.plan.auto import RECIPE, resolve_auto
 from ingot.plan.validate import check_before_training
 from ingot.runs.report import Reporter
 from ingot.runs.result import TrainingResult
@@ -31,14 +34,19 @@ def train(
     """
     if isinstance(config, Config):
         config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}
+    file, given = (None, config) if isinstance(config, dict) else (config, overrides)
     if isinstance(config, dict):
-        merged = {name: {**config.get(name, {}), **overrides.get(name, {})} for name in config.keys() | overrides.keys()}
-        resolved = load_config(recipe=recipe, python=merged)
-    else:
-        resolved = load_config(recipe=recipe, file=config, python=overrides)
+        given = {name: {**config.get(name, {}), **overrides.get(name, {})} for name in config.keys() | overrides.keys()}
+    load, world_size = partial(_load, recipe, file, given), ranks_from_environment().world_size
+    resolved = load({}) if recipe != RECIPE else None  # a mistake is raised before anything is shown
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
+        resolved = resolved or resolve_auto(load, world_size, shown.message)
         if (result := completed(resolved.config)) is not None:
             shown.message(f"{COMPLETE.format(result.run_dir)} in another training.output_dir")
             return result
-        dataset = check_before_training(resolved.config, ranks_from_environment().world_size, shown.message)
+        dataset = check_before_training(resolved.config, world_size, shown.message)
         return run(resolved, shown, dataset=dataset)
+
+
+def _load(recipe: str | None, file: str | Path | None, given: dict[str, Any], measured: Mapping[str, Any]) -> ResolvedConfig:
+    return load_config(recipe=recipe, file=file, python=given, measured=measured)

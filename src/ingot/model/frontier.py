@@ -9,15 +9,18 @@ new model predicts from the embedding alone. Weights are kept in float32 and use
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
+from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     LayerCache,
     Mask,
@@ -32,12 +35,31 @@ from ingot.model.layers import (
 )
 from ingot.model.loss import head_logits, head_loss
 
+EPSILON = 1e-6  # of norms
 UNIFORM = 0.68  # of sqrt(3 / width): range of the first matrices, 0.0006 bits per byte better than the whole of it
 
 
 def norm(x: Tensor) -> Tensor:
     """Bring the last dimension to a root mean square of 1, without a gain."""
-    return F.rms_norm(x, (x.size(-1),), eps=1e-6).to(x.dtype)
+    return F.rms_norm(x, (x.size(-1),), eps=EPSILON).to(x.dtype)
+
+
+def visibility(window: int, documents: Tensor | None = None) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
+    """Which keys a query sees, by their places in a row: the last `window`, its own among them, of its document."""
+
+    def visible(b: Any, h: Any, query: Tensor, key: Tensor) -> Tensor:
+        seen = (query >= key) & (query - key < window)
+        return seen if documents is None else seen & (documents[b, query] == documents[b, key])
+
+    return visible
+
+
+def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
+    """The mask of a window for rows of this length, as FlexAttention takes it."""
+    return create_block_mask(visibility(window), None, None, length, length, device=device)
+
+
+kept_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)  # where it is not a part of a graph that makes it anew
 
 
 class Linear(nn.Linear):
@@ -53,10 +75,10 @@ class Linear(nn.Linear):
 class Places(NamedTuple):
     """What a pass knows of where its tokens stand: made once and handed to every block."""
 
-    rotary: RotaryTables
+    rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) where rows have places of their own
     whole: Mask | None  # of layers that see the whole row
     window: Mask | None  # of the others
-    starts: Tensor | None  # (B, 1, T, 1): where a document begins in the middle of a row
+    starts: Tensor | None  # (B, T, 1, 1): where a document begins in the middle of a row
 
 
 class Gate(nn.Module):
@@ -72,6 +94,8 @@ class Gate(nn.Module):
 
 
 class Attention(nn.Module):
+    fused_rotary = False  # whether norm and rotation are one kernel of ours
+
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
         kv_heads, self.head_size = s.kv_heads or s.heads, s.width // s.heads
@@ -94,22 +118,27 @@ class Attention(nn.Module):
             table, project = self.value_table, self.value_projection
             more = project(x0) if project is not None else table(tokens).to(x.dtype) if table is not None else x0
             v = v + self.value_gate(x) * more.view_as(v)
-        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-        q, k = norm(rotate(q, at.rotary)), norm(rotate(k, at.rotary))
+        # Heads stay beside each other in memory until attention, whose output is then laid out as the next product wants it.
+        if self.fused_rotary and cache is None:
+            cos, sin = at.rotary
+            q, k = (fused_rotation(y, (cos[:, 0], sin[:, 0]), epsilon=EPSILON).transpose(1, 2) for y in (q, k))
+        else:
+            q, k = norm(rotate(q, at.rotary)), norm(rotate(k, at.rotary))
         if cache is not None:
-            k, v = cache.extend(k, v)  # (B, K, S, D)
+            k, v = (y.transpose(1, 2) for y in cache.extend(k.transpose(1, 2), v.transpose(1, 2)))  # (B, S, K, D)
         if self.offset:
             k = self._offset(k, at.starts)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, H, T, D), 2 x (B, K, S, D)
         y = causal_attention(q, k, v, mask=at.whole if self.long else at.window).transpose(1, 2)  # (B, T, H, D)
         if self.head_gate is not None:
             y = y * self.head_gate(x)
         return self.o(y.reshape(B, T, C))
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
-        """Keys whose still dimensions are those of the token before; the first of a row or document keeps its own."""
+        """Keys (B, S, K, D) whose still dimensions are those of the token before; a row's or document's first keeps its own."""
         # After the cache, which holds keys as they are: the token before is then there, whatever was read at once.
         still = k[..., self.rotated :]
-        before = torch.cat([still[:, :, :1], still[:, :, :-1]], dim=2)
+        before = torch.cat([still[:, :1], still[:, :-1]], dim=1)
         if starts is not None:
             before = torch.where(starts, still, before)
         return torch.cat([k[..., : self.rotated], before], dim=-1)
@@ -148,6 +177,7 @@ class Frontier(nn.Module):
     """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+    fused_loss = False  # whether softcap and loss are a kernel of ours
     control = CONTROL
 
     Settings = FrontierSettings
@@ -190,13 +220,14 @@ class Frontier(nn.Module):
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         at = self._places(tokens, cache, documents)
-        x = x0 = norm(self.embedding(tokens).to(self._stream_dtype()))  # (B, T, C)
+        x0 = norm(self.embedding(tokens).to(self._stream_dtype()))  # (B, T, C)
+        x = x0.view_as(x0)  # a block that is given one tensor twice, as such, would be a graph of its own
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):
             skip = outputs.pop() if outputs and i >= self.skips else None  # the nearest first: block 5 of 10 is fed by block 4
             x = block(x, x0, skip, tokens, at, cache[i] if cache else None)
             if i < self.skips:
-                outputs.append(x)
+                outputs.append(x.view_as(x))
         return norm(x)
 
     def _stream_dtype(self) -> torch.dtype:
@@ -209,8 +240,9 @@ class Frontier(nn.Module):
     def _places(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Places:
         starts = None
         if documents is not None:
-            starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, None, :, None]
-        rotary = self.rotation(positions(tokens, cache, self.context))
+            starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, :, None, None]
+        cos, sin = self.rotation(positions(tokens, cache, self.context))  # (T, R / 2), or (B, 1, T, R / 2)
+        rotary = (cos[:, None], sin[:, None]) if cos.dim() == 2 else (cos.transpose(1, 2), sin.transpose(1, 2))
         whole = attention_mask(documents, cache, self.head_size)
         short = self.window_mask(tokens, cache, documents, whole) if self.windowed else whole
         return Places(rotary, whole, short, starts)
@@ -226,14 +258,11 @@ class Frontier(nn.Module):
         start = cache[0].length if cache else 0
         if start + T <= window:
             return whole
-
-        def visible(b: Any, h: Any, query: Tensor, key: Tensor) -> Tensor:
-            seen = (query >= key) & (query - key < window)
-            return seen if documents is None else seen & (documents[b, query] == documents[b, key])
-
+        visible = visibility(window, documents)
         if is_fused(device, self.head_size, 0.0) and not start:
-            batch = None if documents is None else tokens.size(0)
-            return fused(create_block_mask)(visible, batch, None, T, T, device=device)
+            if documents is None:
+                return (row_blocks if torch.compiler.is_compiling() else kept_row_blocks)(T, window, device)
+            return fused(create_block_mask)(visible, tokens.size(0), None, T, T, device=device)
         query, key = torch.arange(start, start + T, device=device)[:, None], torch.arange(start + T, device=device)
         row = torch.arange(tokens.size(0), device=device)[:, None, None, None]
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
@@ -244,7 +273,7 @@ class Frontier(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk)
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ingot.model.settings import FAMILY, Depth, RotarySettings, Size
+from ingot.model.settings import FAMILY, PORTABLE_FAMILIES, Depth, RotarySettings, Size
 
 CONTROL = ("_gate", "mix_x", "skip")  # parts of the names of parameters that steer and do not multiply
 GATE_CHANNELS, VALUE_GATE_CHANNELS = 12, 32  # of a layer's input that the gates of heads and of values look at
@@ -15,7 +15,7 @@ GATE_CHANNELS, VALUE_GATE_CHANNELS = 12, 32  # of a layer's input that the gates
 class FrontierSettings(RotarySettings):
     """What learns most in a few minutes: short windows, a second way for values, gates and skips. Its defaults fit 16 MB."""
 
-    family: Literal["frontier"] = Field("frontier", description=FAMILY)
+    family: Literal["frontier"] = Field("frontier", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     layers: Depth = Field(10, description="Number of transformer blocks; with `skips` the first half feeds the second.")
     heads: Size = Field(4, description="Attention heads; they divide the width evenly.")
     width: Size = Field(512, description="Size of the residual stream.")

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.golf_settings import GolfSettings
+from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import LayerCache, Mask, RotaryTables, Rotation, attention_mask, causal_attention, positions, rotate
 from ingot.model.loss import head_logits, head_loss
 
@@ -35,6 +36,8 @@ class Linear(nn.Linear):
 
 
 class Attention(nn.Module):
+    fused_rotary = False  # whether norm, rotation and gain are one kernel of ours
+
     def __init__(self, width: int, heads: int, kv_heads: int, qk_gain: float):
         super().__init__()
         self.head_size = width // heads
@@ -47,9 +50,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         projected = self.c_q(x), self.c_k(x), self.c_v(x)
-        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in projected)  # (B, H, T, D), twice (B, K, T, D)
-        q, k = rotate(norm(q), rotary), rotate(norm(k), rotary)
-        q = q * self.q_gain.to(q.dtype)[:, None, None]
+        q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), twice (B, T, K, D)
+        v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
+        if self.fused_rotary and cache is None:
+            q, k = fused_rotation(q, rotary, self.q_gain), fused_rotation(k, rotary)
+        else:
+            q, k = rotate(norm(q.transpose(1, 2)), rotary), rotate(norm(k.transpose(1, 2)), rotary)
+            q = q * self.q_gain.to(q.dtype)[:, None, None]
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
         y = causal_attention(q, k, v, mask=mask)
@@ -88,6 +95,7 @@ class Golf(nn.Module):
     """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+    fused_loss = False  # whether softcap and loss are a kernel of ours
 
     Settings = GolfSettings
 
@@ -142,7 +150,7 @@ class Golf(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk)
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ingot.model.settings import FAMILY, Depth, Rate, RotarySettings, Size
+from ingot.model.settings import FAMILY, PORTABLE_FAMILIES, Depth, Rate, RotarySettings, Size
 
 CONTROL = (
     "attn_scale", "attn_scales", "mlp_scale", "mlp_scales", "resid_mix", "resid_mixes", "q_gain", "skip_weight", "skip_weights",
@@ -16,7 +16,7 @@ CONTROL = (
 class GolfSettings(RotarySettings):
     """The golf baseline: skips from the first half to the second, a mix of the embedding into every block, squared ReLU."""
 
-    family: Literal["golf"] = Field("golf", description=FAMILY)
+    family: Literal["golf"] = Field("golf", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     layers: Depth = Field(9, description="Number of transformer blocks; the first half feeds the second through skips.")
     heads: Size = Field(8, description="Attention heads; they divide the width evenly.")
     width: Size = Field(512, description="Size of the residual stream.")

@@ -100,6 +100,7 @@ class GPT2(nn.Module):
     """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+    fused_loss = False  # whether the loss is a kernel of ours
 
     Settings = GPT2Settings
 
@@ -131,7 +132,7 @@ class GPT2(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk)
+        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

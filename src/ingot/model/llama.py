@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.gpt2 import initialise
+from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import LayerCache, Mask, RotaryTables, Rotation, attention_mask, causal_attention, positions, rotate
 from ingot.model.llama_settings import LlamaSettings
 from ingot.model.loss import head_logits, head_loss
@@ -25,6 +26,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": pa
 
 
 class Attention(nn.Module):
+    fused_rotary = False  # whether the rotation is a kernel of ours
+
     def __init__(self, width: int, heads: int, kv_heads: int, qkv_bias: bool, out_bias: bool, dropout: float):
         super().__init__()
         self.head_size = width // heads
@@ -37,8 +40,12 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in projected)  # (B, H, T, D), twice (B, K, T, D)
-        q, k = rotate(q, rotary), rotate(k, rotary)
+        q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), twice (B, T, K, D)
+        v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
+        if self.fused_rotary and cache is None:
+            q, k = (fused_rotation(y, rotary, epsilon=None) for y in (q, k))
+        else:
+            q, k = (rotate(y.transpose(1, 2), rotary) for y in (q, k))
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
         y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask)
@@ -89,6 +96,7 @@ class Llama(nn.Module):
     """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
+    fused_loss = False  # whether the loss is a kernel of ours
 
     Settings = LlamaSettings
 
@@ -135,7 +143,7 @@ class Llama(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk)
+        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

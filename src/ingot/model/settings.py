@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a model of your own."
+# What a setting says of other programs' files: which of its values a model may have there.
+ANYWHERE: dict[str, Any] = {"portable": {"huggingface": "any", "gguf": "any"}}
 MOST = 2**53  # of any whole number: JSON's readers lose digits of larger ones
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
@@ -19,6 +21,14 @@ Depth = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # what float32 holds, squared or summed up
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def portable(*values: object, gguf: tuple[object, ...] | None = None) -> dict[str, Any]:
+    """The mark of a setting of which only these values can be in a Hugging Face folder, and these or others in a GGUF file."""
+    return {"portable": {"huggingface": list(values), "gguf": list(values if gguf is None else gguf)}}
+
+
+PORTABLE_FAMILIES = portable("gpt2", "llama")
 
 
 def nearest_divisor(width: int, heads: int) -> int:
@@ -36,12 +46,16 @@ class Section(BaseModel):
 class ModelSettings(Section):
     """What every model family has."""
 
-    layers: Depth = Field(12, description="Number of transformer blocks.")
-    heads: Size = Field(12, description="Attention heads; they divide the width evenly.")
-    width: Size = Field(768, description="Size of the residual stream.")
-    context: Size | None = Field(None, description="Longest sequence the model can see, in tokens. null: data.seq_len.")
+    layers: Depth = Field(12, description="Number of transformer blocks.", json_schema_extra=ANYWHERE)
+    heads: Size = Field(12, description="Attention heads; they divide the width evenly.", json_schema_extra=ANYWHERE)
+    width: Size = Field(768, description="Size of the residual stream.", json_schema_extra=ANYWHERE)
+    context: Size | None = Field(
+        None, description="Longest sequence the model can see, in tokens. null: data.seq_len.", json_schema_extra=ANYWHERE
+    )
     vocab_size: Size | None = Field(
-        None, description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not."
+        None,
+        description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not.",
+        json_schema_extra=ANYWHERE,
     )
 
     @model_validator(mode="after")
@@ -61,17 +75,23 @@ class ModelSettings(Section):
 class DropoutSettings(ModelSettings):
     """What the families with dropout share."""
 
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Probability of dropping an activation in training.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Probability of dropping an activation in training.", json_schema_extra=ANYWHERE
+    )
 
 
 class RotarySettings(ModelSettings):
     """What the families with rotary positions share: each query and key is turned by an angle that grows with its place."""
 
     kv_heads: Size | None = Field(
-        None, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
+        None,
+        description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads.",
+        json_schema_extra=ANYWHERE,
     )
     rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
-        10000.0, description="Rotary positions: the slowest pair turns once in about this many tokens, times 2 pi."
+        10000.0,
+        description="Rotary positions: the slowest pair turns once in about this many tokens, times 2 pi.",
+        json_schema_extra=ANYWHERE,
     )
 
     @model_validator(mode="after")
@@ -89,6 +109,6 @@ class RotarySettings(ModelSettings):
 class FileSettings(DropoutSettings):
     """A model of your own: a Python file with `class Model(torch.nn.Module)`, see docs/your-own-model.md."""
 
-    family: Literal["file"] = Field("file", description=FAMILY)
+    family: Literal["file"] = Field("file", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     file: str = Field(description="Python file with a class Model; it is given the settings its constructor names.")
     settings: dict[str, Any] = Field({}, description="More keyword arguments for the constructor of Model.")

@@ -35,6 +35,11 @@ def read_curves(run: Run, axis: Axis = "steps") -> Curves:
     return Curves(thinned(_points(trained, axis, "loss")), _points(judged, axis, "val_bpb"))
 
 
+def read_line(records: Iterable[Mapping[str, Any]], name: str, axis: Axis = "steps") -> list[Point]:
+    """A number of the records of steps, thinned out."""
+    return thinned(_points((record for record in records if record.get("kind") == "train"), axis, name))
+
+
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     """As many points as asked for at most, each the mean of a stretch of neighbours."""
     if len(points) <= most:

@@ -138,7 +138,7 @@ class LoadedModel:
 
     def _write(self, starts: Sequence[Start], sampling: Sampling, tokens: int, stop_at_end: bool) -> Iterator[tuple[int, str]]:
         """Pieces of text with the number of their start, until all are over."""
-        ends = self._ends() if stop_at_end else set()
+        ends = self.ends if stop_at_end else set()
         decoders = {row: StreamDecoder(self.tokenizer, at_start=start.is_new) for row, start in enumerate(starts)}
         for found in islice(self.backend.generate([start.ids for start in starts], sampling), tokens):
             for row, decoder in list(decoders.items()):
@@ -153,7 +153,13 @@ class LoadedModel:
             if piece := decoder.finish():
                 yield row, piece
 
-    def _ends(self) -> set[int]:
+    @property
+    def context(self) -> int:
+        """The most tokens that it sees at once."""
+        return self.weights.config.model.context or self.weights.config.data.seq_len
+
+    @property
+    def ends(self) -> set[int]:
         """The ids after which a document is over: its end mark, and the start mark of the next."""
         return {mark for mark in (self.tokenizer.eos, self.tokenizer.bos) if mark is not None}
 

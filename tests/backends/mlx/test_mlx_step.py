@@ -176,3 +176,13 @@ def test_steps_without_trace_leave_none():
         pupil.step(1)
         assert pupil.raw() != before
     assert pupil.raw() == before
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_scores_of_tokens_that_are_there_are_those_of_torch(model):
+    theirs, ours = both(MODELS[model])
+    rows, firsts = [[1, 5, 9, 2, 7], [3, 4, 8]], [1, 2]
+    for here, there in zip(ours.backend.score_rows(rows, firsts, 3), theirs.backend.score_rows(rows, firsts, 3), strict=True):
+        assert (here.first, here.top.shape) == (there.first, there.top.shape)
+        np.testing.assert_allclose(here.chosen, there.chosen, atol=1e-4)
+        np.testing.assert_allclose(here.top, there.top, atol=1e-4)

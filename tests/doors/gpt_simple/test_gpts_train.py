@@ -111,6 +111,15 @@ def test_a_mistake_is_one_line_with_the_exit_code_of_its_kind(words: tuple[str, 
     assert told in door("-q", "train", *words, code=code).line
 
 
+@pytest.mark.parametrize("words", [(), ("--force",)])
+def test_a_config_json_of_somebody_elses_is_not_replaced(words: tuple[str, ...], door: Door, gpts: Path) -> None:
+    (gpts / "out").mkdir()
+    (gpts / "out/config.json").write_text('{"mine": 1}')
+    refused = door("-q", *TRAIN, *words, code=4).line
+    assert "out holds config.json, which neither gpt-simple nor Ingot wrote; choose another training.output_dir" in refused
+    assert (gpts / "out/config.json").read_text() == '{"mine": 1}' and len(list((gpts / "out").iterdir())) == 1
+
+
 def test_a_bucket_without_validation_and_a_damaged_index_are_named_with_3(door: Door, gpts: Path) -> None:
     (gpts / "data").unlink()
     shutil.copytree((gpts / "tok").resolve().parent / "data", gpts / "data")

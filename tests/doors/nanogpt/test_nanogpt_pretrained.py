@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.artifact.huggingface import write_gpt2
+from ingot.artifact.huggingface import write_model
 from ingot.backends.torch.state import model_records
 from ingot.doors.nanogpt.model import GPT, GPTConfig
 from ingot.doors.nanogpt.pretrained import SIZES, pretrained_folder
@@ -121,7 +121,7 @@ def test_back_in_a_folder_transformers_has_the_same_logits(tmp_path):
     theirs().save_pretrained(tmp_path / "a")
     model = GPT.from_pretrained(str(tmp_path / "a"))
     settings = {"family": "gpt2", "layers": 2, "heads": 4, "width": 32, "dropout": 0.0, "bias": True, "gelu": "tanh"}
-    write_gpt2(tmp_path / "b", model_records(model), settings, None)
+    write_model(tmp_path / "b", model_records(model), settings, None)
     same_logits(model, transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "b").eval())
 
 

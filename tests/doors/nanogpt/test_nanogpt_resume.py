@@ -281,7 +281,7 @@ def test_the_best_loss_of_a_foreign_run_is_not_forgotten_before_the_next_evaluat
 
 
 def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
-    from ingot.artifact.huggingface import write_gpt2
+    from ingot.artifact.huggingface import write_model
     from ingot.backends.torch.state import model_records
     from ingot.data.tokenizers import open_tokenizer
     from ingot.model.gpt2 import GPT2
@@ -297,7 +297,7 @@ def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
         "gelu": "tanh",
     }
     model = GPT2(**section)
-    write_gpt2(Path("small-gpt2"), model_records(model), {"family": "gpt2", "dropout": 0.0, **section}, None)
+    write_model(Path("small-gpt2"), model_records(model), {"family": "gpt2", "dropout": 0.0, **section}, None)
     own = work / "own"
     shutil.copytree(work / "data/words", own / "words")
     Path("data").unlink()

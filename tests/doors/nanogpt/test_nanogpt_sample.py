@@ -10,7 +10,7 @@ from foreign import Foreign
 from small_runs import words
 
 from ingot.artifact.container import write_artifact
-from ingot.artifact.huggingface import write_gpt2
+from ingot.artifact.huggingface import write_model
 from ingot.backends.torch.state import model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.doors.nanogpt.sample import main, start_ids, text_of
@@ -220,7 +220,7 @@ def test_a_folder_with_gpt2_weights_writes_and_knows_the_end_of_a_text(sample, w
     """The real ids on a model of almost no width, padded to 50,304 rows: those after 50,257 have no text."""
     torch.manual_seed(0)
     settings = {"family": "gpt2", "layers": 1, "heads": 1, "width": 4, "dropout": 0.0, "bias": True, "gelu": "tanh"}
-    write_gpt2(work / "mine", model_records(build({**settings, "context": 16, "vocab_size": 50304})), settings, None)
+    write_model(work / "mine", model_records(build({**settings, "context": 16, "vocab_size": 50304})), settings, None)
     found = sample("--init_from=./mine", "--start=<|endoftext|>Once", "--top_k=None", "--num_samples=2")
     assert found.out.count("loading weights from pretrained gpt: ./mine") == 1
     assert len(found.texts) == 2 and all(text.startswith("<|endoftext|>Once") for text in found.texts)

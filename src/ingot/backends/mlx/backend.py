@@ -73,7 +73,7 @@ class MLXBackend(MLXInference):
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
-        self._compile = on_metal() if t.compile == "auto" else t.compile  # on a CPU every kernel is a call of g++
+        self._compile = on_metal() if t.compile == "auto" else bool(t.compile)  # on a CPU every kernel is a call of g++
         # What is dropped depends on seed and step alone, not on cores; what is compiled stays on its first thread.
         self._threads = 1 if dropout or self._compile else threads()
         both: Callable[..., Any] = mx.value_and_grad(self._loss)

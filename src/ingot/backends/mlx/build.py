@@ -66,6 +66,10 @@ class Model:
         """The scores (B, V) after the last token."""
         return head_logits(self._hidden(weights, tokens, run)[:, -1], self._head(weights), self._softcap, run.dtype)
 
+    def logits_from(self, weights: Weights, tokens: mx.array, first: int, run: Pass) -> mx.array:
+        """The scores (B, N, V) after each token from a place on."""
+        return head_logits(self._hidden(weights, tokens, run)[:, first:], self._head(weights), self._softcap, run.dtype)
+
     def _hidden(self, weights: Weights, tokens: mx.array, run: Pass) -> mx.array:
         return FAMILIES[self.settings.family][0](self.settings, weights, tokens, run)
 

@@ -15,10 +15,11 @@ from ingot.backends.mlx.build import PRECISIONS, Model, outline
 from ingot.backends.mlx.device import check_one_rank, find_mlx_device, streams, threads
 from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.state import number, records
-from ingot.backends.mlx.writing import write
+from ingot.backends.mlx.writing import score_row, write
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.generate.sampling import Sampling
+from ingot.generate.scores import RowScores
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
@@ -85,6 +86,14 @@ class MLXInference(Alone):
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
+
+    def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
+        """Log-probabilities of tokens that are there, row by row."""
+        weights = self._shown()
+        return [
+            score_row(self.model, weights, row, first, top, self.vocab_size, self._dtype)
+            for row, first in zip(rows, firsts, strict=True)
+        ]
 
     def cast(self, precision: str) -> bool:
         """Keep the weights in another number format, to write with."""

@@ -5,7 +5,7 @@ Tokens are drawn on the host, each row by a generator of its own: what a row dra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from ingot.backends.mlx.build import Model
 from ingot.backends.mlx.layers import Cached, Pass, Weights
 from ingot.errors import RunError
 from ingot.generate.sampling import Sampling
+from ingot.generate.scores import RowScores
 
 
 def write(
@@ -47,6 +48,19 @@ def write(
         new = np.array(tokens, dtype=np.int32)[:, None]
         seen = np.concatenate([seen, new], axis=1)
         yield tokens
+
+
+def score_row(
+    model: Model, weights: Weights, row: Sequence[int], first: int, top: int, vocab_size: int, dtype: mx.Dtype
+) -> RowScores:
+    """Log-probabilities of the tokens of a row from a place on, and the likeliest tokens there."""
+    tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
+    scores = np.array(model.logits_from(weights, tokens, first - 1, Pass(dtype)).astype(mx.float32))[0].astype(np.float64)
+    scores -= scores.max(-1, keepdims=True)
+    scores = (scores - np.log(np.exp(scores).sum(-1, keepdims=True))).astype(np.float32)  # (N, V)
+    ids = np.argsort(-scores[:, :vocab_size], axis=-1, kind="stable")[:, :top]
+    chosen = np.take_along_axis(scores, np.array(row[first:], dtype=np.int64)[:, None], -1)[:, 0]
+    return RowScores(first, chosen, ids, np.take_along_axis(scores, ids, -1))
 
 
 def penalise(scores: NDArray[Any], ids: list[int], penalty: float) -> None:

@@ -7,6 +7,7 @@ would have been, and evaluating or sampling in between changes nothing.
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +21,16 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
+from ingot.backends.torch.attention import recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
+from ingot.backends.torch.choices import Choices
 from ingot.backends.torch.collectives import peers_present
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference, group_of
+from ingot.backends.torch.kernels import settle_kernels
 from ingot.backends.torch.own_model import check_own_model
-from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, replicated, without_sync
+from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, import_compiler, replicated, without_sync
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.room import recomputed, refuse_too_large
@@ -53,6 +57,8 @@ class TorchBackend(TorchInference):
         t, own_model = config.training, config.model.family == "file"
         shield_compile_workers()
         device = find_torch_device(t.device, ranks.local_rank)
+        if compiles(config, device.kind == "cuda"):
+            import_compiler()
         precision = device.precision(t.precision)
         if t.deterministic:
             choose_no_kernel_by_speed()
@@ -71,9 +77,11 @@ class TorchBackend(TorchInference):
         self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
         self._asked_micro_batch, self._asked_threads, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
         self._stages: list[Tuned] = []  # what was found out for each
+        self._asked_kernels, self._kernels = t.kernels, list[str]()
+        self._choices = Choices(config, device, ranks.world_size)
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
-        self._names = {p: name for name, p in model.named_parameters()}
+        self._names = {p: name for name, p in model.named_parameters()}  # to ask the model takes 0.1 ms a layer
         self._compile = compiles(config, device.kind == "cuda")
         compiles_update = self._compile and device.kind == "cuda"  # a CPU gains nothing from it
         self.optimizers = make_optimizers(model, config.optimizer, self._device, compiles_update)
@@ -84,20 +92,26 @@ class TorchBackend(TorchInference):
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
         if every := recomputed(config, vocab_size, device):
             checkpoint_blocks(model, every)
-        nested = bool(every) or config.data.document_mask
-        module = compiled(model, nested, max(1, len(t.stages)), self._python_reducer) if self._compile else model
+        nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
+        stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
+        module = compiled(model, nested, stages, self._python_reducer, blocks) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Settle threads, and micro-batch and attention of each stage, by trying them, unless an earlier session here has."""
+        """Settle threads, and micro-batch and attention of each stage, by trying them, unless that was done here before."""
         here, there = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without a CPU's threads
         if here != there or kept.get("world_size") != self.ranks.world_size:
             kept = {}
+        if not kept:  # what a run before this one found; the first rank's note is everybody's
+            kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
         known = kept.get("stages", [kept])
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._stages = []
         if self.device.kind == "cpu":
             self._settle_threads(*stages[0], kept)
+        able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
+        used = kept.get("kernels", []) if kept else None
+        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, lambda: self._try(one), self.maximum)
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}))
@@ -111,6 +125,8 @@ class TorchBackend(TorchInference):
         for buffer, before in buffers:  # trying leaves no trace
             buffer.copy_(before)
         self._forget_gradients()
+        if not kept and self.ranks.first:
+            self._choices.keep(self.tuned())
 
     def _settle_threads(self, plan: StepPlan, batch: Batch, kept: Mapping[str, Any]) -> None:
         self._set(plan.model)
@@ -129,9 +145,22 @@ class TorchBackend(TorchInference):
             if self._asked_micro_batch == "auto":
                 micro_batch = largest_micro_batch(rows, lambda size: self._try(batch[:size]), self.maximum)
             if batch.shape[1] == 2:  # document masks have a kernel of their own
-                part = batch[:micro_batch]
-                attention = fastest_attention(lambda name, times: self._try(part, times, name), self._deterministic, self.maximum)
+                attention = self._fastest_attention(batch[:micro_batch])
         return Tuned(micro_batch, attention)
+
+    def _fastest_attention(self, batch: Batch) -> str:
+        with recorded_attention() as calls:
+            self._try(batch[:1])
+
+        def attempt(name: str, times: int) -> None:
+            if not calls:  # attention that is not torch's, or has dropout: with all that is around it
+                return self._try(batch, times, name)
+            for _ in range(times):
+                with self._arithmetic(name):
+                    replay(calls, len(batch), self._device)
+            return self.wait()
+
+        return fastest_attention(attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
         """What `tune` settled."""
@@ -142,6 +171,7 @@ class TorchBackend(TorchInference):
             "precision": self.precision,
             **asdict(first),
             "compile": self._compile,
+            "kernels": self._kernels,
             **({"threads": torch.get_num_threads()} if self.device.kind == "cpu" else {}),
             **({"stages": [asdict(found) for found in self._stages]} if len(self._stages) > 1 else {}),
         }
@@ -177,6 +207,7 @@ class TorchBackend(TorchInference):
         try:
             loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
+            self._choices.forget()
             raise RunError(
                 f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows",
                 Setting("training.micro_batch"),
@@ -184,12 +215,12 @@ class TorchBackend(TorchInference):
                 advice="lower {0} or set {1}, and start again",
             ) from None
         # 3. The norm of the gradients, which are clipped to it.
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)
         norm = get_total_norm(grads)
         overflow = ~torch.isfinite(norm)
         if self._clip_norm:
-            clip_grads_with_norm_(list(self.model.parameters()), self._clip_norm, norm)
+            clip_grads_with_norm_(self._names, self._clip_norm, norm)
         # 4. The update, unless a number is not finite.
         skipped = overflow | ~torch.isfinite(loss)
         self._update(skipped, plan)
@@ -247,7 +278,7 @@ class TorchBackend(TorchInference):
         super()._show(average)
 
     def _forget_gradients(self) -> None:
-        for p in self.model.parameters():
+        for p in self._names:
             p.grad = None
 
     def snapshot(self) -> Callable[[], State]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from ingot.backends.torch.state import check_fits, load_model, model_records
 from ingot.config.schema import Config
 from ingot.errors import DataError
 from ingot.generate.sampling import Sampling
+from ingot.generate.scores import RowScores
 from ingot.generate.torch.batch import continue_prompts
 from ingot.generate.torch.reading import OURS
+from ingot.generate.torch.scoring import score_rows
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
@@ -82,6 +84,15 @@ class TorchInference:
         """Continue prompts, token by token."""
         self._show(average=True)
         return continue_prompts(self.model, prompts, sampling, self.vocab_size, self.records_steps)
+
+    def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
+        """Log-probabilities of tokens that are there."""
+        self._show(average=True)
+        try:
+            with self._arithmetic():
+                return score_rows(self.model, rows, firsts, top, self.vocab_size)
+        except torch.OutOfMemoryError:
+            raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of, on the rank that writes."""

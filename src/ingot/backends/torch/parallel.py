@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import compiled_autograd
 from torch.nn.parallel import DistributedDataParallel
 
+from ingot.backends.torch.regions import CompiledBlocks
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
@@ -17,30 +19,35 @@ from ingot.runtime.ranks import Ranks
 GRAPHS_PER_STAGE = 8  # as many as torch allows a run of one stage
 
 
+def import_compiler() -> None:
+    """Let the compiler be imported, and start its workers, while the model is built: seconds that nothing depends on yet."""
+    threading.Thread(target=import_module, args=["torch._inductor.compile_fx"], name="compiler", daemon=True).start()
+
+
 def compiles(config: Config, on_cuda: bool) -> bool:
     """Whether the model is compiled: as asked, else on CUDA; in deterministic mode there only where that was seen to work."""
     t, family = config.training, config.model.family
     if not (on_cuda and t.deterministic) or family == "gpt2":
-        return on_cuda if t.compile == "auto" else t.compile
-    if t.compile is True and family != "file":
+        return on_cuda if t.compile == "auto" else bool(t.compile)
+    if t.compile in (True, "blocks") and family != "file":
         # torch 2.11 then expects other strides of flash attention's gradients than it gets.
         raise ConfigError(
             f"{{0}} does not go together with a compiled {family} model; leave {{1}} out",
             Setting("training.deterministic"),
             Setting("training.compile"),
         )
-    return t.compile is True
+    return t.compile in (True, "blocks")
 
 
-def compiled(model: nn.Module, nested: bool, stages: int, python_reducer: bool = False) -> nn.Module:
-    """A model compiled, for every shape anew; `nested` where parts of it are graphs themselves."""
+def compiled(model: nn.Module, nested: bool, stages: int, python_reducer: bool = False, blocks: bool = False) -> nn.Module:
+    """A model compiled, for every shape anew; `nested` where parts of it are graphs themselves; with `blocks`, these alone."""
     # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
     # (masked attention, recomputed blocks) do not survive it. Its reducer in Python needs no split: the graph of the backward
     # pass has the sending in it.
     torch._dynamo.config.optimize_ddp = "python_reducer" if python_reducer else not nested
     # One graph for all shapes would be slower than a graph for each; past its limit dynamo would compile no more of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
-    return torch.compile(model, dynamic=False)  # type: ignore[return-value]
+    return CompiledBlocks(model) if blocks else torch.compile(model, dynamic=False)  # type: ignore[return-value]
 
 
 def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unused: bool) -> nn.Module:
@@ -57,7 +64,11 @@ def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unuse
 
 def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
     """Backward passes as one graph, with what the reducer in Python sends in between; as they are where it is not used."""
-    return compiled_autograd._enable(torch.compile) if used else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+    if not used:
+        return contextlib.nullcontext()
+    from torch._dynamo import compiled_autograd
+
+    return compiled_autograd._enable(torch.compile)  # type: ignore[no-untyped-call]
 
 
 def without_sync(module: nn.Module) -> contextlib.AbstractContextManager[Any]:

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ingot.data.prepare.pipeline import prepare
-from ingot.data.prepare.sample import cache_root, is_own, is_sound
+from ingot.data.prepare.sample import is_own, is_sound
 from ingot.data.store.dataset import VERSION
 from ingot.data.text.buckets import Buckets
 from ingot.data.text.files import file_identity
 from ingot.data.tokenizers import digest, open_tokenizer
 from ingot.errors import DataError, Setting
+from ingot.runtime.cache import cache_root
 from ingot.runtime.files import writing
 from ingot.runtime.locks import FolderLock
 

@@ -20,6 +20,7 @@ from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import VERSION, Dataset
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, IngotError
+from ingot.runtime.cache import cache_root
 from ingot.runtime.files import reading
 
 log = logging.getLogger(__name__)
@@ -55,14 +56,6 @@ def sample_path(name: str, tokenizer: str) -> Path:
         return folder
     assert problem is not None
     raise problem
-
-
-def cache_root() -> Path:
-    """Where prepared text is kept: INGOT_CACHE, or a folder of the user's."""
-    if cache := os.environ.get("INGOT_CACHE"):
-        return Path(cache)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home: stays as it is, relative)
-    return Path(base) / "ingot"
 
 
 def is_own(*folders: Path) -> bool:

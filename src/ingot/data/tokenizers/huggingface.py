@@ -54,6 +54,11 @@ class HFTokenizer(FileTokenizer):
         adds_space = any(spaced[token] for token in first)
         self._use(pieces, spaced, adds_space=adds_space, counts_first_space=not adds_space)
 
+    @property
+    def marks_texts(self) -> bool:
+        """Whether its file itself puts the start of a document in front of a text."""
+        return self.bos is not None and self._tokenizer.encode("a").ids[:1] == [self.bos]
+
     def encode(self, text: str) -> IdArray:
         utf8(text)
         with _explained("the tokenizer cannot encode this text"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 from ingot.doors.charts.panels import Panel
 from ingot.runtime.pictures import save_picture
@@ -16,6 +18,17 @@ TEXT_LINES, TEXT_COLUMNS = 17, 52  # of a text in its panel
 
 def draw_panels(panels: Sequence[Panel], text: str, file: Path, option: str) -> None:
     """Draw panels into a file; `option` is how the user named it."""
+    save_picture(_figure(panels, text), file, option)
+
+
+def panels_png(panels: Sequence[Panel]) -> bytes:
+    """Panels as the bytes of a PNG."""
+    image = io.BytesIO()
+    _figure(panels, "").savefig(image, format="png", dpi=110)
+    return image.getvalue()
+
+
+def _figure(panels: Sequence[Panel], text: str) -> Any:
     from matplotlib.figure import Figure
 
     count = len(panels) + bool(text)
@@ -37,7 +50,7 @@ def draw_panels(panels: Sequence[Panel], text: str, file: Path, option: str) -> 
         axes.set_axis_off()
         axes.set_title("what it writes", fontsize=10)
         axes.text(0, 1, cut(text), family="monospace", fontsize=8, va="top", parse_math=False)
-    save_picture(figure, file, option)
+    return figure
 
 
 def cut(text: str) -> str:

@@ -59,10 +59,18 @@ def markdown() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _portable(setting: Setting) -> str:
+    """In which files of other programs only some values of a setting of a model have a place."""
+    told: dict[str, list[str] | str] = setting.schema.get("portable") or {}
+    limits = [f"{target} {' or '.join(map(str, values))}" for target, values in told.items() if values != "any"]
+    everything = all(set(values) >= set(setting.choices) for values in told.values() if values != "any")
+    return f" Portable: {', '.join(limits)}." if limits and not everything else ""
+
+
 def _table(settings: Iterable[Setting]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for setting in settings:
         default = "required" if setting.required else f"`{format_value(setting.default)}`"
-        cells = [f"`{setting.path}`", setting.allowed, default, setting.description]
+        cells = [f"`{setting.path}`", setting.allowed, default, f"{setting.description}{_portable(setting)}"]
         rows.append("| " + " | ".join(re.sub(r"\||<(?=[a-z])", r"\\\g<0>", cell) for cell in cells) + " |")
     return "\n".join(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from ingot.doors.cli.generate import DeviceName, OptionalModelPath, Which
 from ingot.doors.cli.options import AsJson
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from ingot.eval.tasks import Score
 
 
 def register(app: typer.Typer) -> None:
@@ -34,12 +37,19 @@ def evaluate(
         int | None, typer.Option(metavar="N", help="Tokens from one row to the next. Default: as in its training.", min=1)
     ] = None,
     seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a row. Default: as in its training.", min=1)] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Score it on hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande or blimp."),
+    ] = None,
+    task_data: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder with the files of the tasks.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Tasks: the first N items of each file.", min=1)] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Tasks: cut what is too long at its beginning.")] = False,
     which: Which = "latest",
     device: DeviceName = "auto",
     as_json: AsJson = False,
     tell_rows: Annotated[bool, typer.Option("--tell-rows", hidden=True, help="For programs: a line per batch.")] = False,
 ) -> None:
-    """Score a trained model on a validation split: loss and bits per byte."""
+    """Score a trained model on a validation split: loss and bits per byte; or on tasks: accuracies."""
     from ingot.api import load
     from ingot.doors.display import progress_bar
     from ingot.eval.evaluator import bucket_record
@@ -50,6 +60,13 @@ def evaluate(
         raise CheckpointError(f"there is no file {artifact}")
     chosen = artifact or path
     assert chosen is not None
+    if tasks is not None:
+        if data or rows or stride or seq_len:
+            raise ConfigError("--tasks are scored whole, from --task-data; leave --data, --rows, --stride and --seq-len out")
+        _score_tasks(chosen, tasks, task_data, limit, truncate, which, device, as_json)
+        return
+    if task_data is not None or limit is not None or truncate:
+        raise ConfigError("--task-data, --limit and --truncate are for --tasks; name some")
     with progress_bar("loading"):
         model = load(chosen, which=which, device=device, data=data)
     with progress_bar("evaluating", unit="rows") as progress:
@@ -72,6 +89,37 @@ def evaluate(
         **({"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}),
     }
     print_json(found) if as_json else _print(found, list(score.other))
+
+
+def _score_tasks(
+    path: Path, words: str, folder: Path | None, limit: int | None, truncate: bool, which: str, device: str, as_json: bool
+) -> None:
+    from ingot.doors.cli.generate import open_any
+    from ingot.doors.display import progress_bar
+    from ingot.eval.tasks import task_names
+    from ingot.trained.tasks import run_tasks
+
+    names = task_names(words)
+    if folder is None:
+        raise ConfigError("--tasks needs --task-data DIR, the folder with their files")
+    with progress_bar("loading"):
+        model = open_any(path, device, None, None, which)
+    with progress_bar("scoring", unit="texts") as progress:
+        scores = run_tasks(model, names, folder, limit, truncate, progress)
+    if as_json:
+        print_json({"model": str(model.weights.path), "tasks": {name: score.record() for name, score in scores.items()}})
+        return
+    print_columns([(name, _told(score)) for name, score in scores.items()])
+
+
+def _told(score: Score) -> str:
+    """The metrics of a task in a line."""
+    layout = {"perplexity": ".4g"}
+    parts = []
+    for name, (value, error) in score.metrics.items():
+        shown = layout.get(name, ".4f")
+        parts.append(f"{name} {value:{shown}}{'' if error is None else f' +- {error:{shown}}'}")
+    return f"{', '.join(parts)} ({score.items:,} items)"
 
 
 def _print(found: Mapping[str, Any], other: Sequence[str]) -> None:

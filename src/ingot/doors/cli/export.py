@@ -29,19 +29,25 @@ WhichOne = Annotated[
     str, typer.Option("--which", "--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder.")
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: artifact/model.ingot in the run folder.")
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE|DIR", help="Default: in artifact/ of the run folder, as model.ingot or FORMAT/."
+    ),
 ]
 Format = Annotated[
-    Literal["ingot", "huggingface", "nanogpt", "gpt-simple"],
+    Literal["ingot", "huggingface", "gguf", "nanogpt", "gpt-simple"],
     typer.Option(
         "--format",
-        help="ingot: one file. Of the gpt2 family: huggingface, a folder for transformers; nanogpt, ckpt.pt. Of the llama "
-        "family: gpt-simple, a checkpoint folder.",
+        help="ingot: one file. Of the gpt2 and llama families: huggingface, a folder for transformers; gguf, one for llama.cpp "
+        "and ollama. Of gpt2: nanogpt, ckpt.pt. Of llama: gpt-simple, a checkpoint folder.",
     ),
 ]
 Quantiser = Annotated[str | None, typer.Option(metavar="none|int8|int8-golf|std|gptq", help=f"Bytes per weight. {BY_RUN}")]
 Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|rans|zstd|brotli", help=f"Compression. {BY_RUN}")]
-Dtype = Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help=f"Number format where the quantiser is none. {BY_RUN}")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="fp32|bf16|fp16|q8_0", help=f"Number format where the quantiser is none; q8_0: of gguf alone. {BY_RUN}"),
+]
 WithTokenizer = Annotated[bool | None, typer.Option("--tokenizer/--no-tokenizer", help=f"Put it into the file. {BY_RUN}")]
 Limit = Annotated[int | None, typer.Option(metavar="BYTES", help="Most bytes allowed. Default: budget.artifact_bytes.", min=1)]
 WithScore = Annotated[bool, typer.Option("--score/--no-score", help="Read the file in a process of its own and score it.")]
@@ -70,19 +76,20 @@ def export(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained model as one file, check its size, and score that file."""
+    """Write a trained model as one file, check its size, and score that file; or in the layout of another program."""
     from ingot.trained.weights import open_weights
 
     source = open_weights(path, which)
     asked = {"quantiser": quantiser, "codec": codec, "dtype": dtype, "tokenizer": tokenizer}
     made = source.config.artifact.model_copy(update={name: value for name, value in asked.items() if value is not None})
     facts = source.facts if made.tokenizer else {**source.facts, "tokenizer": None}
-    if layout == "huggingface":
+    if layout in ("huggingface", "gguf"):
         if quantiser or codec or data:
             raise ConfigError(
-                "--format huggingface has no quantiser and no codec and is not scored; leave these out, --dtype makes it smaller"
+                f"--format {layout} has no quantiser and no codec and is not scored; leave these out, --dtype makes it smaller"
             )
-        found = _export_folder(source, facts, made.dtype, output, force) | {"limit": limit}
+        export_layout = _export_folder if layout == "huggingface" else _export_gguf
+        found = export_layout(source, facts, made.dtype, output, force) | {"limit": limit}
     elif layout in ("nanogpt", "gpt-simple"):
         if quantiser or codec or dtype or data:
             raise ConfigError(
@@ -209,24 +216,49 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
 
 def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
     """Write Hugging Face's layout, and read it back to see that it says the same."""
-    from ingot.artifact.huggingface import CONFIG, read_gpt2, write_gpt2
+    from ingot.artifact.huggingface import CONFIG, read_model, write_model
     from ingot.artifact.quantise import quantise
     from ingot.trained.weights import scoring_of
 
-    folder = _target(source, output, "huggingface", force)
-    if folder.exists() and not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} is not a folder with a model, so it is not replaced; give another --output")
+    folder = _target_folder(source, output, "huggingface", CONFIG, force)
     records, _ = quantise(source.tensors.values(), "none", dtype)
     try:
-        size = write_gpt2(
-            folder, records, source.config.model.model_dump(), facts["tokenizer"], scoring_of(source.config.model_dump())
-        )
+        size = write_model(folder, records, _settings(source), facts["tokenizer"], scoring_of(source.config.model_dump()))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
-    stored = {record.name: record.data for record in read_gpt2(folder)[0]}
+    stored = {record.name: record.data for record in read_model(folder)[0]}
     if any(stored[record.name] != record.data for record in records):
         raise CheckpointError(f"{folder} does not read back as it was written; the disk may be damaged")
     return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}
+
+
+def _export_gguf(source: Weights, facts: Mapping[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
+    """Write a GGUF file and its Modelfile."""
+    from ingot.artifact.gguf import FILE, write_gguf
+
+    if output is not None and output.suffix == ".gguf":
+        raise ConfigError(f"{output}: give a folder with --output; {FILE} and a Modelfile go into it")
+    folder = _target_folder(source, output, "gguf", FILE, force)
+    name = (source.run or source.path).resolve().name
+    try:
+        size = write_gguf(folder, source.tensors.values(), _settings(source), facts["tokenizer"], dtype, name)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
+    return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}
+
+
+def _settings(source: Weights) -> dict[str, Any]:
+    """The section `model`, with the context that a config leaves to its data."""
+    settings = source.config.model.model_dump()
+    return {**settings, "context": settings["context"] or source.config.data.seq_len}
+
+
+def _target_folder(source: Weights, output: Path | None, name: str, file: str, force: bool) -> Path:
+    """The folder of a layout; one that is there is replaced only if it has the file by which such folders are known."""
+    folder = _target(source, output, name, force)
+    if folder.exists() and not (folder / file).is_file():
+        raise ConfigError(f"{folder} is not a folder with a model, so it is not replaced; give another --output")
+    return folder
 
 
 def _export_ckpt(source: Weights, output: Path | None, force: bool) -> dict[str, Any]:
@@ -260,7 +292,7 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
         force = force or _is_artifact(output)
     if output is None:
         raise ConfigError(f"{source.path} belongs to no run folder; say where the result goes with --output")
-    check_target(output, name in ("huggingface", "gpt-simple"), force)
+    check_target(output, name in ("huggingface", "gguf", "gpt-simple"), force)
     return output
 
 

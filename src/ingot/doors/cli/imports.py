@@ -1,4 +1,4 @@
-"""`ingot import`: weights of other programs (GPT-2's layout, nanoGPT's, gpt-simple's) as a file that the other verbs read."""
+"""`ingot import`: weights of other programs (Hugging Face's layout, nanoGPT's, gpt-simple's) as a file that other verbs read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def import_command(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn weights of Hugging Face's GPT-2, nanoGPT or gpt-simple into a file that generate and eval read."""
+    """Turn weights of Hugging Face's GPT-2 and Llama, nanoGPT or gpt-simple into a file that generate and eval read."""
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.trained.weights import foreign_weights
 
@@ -84,8 +84,8 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
         weights = open_weights(path)
         return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer), {}
     from ingot.artifact.hf_tokenizer import find_tokenizer
-    from ingot.artifact.huggingface import fetch_model, read_gpt2, read_scoring
+    from ingot.artifact.huggingface import fetch_model, read_model, read_scoring
 
     folder = path if path.exists() else fetch_model(name)
-    records, settings = read_gpt2(folder)
+    records, settings = read_model(folder)
     return records, settings, find_tokenizer(folder, settings["vocab_size"], tokenizer), read_scoring(folder)

@@ -16,8 +16,8 @@ from ingot.doors.output import print_json
 from ingot.runtime.signals import listening_early
 
 VERBS = {
-    "Train and use a model": ("train", "sweep", "validate", "eval", "generate", "batch-generate", "export", "import"),
-    "Look at runs": ("status", "stop", "runs", "plot", "compare"),
+    "Train and use a model": ("train", "sweep", "validate", "eval", "generate", "batch-generate", "serve", "export", "import"),
+    "Look at runs": ("status", "stop", "watch", "runs", "plot", "report", "compare"),
     "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),

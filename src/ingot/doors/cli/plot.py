@@ -48,30 +48,31 @@ def plot(
     if output is not None:
         check_picture(output, PICTURE)
     opened = [Run.open(path) for path in runs]
-    curves = {name: read_curves(run, axis) for name, run in zip(_names(runs), opened, strict=True)}
+    curves = {name: read_curves(run, axis) for name, run in zip(run_names(runs), opened, strict=True)}
     if empty := [name for name, found in curves.items() if not found.loss and not found.val_bpb]:
         raise CheckpointError(f"{empty[0]} has no step to draw yet; leave it out or wait for its first")
     text = _last_sample(opened[0]) if sample else ""
     if output is not None:
         from ingot.doors.charts.picture import draw_panels
 
-        draw_panels(_panels(curves, axis), visible(text), output, PICTURE)
+        draw_panels(panels_of(curves, axis), visible(text), output, PICTURE)
     if as_json:
         drawn = {name: {"loss": found.loss, "val_bpb": found.val_bpb} for name, found in curves.items()}
         print_json({"x": axis, "runs": drawn, "picture": output})
     elif output is not None:
         print(output)
     else:
-        _print(_panels(curves, axis), text)
+        _print(panels_of(curves, axis), text)
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
+def run_names(paths: Sequence[Path]) -> list[str]:
     """What the runs are called: their folders, with as much of the path before as tells them apart."""
     names = [path.resolve().name for path in paths]
     return [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
 
 
-def _panels(curves: Mapping[str, Curves], axis: str) -> list[Panel]:
+def panels_of(curves: Mapping[str, Curves], axis: str) -> list[Panel]:
+    """Loss and bits per byte of runs, each in a panel."""
     losses = [Line(name, found.loss) for name, found in curves.items() if found.loss]
     scores = [Line(name, found.val_bpb) for name, found in curves.items() if found.val_bpb]
     panels = [Panel("training loss, nats per token", axis, losses), Panel("validation, bits per byte", axis, scores)]
@@ -91,12 +92,13 @@ def _print(panels: Sequence[Panel], text: str) -> None:
     colours = is_terminal(sys.stdout) and "NO_COLOR" not in os.environ
     width = shutil.get_terminal_size().columns
     for number, panel in enumerate(panels):
-        print("\n" * bool(number) + "\n".join(panel_lines(panel, width, colours=colours, braille=_shows_braille())))
+        print("\n" * bool(number) + "\n".join(panel_lines(panel, width, colours=colours, braille=shows_braille())))
     if text:
         print(f"\n{for_reader(text)}")
 
 
-def _shows_braille() -> bool:
+def shows_braille() -> bool:
+    """Whether the output can show dots of braille."""
     try:
         "⠿┤".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

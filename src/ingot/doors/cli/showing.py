@@ -82,6 +82,11 @@ def run_record(run: Run) -> dict[str, Any]:
     }
 
 
+def status_lines(runs: Sequence[Run]) -> list[str]:
+    """How runs are doing, for a reader."""
+    return _lines([run_record(run) for run in runs])
+
+
 def _lines(records: Sequence[dict[str, Any]]) -> list[str]:
     """One run as a list of facts, several as a table."""
     told = [_told(record) for record in records]

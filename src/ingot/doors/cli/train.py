@@ -65,6 +65,8 @@ def train(
     settings = given_settings(ctx, skip=int(first_word(ctx) is not None))
     if (run_folder := _run_folder(ctx, resume)) is not None:
         resolved = _settings_of(run_folder, settings, refused={"--config": config, "--recipe": recipe, "--force": force})
+    elif recipe == "auto":
+        resolved = _measured(config, settings, world_size)
     else:
         resolved = resolve(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
     if not force and _tell_complete(resolved.config, as_json):
@@ -83,6 +85,17 @@ def train(
         print_json(result) if as_json else _print(result)
         return stop_exit_code if result.status == "stopped" else 0
     return 0
+
+
+def _measured(file: Path | None, settings: Mapping[str, Any], world_size: int) -> ResolvedConfig:
+    """The config of --recipe auto, by what this machine and the data are."""
+    from ingot.config.loading import load_config
+    from ingot.plan.auto import resolve_auto
+
+    def load(measured: Mapping[str, Any]) -> ResolvedConfig:
+        return load_config("auto", file, settings, measured=measured)
+
+    return resolve_auto(load, world_size, warn)
 
 
 def _check_once(config: Config, world_size: int, force: bool) -> None:

@@ -27,6 +27,7 @@ LEFT_OUT = (
     "ingot.artifact.fresh_process",
     "ingot.artifact.rans",
     "ingot.backends.mlx",
+    "ingot.backends.torch.regions",
     "ingot.backends.torch.rounding",
     "ingot.config.bucket_checks",
     "ingot.config.stage_checks",
@@ -43,6 +44,8 @@ LEFT_OUT = (
     "ingot.data.tokenizers.plain",
     "ingot.eval.buckets",
     "ingot.generate",
+    "ingot.model.chunked_loss",
+    "ingot.model.kernels",
     "ingot.optim.normuon",
     "ingot.runs.clearing",
     "ingot.runs.finding",
@@ -56,6 +59,9 @@ LEFT_OUT = (
 # Rooms that the file has in a smaller form.
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
+    "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
+    "ingot.backends.torch.choices": "ingot.doors.golf.alone.choices",
+    "ingot.backends.torch.kernels": "ingot.doors.golf.alone.kernels",
     "ingot.backends.torch.own_model": "ingot.doors.golf.alone.own_model",
     "ingot.backends.torch.room": "ingot.doors.golf.alone.room",
     "ingot.backends.torch.threads": "ingot.doors.golf.alone.threads",

@@ -17,7 +17,7 @@ from itertools import product
 # Classes that do not read the hints in their bodies.
 BLIND = {"ABC", "Exception", "Generic", "Module", "Protocol", "object"}
 # Arguments that only tell people something: by keyword or position.
-TELLING: dict[str, str | int] = {"Field": "description", "Variable": 3}
+TELLING: dict[str, tuple[str, ...] | int] = {"Field": ("description", "json_schema_extra"), "Variable": 3}
 
 
 def smaller(tree: ast.Module) -> ast.Module:
@@ -85,10 +85,11 @@ class _Smaller(ast.NodeTransformer):
         return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        telling = TELLING.get(node.func.id) if isinstance(node.func, ast.Name) else None
-        if isinstance(telling, int) and len(node.args) > telling:
+        telling = TELLING.get(node.func.id, ()) if isinstance(node.func, ast.Name) else ()
+        if not isinstance(telling, int):
+            node.keywords = [word for word in node.keywords if word.arg not in telling]
+        elif len(node.args) > telling:
             node.args[telling] = ast.Constant("")
-        node.keywords = [word for word in node.keywords if telling is None or word.arg != telling]
         return self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:

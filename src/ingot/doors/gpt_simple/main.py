@@ -6,8 +6,8 @@ What a command needs is imported when it is called, so that `gpt-simple --help` 
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, HelpFormatter
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError, HelpFormatter
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -99,14 +99,31 @@ def _train(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--skip-runtime-probe", action="store_true", help="taken and without effect: no step is tried before the run"
     )
-    parser.add_argument("--nproc_per_node", type=int, default=1, metavar="N", help="ranks on this machine (1)")
-    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="machines that train together (1)")
+    parser.add_argument("--nproc_per_node", type=_whole(1), default=1, metavar="N", help="ranks on this machine (1)")
+    parser.add_argument("--nnodes", type=_whole(1), default=1, metavar="N", help="machines that train together (1)")
     parser.add_argument("--node_rank", type=int, default=0, metavar="K", help="which of them this is, from 0")
     parser.add_argument("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
     parser.add_argument("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; alone, a free one)")
     parser.add_argument(
-        "--stop-exit-code", type=int, default=0, metavar="N", help="exit code of a run that was stopped and is to go on (0)"
+        "--stop-exit-code",
+        type=_whole(0, 255),
+        default=0,
+        metavar="N",
+        help="exit code of a run that was stopped (0)",
     )
+
+
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that is a whole number between two others."""
+
+    def read(word: str) -> int:
+        found = int(word) if word.removeprefix("-").isdecimal() else least - 1
+        if found < least or (most is not None and found > most):
+            upto = "or more" if most is None else f"to {most}"
+            raise ArgumentTypeError(f"{word!r} is not a whole number of {least} {upto}")
+        return found
+
+    return read
 
 
 def _config(parser: ArgumentParser) -> None:

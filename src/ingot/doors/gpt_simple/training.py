@@ -61,12 +61,13 @@ def configured(options: Namespace, overrides: Mapping[str, Any]) -> Config:
 
 def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, TrainingResult]:
     """Train on this rank; how it ended, and what it came to. With `force` an earlier run in the folder is deleted first."""
-    from ingot.doors.gpt_simple.files import RunFiles
+    from ingot.doors.gpt_simple.files import RunFiles, refuse_strangers
     from ingot.doors.gpt_simple.foreign import take_over
     from ingot.doors.gpt_simple.reporter import GptSimpleReporter
     from ingot.train.start import run
 
     ranks = ranks_from_environment()
+    refuse_strangers(Path(config.training.output_dir))
     if not force:
         take_over(config, ranks, log.info, log.warn)
     kept = None if force else kept_tokens(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.huggingface import CONFIG, cached_model, fetch_model, read_gpt2
+from ingot.artifact.huggingface import CONFIG, cached_model, fetch_model, read_model
 from ingot.errors import ConfigError
 from ingot.runtime.files import user_path
 from ingot.runtime.tensors import TensorRecord
@@ -19,7 +19,7 @@ OWNER = "openai-community"  # whose name they have on the hub; older caches know
 
 def read_pretrained(name: str) -> tuple[dict[str, TensorRecord], dict[str, Any]]:
     """The weights of a size of GPT-2 or of a folder, and the settings of the section `model` that they fit."""
-    records, settings = read_gpt2(pretrained_folder(name))
+    records, settings = read_model(pretrained_folder(name), ("gpt2",))
     return {record.name: record for record in records}, settings
 
 

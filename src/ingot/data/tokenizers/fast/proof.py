@@ -24,10 +24,10 @@ Nodes = NDArray[np.int64]
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
     """The spaces that begin words, and the marks that do after a letter or digit; None if nothing can be proved."""
-    fields = list(_fields(contents))
-    trainer, normaliser = (dict(_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
+    fields = list(message_fields(contents))
+    trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
     folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # runs of spaces become one; the compiled keys
-    pieces = [dict(_fields(value)) for key, value in fields if key == 1]
+    pieces = [dict(message_fields(value)) for key, value in fields if key == 1]
     texts = [piece[1].decode() for piece in pieces if piece.get(3) not in (UNKNOWN, CONTROL, BYTE)]
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)
     if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):  # spaces after words, or not as U+2581
@@ -90,7 +90,7 @@ class _Keys:
         return np.concatenate(found)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """The fields of a protobuf message: numbers, and bytes for everything else."""
     at = 0
 

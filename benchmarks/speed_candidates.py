@@ -1,0 +1,235 @@
+"""What a kernel of ours, or a setting, is worth: a step of each shape with it and without it, in turns in one process.
+
+One engine per variant (none, each kernel alone, all of them, and each setting of --also), all with the micro-batch and the
+attention kernel that the first one chose, the same seed and the same batch. Each round times some steps of every variant; a ratio
+is the median over the rounds of its ms to those of the first, below 1 where it pays. `loss apart` is the largest difference of
+the two losses over all steps.
+
+With --alone the kernels by themselves, in several block sizes, beside what the compiler makes of the plain form.
+
+    python benchmarks/speed_candidates.py [--shape golf-393k ...] [--also training.compile=blocks ...] [--alone]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import date
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine, settings_of
+from torch import Tensor
+
+from ingot.backends.torch.kernels import NAMES, has_kernel
+from ingot.model.kernels.rotary import EPSILON, fused_rotation
+from ingot.model.layers import Rotation, rotate
+from ingot.model.loss import head_loss
+
+FIRST = "none"
+Variants = dict[str, dict[str, Any]]  # settings, by a name
+
+
+def variants(model: torch.nn.Module, names: list[str], also: Variants) -> Variants:
+    """Each kernel that the model can use, all of these, and what else is asked for."""
+    there = [name for name in names if has_kernel(model, name)]
+    sets = [[name] for name in there] + ([there] if len(there) > 1 else [])
+    return {**{" + ".join(kernels): {"training.kernels": kernels} for kernels in sets}, **also}
+
+
+def measure(shape: Shape, names: list[str], also: Variants, rounds: int, steps: int) -> dict[str, Any]:
+    """By variant: the median ms of each round, all losses, seconds to the first timed step and GiB."""
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        steppers: dict[str, Stepper] = {}
+        kept: dict[str, Any] = {}
+        todo: Variants = {FIRST: {"training.kernels": "off"}}
+        while todo:
+            variant, settings = next(iter(todo.items()))
+            del todo[variant]
+            began = time.perf_counter()
+            config = Shape(shape.recipe, {**shape.changes, "training.kernels": "off", **settings}).config()
+            vocab_size = config.model.vocab_size or 0
+            engine = open_engine(config, vocab_size)
+            stack.callback(engine.close)
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            used = {**kept, "kernels": config.training.kernels} if kept else {}
+            stepper = Stepper(config, engine, vocab_size, used)
+            stepper.run(WARM_UP)
+            if not kept:
+                kept = engine.tuned()
+                todo = variants(engine.model, names, also)
+                print(f"{kept['attention']} attention, {kept['micro_batch']} rows at once", flush=True)
+            steppers[variant] = stepper
+            gib = engine.peak_memory()[0] / 2**30
+            found[variant] = {"ms": [], "ready": time.perf_counter() - began, "gib": gib}
+        for _ in range(rounds):
+            for variant, stepper in steppers.items():
+                stepper.run(1)  # what the variant before left in the caches is not timed
+                found[variant]["ms"].append(statistics.median(stepper.run(steps)))
+        for variant, stepper in steppers.items():
+            found[variant]["losses"] = stepper.losses
+    return found
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """A shape as a table."""
+    plain = found[FIRST]
+    print(f"\n{name}\n\n| variant | ms per step | ratio | of each round | loss apart | GiB | ready after |")
+    print("|---|---|---|---|---|---|---|")
+    for variant, row in found.items():
+        ratios = [mine / theirs for mine, theirs in zip(row["ms"], plain["ms"], strict=True)]
+        apart = max(abs(mine - theirs) for mine, theirs in zip(row["losses"], plain["losses"], strict=True))
+        print(
+            f"| {variant} | {statistics.median(row['ms']):.2f} | {statistics.median(ratios):.4f} "
+            f"| {' '.join(f'{ratio:.3f}' for ratio in ratios)} | {apart:.1e} | {row['gib']:.1f} | {row['ready']:.0f} s |"
+        )
+    print(end="", flush=True)
+
+
+def milliseconds(once: Callable[[], Any]) -> float:
+    """The time of a call on the device alone: recorded and replayed, so that the host's launches do not count."""
+    for _ in range(3):
+        once()
+    if not torch.cuda.is_available():
+        began = time.perf_counter()
+        once()
+        return 1000 * (time.perf_counter() - began)
+    from triton.testing import do_bench_cudagraph
+
+    return float(do_bench_cudagraph(once))
+
+
+def host_milliseconds(once: Callable[[], Any], times: int = 50) -> float:
+    """The time that the host takes to launch a call: with less work than that on the device, it decides."""
+    once()
+    began = time.perf_counter()
+    for _ in range(times):
+        once()
+    return 1000 * (time.perf_counter() - began) / times
+
+
+def loss_alone(tokens: int, width: int, vocabulary: int, softcap: float | None, device: torch.device) -> None:
+    """Head and loss forward and backward, plain and fused; on a GPU the kernel alone in some block sizes."""
+    hidden = torch.randn(1, tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True)
+    weight = (0.02 * torch.randn(vocabulary, width, device=device)).requires_grad_()
+    targets = torch.randint(vocabulary, (1, tokens), device=device)
+    compiled = torch.compile(head_loss, dynamic=False) if device.type == "cuda" else head_loss
+    rows = []
+    for fused in (False, True):
+
+        def once(fused: bool = fused) -> None:
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = compiled(hidden, weight, targets, softcap, None, fused)
+            torch.autograd.grad(loss, (hidden, weight))
+
+        rows.append((f"head and loss, {'fused' if fused else 'plain'}", milliseconds(once)))
+    if device.type == "cuda":
+        from ingot.model.kernels.triton_loss import block_and_warps, losses_of_logits_
+
+        logits = torch.randn(tokens, vocabulary, device=device, dtype=torch.bfloat16)
+        whole = 1 << (vocabulary - 1).bit_length()
+        blocks = [(whole, warps) for warps in (2, 4, 8, 16)] if whole <= 16384 else []
+        blocks += [(1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (4096, 16), (8192, 8)] if vocabulary > 8192 else []
+        for chosen in blocks:
+            mark = " (ours)" if chosen == block_and_warps(vocabulary) else ""
+            ms = milliseconds(lambda chosen=chosen: losses_of_logits_(logits, targets[0], softcap, True, chosen))
+            rows.append((f"kernel, block {chosen[0]}, {chosen[1]} warps{mark}", ms))
+    floor = 1000 * 4 * tokens * vocabulary / 4.3e12  # the logits read and written once
+    print(f"\nloss: {tokens:,} tokens, width {width}, {vocabulary:,} words, softcap {softcap}; at 4.3 TB/s {floor:.2f} ms")
+    for what, ms in rows:
+        print(f"    {ms:8.3f} ms  {what}", flush=True)
+
+
+def rotary_alone(rows: int, length: int, heads: int, size: int, device: torch.device) -> None:
+    """Norm, rotation and gain forward and backward, plain and fused."""
+    x = torch.randn(rows, length, heads, size, device=device, dtype=torch.bfloat16, requires_grad=True)
+    gain = torch.ones(heads, device=device, requires_grad=True)
+    tables = Rotation(length, size, 10000.0).to(device)(torch.arange(length, device=device))
+    dy = torch.randn(rows, length, heads, size, device=device, dtype=torch.bfloat16).transpose(1, 2)
+
+    def plain(x: Tensor, tables: tuple[Tensor, Tensor], gain: Tensor) -> Tensor:
+        y = x.transpose(1, 2)
+        return rotate(F.rms_norm(y, (size,)), tables) * gain.to(y.dtype)[:, None, None]
+
+    floor = 1000 * 2 * 5 * x.numel() / 4.3e12  # two passes forward, three backward
+    print(f"\nrotary: {rows} x {length} tokens, {heads} heads of {size}; at 4.3 TB/s {floor:.3f} ms")
+    for what, function in (("plain", plain), ("fused", fused_rotation)):
+        compiled = torch.compile(function, dynamic=False) if device.type == "cuda" else function
+
+        def forward(compiled: Any = compiled) -> Tensor:
+            return compiled(x, tables, gain)
+
+        def both(forward: Any = forward) -> Any:
+            return torch.autograd.grad(forward(), (x, gain), dy)
+
+        host = f"launched in {host_milliseconds(forward):.3f} and {host_milliseconds(both):.3f}"
+        print(f"    {milliseconds(forward):8.3f} ms forward, {milliseconds(both):8.3f} with backward  {what}, {host}", flush=True)
+    if device.type == "cuda":
+        from ingot.model.kernels.triton_rotary import SHAPE, rotation, rotation_backward
+
+        given = (x.detach(), *tables, gain.detach(), EPSILON)
+        for shape in ((512, 1), (1024, 2), (1024, 4), (2048, 2), (2048, 4), (4096, 4), (4096, 8), (8192, 8)):
+            forward_ms = milliseconds(lambda shape=shape: rotation(*given, shape))
+            backward_ms = milliseconds(lambda shape=shape: rotation_backward(dy.transpose(1, 2), *given, shape))
+            mark = " (ours)" if shape == SHAPE else ""
+            print(
+                f"    {forward_ms:8.3f} ms forward, {backward_ms:8.3f} backward  kernels, {shape} numbers and warps{mark}",
+                flush=True,
+            )
+
+
+def alone(device: torch.device) -> None:
+    """The kernels by themselves, in the sizes of the shapes."""
+    if device.type == "cpu":
+        loss_alone(64, 32, 100, 15.0, device)
+        rotary_alone(2, 16, 2, 8, device)
+        return
+    loss_alone(65536, 768, 50304, None, device)
+    loss_alone(131072, 512, 8192, 30.0, device)
+    loss_alone(393216, 512, 1024, 30.0, device)
+    rotary_alone(96, 4096, 8, 64, device)
+    rotary_alone(64, 2048, 4, 128, device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; all without it")
+    parser.add_argument("--kernel", action="append", choices=(*NAMES, FIRST), help="may be given often; all without it")
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="NAME=VALUE", help="another variant: a setting, may be often"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps of a turn")
+    parser.add_argument("--alone", action="store_true", help="the kernels by themselves instead of whole steps")
+    parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU, where the kernels are not used")
+    arguments = parser.parse_args()
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    print(f"{date.today()}, {name}, torch {torch.__version__}", flush=True)
+    also = {given: settings_of([given]) for given in arguments.also}
+    if arguments.alone:
+        alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return
+    for name, shape in ({"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or SHAPES}).items():
+        began = time.perf_counter()
+        try:
+            show(name, measure(shape, arguments.kernel or list(NAMES), also, arguments.rounds, arguments.steps))
+        except Exception:  # one shape that does not run is no reason to lose the others
+            traceback.print_exc()
+            print(f"\n{name}: FAILED")
+        print(f"\n{name} took {time.perf_counter() - began:.0f} s", flush=True)
+        torch._dynamo.reset()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

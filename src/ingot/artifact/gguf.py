@@ -1,0 +1,149 @@
+"""Models as a GGUF file for llama.cpp and ollama, with the Modelfile that ollama is given; written by the package `gguf`.
+
+llama.cpp turns neighbouring pairs of a head's numbers and we turn pairs half a head apart: rows of q and k are put in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact.gguf_tokenizer import vocabulary_of
+from ingot.artifact.hf_layouts import llama_inner_width
+from ingot.artifact.portable import refuse_unportable
+from ingot.artifact.quantise import quantise
+from ingot.errors import CheckpointError, ConfigError
+from ingot.runtime.files import replace_folder, write_atomically
+from ingot.runtime.tensors import TensorRecord, to_array
+
+FILE, MODELFILE = "model.gguf", "Modelfile"
+DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+GROUP = 32  # weights of a row that share a scale in q8_0
+# Parts of our names of tensors and those of GGUF.
+GPT2 = {
+    "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+}  # fmt: skip
+LLAMA = {
+    "attn.q_proj": "attn_q", "attn.k_proj": "attn_k", "attn.v_proj": "attn_v", "attn.c_proj": "attn_output", "mlp.c_up": "ffn_up",
+    "mlp.c_gate": "ffn_gate", "mlp.c_down": "ffn_down", "ln_1": "attn_norm", "ln_2": "ffn_norm",
+}  # fmt: skip
+ENDS = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"}
+
+
+def require_gguf() -> Any:
+    """The package, or what to install."""
+    try:
+        import gguf
+    except ImportError:
+        raise ConfigError("--format gguf needs the package gguf", advice="pip install 'ingot[gguf]'") from None
+    return gguf
+
+
+def write_gguf(
+    folder: Path,
+    records: Iterable[TensorRecord],
+    settings: Mapping[str, Any],
+    tokenizer: Mapping[str, Any] | None,
+    dtype: str = "fp32",
+    name: str = "ingot",
+) -> int:
+    """Make a folder with model.gguf and a Modelfile; returns its bytes. `settings` is a section `model` that says its context."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"there is no number format {dtype!r} in GGUF; choose {', '.join(DTYPES)}")
+    refuse_unportable(settings, "gguf")
+    gguf = require_gguf()
+    if tokenizer is None:
+        raise ConfigError("a GGUF file holds its tokenizer, and this model has none; leave --no-tokenizer out")
+    tensors = _tensors(records, settings)
+    vocabulary = vocabulary_of(tokenizer, tensors["token_embd.weight"].shape[0])
+    with replace_folder(folder) as partial:
+        writer = gguf.GGUFWriter(partial / FILE, settings["family"])
+        _describe(gguf, writer, settings, tensors, dtype, name)
+        vocabulary.write(writer)
+        for key, array in tensors.items():
+            kind = gguf.GGMLQuantizationType[DTYPES[_format(key, array, dtype)]]
+            writer.add_tensor(key, gguf.quants.quantize(_checked(key, array, kind.name), kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        context = tensors["position_embd.weight"].shape[0] if "position_embd.weight" in tensors else settings["context"]
+        modelfile = f"FROM ./{FILE}\nTEMPLATE {{{{ .Prompt }}}}\nPARAMETER num_ctx {context}\n"
+        write_atomically(partial / MODELFILE, modelfile)
+        return (partial / FILE).stat().st_size + len(modelfile)
+
+
+def _format(name: str, array: NDArray[Any], dtype: str) -> str:
+    """How a tensor is stored: gains, biases and positions exactly; rows that q8_0 cannot cut into groups as fp16."""
+    if array.ndim < 2 or name.startswith("position_embd"):
+        return "fp32"
+    return "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
+
+
+def _checked(name: str, array: NDArray[Any], kind: str) -> NDArray[np.float32]:
+    if kind == "F16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
+        raise CheckpointError(f"{name} holds numbers that fp16 cannot; choose the dtype bf16, q8_0 or fp32")
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The tensors by GGUF's names, in its order of rows; biases that its GPT-2 insists on are zeros where there are none."""
+    stored, _ = quantise(records, "none", "fp32")  # refuses what is not finite
+    names = GPT2 if settings["family"] == "gpt2" else LLAMA
+    found: dict[str, NDArray[Any]] = {}
+    for record in stored:
+        part, _, kind = record.name.removeprefix("transformer.").rpartition(".")
+        array = to_array(record)
+        if part in ENDS:
+            found[f"{ENDS[part]}.{kind}"] = array
+            continue
+        _, layer, inner = part.split(".", 2)
+        if inner in ("attn.q_proj", "attn.k_proj"):
+            heads = settings["heads"] if inner == "attn.q_proj" else settings["kv_heads"] or settings["heads"]
+            array = _neighbours(array, heads)
+        found[f"blk.{layer}.{names[inner]}.{kind}"] = array
+    if settings["family"] == "gpt2":
+        for name, array in list(found.items()):
+            if name.endswith(".weight") and not name.startswith(("token_embd", "position_embd")):
+                found.setdefault(name.replace(".weight", ".bias"), np.zeros(array.shape[0], np.float32))
+    return found
+
+
+def _neighbours(array: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Rows of (H * D, ...) so that the pair (i, i + D / 2) of each head becomes (2i, 2i + 1)."""
+    halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return halves.swapaxes(1, 2).reshape(array.shape)
+
+
+def _describe(
+    gguf: Any, writer: Any, settings: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], dtype: str, name: str
+) -> None:
+    """The keys by which llama.cpp builds the model."""
+    llama = settings["family"] == "llama"
+    writer.add_type("model")
+    writer.add_name(name)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    kinds = {"fp32": "ALL_F32", "fp16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+    writer.add_file_type(gguf.LlamaFileType[kinds[dtype]])
+    writer.add_context_length(settings["context"] if llama else tensors["position_embd.weight"].shape[0])
+    writer.add_embedding_length(settings["width"])
+    writer.add_block_count(settings["layers"])
+    writer.add_feed_forward_length(llama_inner_width(settings) if llama else 4 * settings["width"])
+    writer.add_head_count(settings["heads"])
+    if not llama:
+        writer.add_layer_norm_eps(1e-5)
+        return
+    writer.add_vocab_size(tensors["token_embd.weight"].shape[0])
+    writer.add_head_count_kv(settings["kv_heads"] or settings["heads"])
+    writer.add_layer_norm_rms_eps(settings["norm_epsilon"])
+    writer.add_rope_dimension_count(settings["width"] // settings["heads"])
+    scaling, factor = settings["rope_scaling"], settings["rope_factor"]
+    writer.add_rope_freq_base(settings["rope_base"] * (factor if scaling == "ntk" else 1.0))
+    if scaling == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(factor)

@@ -1,0 +1,59 @@
+"""The attention of a model by itself: what a pass asks of torch's kernels, so that these can be timed without the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Operand(NamedTuple):
+    """Queries, keys or values: their sizes after the batch's, the order in which their dimensions lie, their number format."""
+
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Calls = Counter[tuple[Operand, Operand, Operand]]
+
+
+@contextmanager
+def recorded_attention() -> Iterator[Calls]:
+    """Count the calls of causal attention; others have masks or dropout, which leave no choice or are not what trains fast."""
+    calls: Calls = Counter()
+    plain = F.scaled_dot_product_attention
+
+    def recorded(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if kwargs == {"is_causal": True, "dropout_p": 0.0} and not args:
+            calls[_operand(query), _operand(key), _operand(value)] += 1
+        return plain(query, key, value, *args, **kwargs)
+
+    F.scaled_dot_product_attention = recorded
+    try:
+        yield calls
+    finally:
+        F.scaled_dot_product_attention = plain
+
+
+def replay(calls: Calls, rows: int, device: torch.device) -> None:
+    """Make the calls for so many rows, each with its backward pass and as often as it was counted."""
+    for operands, times in calls.items():
+        q, k, v = (_random(operand, rows, device) for operand in operands)
+        for _ in range(times):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            torch.autograd.grad(y, (q, k, v), y.detach())
+
+
+def _operand(x: Tensor) -> Operand:
+    return Operand(tuple(x.shape[1:]), tuple(sorted(range(x.dim()), key=x.stride, reverse=True)), x.dtype)
+
+
+def _random(operand: Operand, rows: int, device: torch.device) -> Tensor:
+    empty = torch.empty_permuted((rows, *operand.sizes), operand.order, dtype=operand.dtype, device=device)
+    return empty.normal_().requires_grad_()

@@ -1,0 +1,66 @@
+"""Which kernels of our own a model uses: those that are asked for or known to pay, and that run here, as seen by running them.
+
+A module that has one says so by an attribute `fused_NAME`, which is False until it is switched on here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal
+
+from torch import nn
+
+from ingot.errors import ConfigError, Setting
+
+NAMES = ("loss", "rotary")
+PAYING: tuple[str, ...] = ()  # what `auto` takes
+
+Asked = Literal["auto", "off"] | Sequence[str]
+Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
+
+
+def settle_kernels(
+    model: nn.Module, asked: Asked, kept: Sequence[str] | None, able: bool, attempt: Callable[[], None], maximum: Agree
+) -> list[str]:
+    """Switch on the kernels that an earlier session `kept`, or that are asked for and let `attempt` pass; returns their names.
+
+    `able`: whether the device and the number format are those that they are made for. A kernel that is asked for by its name and
+    does not run is an error.
+    """
+    wanted = {"auto": PAYING, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
+    present = [name for name in NAMES if name in wanted and able and has_kernel(model, name)]
+    if kept is not None:
+        present = [name for name in present if name in kept]
+    chosen: list[str] = []
+    for name in present:
+        use_kernels(model, [*chosen, name])
+        failure = _failure(attempt)
+        if not maximum([failure is not None])[0]:
+            chosen.append(name)
+        elif asked != "auto":
+            use_kernels(model, [])
+            raise ConfigError(f"{{0}}: {name} does not run here: {failure or 'on another rank'}", Setting("training.kernels"))
+    use_kernels(model, chosen)
+    return chosen
+
+
+def has_kernel(model: nn.Module, name: str) -> bool:
+    """Whether a part of the model can use a kernel."""
+    return any(hasattr(module, f"fused_{name}") for module in model.modules())
+
+
+def use_kernels(model: nn.Module, names: Collection[str]) -> None:
+    """Let the parts of the model use these kernels and no others."""
+    for module in model.modules():
+        for name in NAMES:
+            if hasattr(module, f"fused_{name}"):
+                setattr(module, f"fused_{name}", name in names)
+
+
+def _failure(attempt: Callable[[], None]) -> str | None:
+    """What went wrong, in a line: a compiler, a driver or a missing package may raise anything."""
+    try:
+        attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None

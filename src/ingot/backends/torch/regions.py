@@ -1,0 +1,42 @@
+"""A model compiled in parts: its blocks, which share their graphs, and its loss. What lies between them stays as it is.
+
+A whole model is traced and compiled layer by layer; of equal blocks the first is compiled and the others reuse it. The compiler
+then sees no further than a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ingot.errors import ConfigError, Setting
+
+
+class CompiledBlocks(nn.Module):
+    """A model whose parts are compiled while it is called by this name; called by its own it is not."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        if not isinstance(getattr(model, "blocks", None), nn.ModuleList):
+            raise ConfigError(
+                "{0} needs a model with `blocks`, a ModuleList of its repeated part", Setting("training.compile", "blocks")
+            )
+        self.model, self.on = model, False
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.forward = self._switched(block.forward)
+        if callable(loss := getattr(model, "head_loss", None)):
+            model.head_loss = self._switched(loss)  # type: ignore[assignment]
+
+    def _switched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = torch.compile(plain, dynamic=False)
+        return lambda *args, **kwargs: (compiled if self.on else plain)(*args, **kwargs)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        self.on = True
+        try:
+            return self.model(*inputs)
+        finally:
+            self.on = False

@@ -1,0 +1,209 @@
+"""`ingot report`: what runs came to, as one page to keep or to send."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.doors.cli.options import AsJson
+from ingot.doors.output import print_json, visible
+from ingot.errors import CheckpointError, ConfigError, IngotError
+
+if TYPE_CHECKING:
+    from ingot.doors.charts.page import Page
+    from ingot.doors.charts.panels import Panel
+    from ingot.runs.run import Run
+    from ingot.runs.timing import Timing
+
+MOST_STALLS, MOST_SAMPLE = 5, 4000  # lines of stalls per run, characters of a sample
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("report")(report)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """All that the page says of a run."""
+
+    name: str
+    run: Run
+    status: dict[str, Any]
+    result: dict[str, Any]
+    settings: dict[str, Any]
+    records: list[dict[str, Any]]
+    timing: Timing
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, those that go on included.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write one page on runs: settings that differ, curves, speed, stalls, samples, artifacts, statistics over seeds."""
+    from ingot.doors.cli.export import check_target
+    from ingot.runtime.files import write_atomically
+    from ingot.runtime.pictures import check_picture
+
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--output {output} is not a name for a page; give one that ends in .html")
+    check_target(output, False, force)
+    check_picture(output.with_suffix(".png"), "ingot report")
+    found = _read(runs)
+    page = _page(found)
+    try:
+        write_atomically(output.resolve(), page)
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
+    if as_json:
+        print_json({"report": str(output), "bytes": len(page.encode()), "runs": [one.name for one in found]})
+    else:
+        print(output)
+
+
+def _read(paths: Sequence[Path]) -> list[Reported]:
+    from ingot.doors.cli.plot import run_names
+    from ingot.doors.cli.showing import run_record
+    from ingot.runs.run import Run
+    from ingot.runs.timing import step_times
+    from ingot.train.finished import compared
+
+    found = []
+    for name, path in zip(run_names(paths), paths, strict=True):
+        run = Run.open(path)
+        records, _ = run.metrics()
+        if not any(record.get("kind") == "train" for record in records):
+            raise CheckpointError(f"{path} has no step to report yet; leave it out or wait for its first")
+        settings = compared(run.config)
+        found.append(Reported(name, run, run_record(run), run.result() or {}, settings, records, step_times(records)))
+    return found
+
+
+def _page(found: Sequence[Reported]) -> str:
+    from ingot.doors.charts.page import Page
+    from ingot.runtime.files import to_json
+    from ingot.runtime.version import made_by
+
+    page = Page(f"Runs: {', '.join(one.name for one in found)}"[:200])
+    page.section("Results", f"Written by {made_by()}.")
+    page.table(("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb"), [_result(one) for one in found])
+    _settings(page, found)
+    page.section("Curves")
+    drawn, data = _curves(found)
+    page.picture(drawn, "training loss, bits per byte and tokens per second of the runs")
+    _statistics(page, found)
+    _speed(page, found)
+    _artifacts(page, found)
+    page.section("Samples", "What each run wrote last.")
+    for one in found:
+        samples = one.run.samples()
+        if samples:
+            step = max(samples)
+            text = samples[step].read_text(errors="replace")[:MOST_SAMPLE]
+            page.text(f"{one.name}, step {step:,}", visible(text.strip()))
+    page.data("ingot-report", to_json(data))
+    return page.render()
+
+
+def _result(one: Reported) -> list[str]:
+    def number(name: str, form: str) -> str:
+        return format(one.status[name], form) if one.status.get(name) is not None else ""
+
+    speed = one.result.get("tokens_per_second") or one.status.get("tokens_per_second")
+    shown = [one.name, one.status["status"], number("step", ","), number("tokens", ","), f"{speed:,.0f}" if speed else ""]
+    return [*shown, number("loss", ".4f"), number("val_bpb", ".4f")]
+
+
+def _settings(page: Page, found: Sequence[Reported]) -> None:
+    """What tells the runs apart; of one alone, what is not the default."""
+    from ingot.config.fields import settings
+    from ingot.config.text import format_value
+
+    names = sorted({name for one in found for name in one.settings})
+    if len(found) > 1:
+        unlike = [name for name in names if len({repr(one.settings.get(name)) for one in found}) > 1]
+        page.section("Settings that differ", "" if unlike else "None of those that decide what a run comes to.")
+    else:
+        known = settings(found[0].run.config.model.family)
+        unlike = [name for name in names if name not in known or found[0].settings[name] != known[name].default]
+        page.section("Settings that are not the defaults")
+    if unlike:
+        rows = [[name, *(format_value(one.settings.get(name)) for one in found)] for name in unlike]
+        page.table(("setting", *(one.name for one in found)), rows)
+
+
+def _curves(found: Sequence[Reported]) -> tuple[bytes, dict[str, Any]]:
+    from ingot.doors.charts.panels import Line, Panel
+    from ingot.doors.charts.picture import panels_png
+    from ingot.doors.cli.plot import panels_of
+    from ingot.runs.curves import read_curves, read_line
+
+    curves = {one.name: read_curves(one.run) for one in found}
+    speeds = {one.name: read_line(one.records, "tokens_per_second") for one in found}
+    lines = [Line(name, points) for name, points in speeds.items() if points]
+    panels: list[Panel] = [*panels_of(curves, "steps"), *([Panel("tokens per second", "steps", lines)] if lines else [])]
+    data = {
+        name: {"loss": curve.loss, "val_bpb": curve.val_bpb, "tokens_per_second": speeds[name]} for name, curve in curves.items()
+    }
+    return panels_png(panels), data
+
+
+def _statistics(page: Page, found: Sequence[Reported]) -> None:
+    """Runs that differ in nothing but their seeds, together; where two such groups have seeds enough, the test between them."""
+    from ingot.doors.cli.compare import verdict
+    from ingot.experiments.comparing import SEEDS, compare
+
+    arms: dict[str, list[Reported]] = {}
+    for one in found:
+        told = {name: value for name, value in one.settings.items() if name not in SEEDS}
+        arms.setdefault(repr(sorted(told.items(), key=lambda item: item[0])), []).append(one)
+    several = [arm for arm in arms.values() if len(arm) > 1]
+    if not several:
+        return
+    page.section("Over seeds", "Runs that differ in nothing but their seeds.")
+    rows = []
+    for arm in several:
+        scores = [one.status["val_bpb"] for one in arm if one.status.get("val_bpb") is not None]
+        spread = f"{statistics.stdev(scores):.5f}" if len(scores) > 1 else ""
+        rows.append(
+            [", ".join(one.name for one in arm), str(len(scores)), f"{statistics.fmean(scores):.5f}" if scores else "", spread]
+        )
+    page.table(("runs", "n", "val_bpb", "std"), rows)
+    for a, b in combinations(several, 2):
+        try:
+            said = verdict(compare([one.run.path for one in a], [one.run.path for one in b]))
+        except IngotError as error:
+            said = str(error)
+        page.table(("A", "B", "B against A"), [[a[0].name, b[0].name, said]])
+
+
+def _speed(page: Page, found: Sequence[Reported]) -> None:
+    from ingot.runs.timing import STALL
+
+    page.section("Seconds per step", f"A stall is a stretch of steps that took more than {STALL:g} times the median.")
+    rows = []
+    for one in found:
+        times = [f"{one.timing.percentiles[name]:.4f}" if one.timing.percentiles else "" for name in ("p50", "p95", "p99")]
+        stalls = [f"{stall.seconds:.1f} s before step {stall.step:,}" for stall in one.timing.stalls[:MOST_STALLS]]
+        more = len(one.timing.stalls) - len(stalls)
+        rows.append([one.name, *times, "; ".join(stalls) + (f" and {more} more" if more > 0 else "") or "none"])
+    page.table(("run", "median", "p95", "p99", "stalls"), rows)
+
+
+def _artifacts(page: Page, found: Sequence[Reported]) -> None:
+    rows = []
+    for one in found:
+        size, score = one.result.get("artifact_bytes"), one.result.get("artifact_bpb")
+        if size:
+            rows.append([one.name, str(one.result.get("artifact_path") or ""), f"{size:,}", f"{score:.4f}" if score else ""])
+    if rows:
+        page.section("Artifacts")
+        page.table(("run", "file", "bytes", "bits per byte of the file"), rows)

@@ -1,0 +1,96 @@
+"""`ingot serve`: a trained model behind OpenAI's completions, on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingot.doors.cli.generate import DeviceName, Dtype, ModelPath, TokenizerName, Which
+from ingot.errors import ConfigError
+
+TOKEN = "INGOT_SERVE_TOKEN"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("serve")(serve)
+
+
+def serve(
+    path: ModelPath,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Another than this machine's own needs --token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="0: any that is free.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None, typer.Option(metavar="TEXT", help=f"What clients must send. Default: what {TOKEN} says.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="What clients call the model. Default: its folder's.")] = None,
+    which: Which = "latest",
+    dtype: Dtype = None,
+    tokenizer: TokenizerName = None,
+    device: DeviceName = "auto",
+) -> None:
+    """Answer OpenAI's /v1/completions with a trained model; needs the extra `serve`."""
+    try:
+        import uvicorn
+
+        from ingot.doors.serve.app import make_app
+    except ImportError:
+        raise ConfigError("ingot serve needs the packages fastapi and uvicorn", advice="pip install 'ingot[serve]'") from None
+    token = token or os.environ.get(TOKEN) or None
+    if token is None and not _is_own(host):
+        raise ConfigError(
+            f"--host {host} lets others than this machine ask; give them a --token, or leave --host out",
+        )
+    listening = _listen(host, port)
+    from ingot.doors.cli.generate import open_any
+    from ingot.doors.display import progress_bar
+
+    with progress_bar("loading"):
+        model = open_any(path, device, tokenizer, dtype, which)
+    called = name or _name(path)
+    app = make_app(model, called, token)
+    shown = f"[{host}]" if ":" in host else host
+    print(
+        f"serving {called} at http://{shown}:{listening.getsockname()[1]}/v1 on {model.backend.device.name}; Ctrl-C ends it",
+        flush=True,
+    )
+    try:
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)).run(sockets=[listening])
+    except KeyboardInterrupt:
+        print("ended", file=sys.stderr)
+
+
+def _is_own(host: str) -> bool:
+    """Whether an address is one that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket at an address, before anything is loaded."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"{host}:{port} cannot be listened at: {error.strerror or error}; choose another --port") from None
+    return listening
+
+
+def _name(path: Path) -> str:
+    """What a model is called: its run folder, or its file without the ending."""
+    resolved = path.resolve()
+    if resolved.is_file():
+        return resolved.stem
+    return resolved.parent.parent.name if resolved.parent.name == "checkpoints" else resolved.name

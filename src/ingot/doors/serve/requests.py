@@ -1,0 +1,187 @@
+"""What a client asks for: the fields of OpenAI's /v1/completions, read and checked one by one.
+
+A field that we do not have is refused by its name: a client that is not told would believe in a text that it did not ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.data.tokenizers import Tokenizer
+from ingot.errors import IngotError, one_line
+from ingot.generate.sampling import prompt_ids
+
+MOST_TEXTS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
+MOST_SEED = 2**62
+# Fields that are taken and change nothing, and the values of others that do not either.
+IGNORED = ("user", "metadata", "store")
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "suffix": (None, ""), "presence_penalty": (None, 0), "frequency_penalty": (None, 0), "logit_bias": (None, {}),
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """A request that cannot be answered, as OpenAI tells it: a sentence, the field, a status."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+        super().__init__(one_line(message))
+        self.param, self.status, self.code = param, status, code
+
+    def record(self) -> dict[str, Any]:
+        """The JSON of the answer."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a text begins with."""
+
+    ids: list[int]
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that can be answered."""
+
+    prompts: list[Prompt]
+    n: int
+    tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop: tuple[str, ...]
+    logprobs: int | None
+    echo: bool
+    stream: bool
+    with_usage: bool
+
+
+class Fields:
+    """The fields of a request, taken one by one; what is left over is unknown."""
+
+    def __init__(self, body: bytes) -> None:
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            raise Refused("the body of the request is not JSON") from None
+        if not isinstance(found, dict):
+            raise Refused("the body of the request is not a JSON object")
+        self._left: dict[str, Any] = {name: value for name, value in found.items() if name not in IGNORED}
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """A field, or the default where it is not there or null."""
+        value = self._left.pop(name, None)
+        return default if value is None else value
+
+    def number(self, name: str, default: float, low: float, high: float, whole: bool = False) -> Any:
+        """A number between two others."""
+        value = self.take(name, default)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        if not fits or math.isnan(value) or (whole and not isinstance(value, int)):
+            what = "a whole number" if whole else "a number"
+            raise Refused(f"{name} is {value!r:.60}, and must be {what} from {low:,} to {high:,}", name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        if not isinstance(value := self.take(name, False), bool):
+            raise Refused(f"{name} is {value!r:.60}, and must be true or false", name)
+        return value
+
+    def refuse_rest(self) -> None:
+        """Refuse what nobody took."""
+        for name, values in NEUTRAL.items():
+            if name in self._left and self._left.pop(name) not in values:
+                raise Refused(f"{name} is not supported here; leave it out", name)
+        if self._left:
+            name = next(iter(self._left))
+            raise Refused(f"there is no field {name!r:.60} here; leave it out", name[:60])
+
+
+def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: str) -> Asked:
+    """The request in a body, for a model of that name, context and tokenizer."""
+    fields = Fields(body)
+    _check_model(fields.take("model"), name)
+    n = fields.number("n", 1, 1, MOST_TEXTS, whole=True)
+    if fields.number("best_of", n, 1, MOST_TEXTS, whole=True) != n:
+        raise Refused(f"best_of is not supported here; leave it out and ask for n={n} texts", "best_of")
+    asked = Asked(
+        prompts=_prompts(fields.take("prompt", ""), tokenizer),
+        n=n,
+        tokens=fields.number("max_tokens", 16, 0, 10**8, whole=True),
+        temperature=float(fields.number("temperature", 1.0, 0, 100)),
+        top_p=float(fields.number("top_p", 1.0, 1e-9, 1)),
+        seed=fields.number("seed", secrets.randbits(31), -MOST_SEED, MOST_SEED, whole=True) % MOST_SEED,
+        stop=_stops(fields.take("stop", [])),
+        logprobs=_logprobs(fields),
+        echo=fields.flag("echo"),
+        stream=fields.flag("stream"),
+        with_usage=_with_usage(fields.take("stream_options", {})),
+    )
+    fields.refuse_rest()
+    _check_lengths(asked, tokenizer, context)
+    return asked
+
+
+def _check_model(asked: object, name: str) -> None:
+    if asked not in (None, name):
+        raise Refused(f"there is no model {asked!r:.100}; this server has {name!r}", "model", 404, "model_not_found")
+
+
+def _prompts(given: Any, tokenizer: Tokenizer) -> list[Prompt]:
+    """The prompts of a request: a text, several, token ids, or several lists of them."""
+    several = isinstance(given, list) and not all(type(one) is int for one in given)
+    listed = given if several else [given]
+    if len(listed) > MOST_TEXTS:
+        raise Refused(f"there are {len(listed):,} prompts, and {MOST_TEXTS} is the most of one request", "prompt")
+    return [_prompt(one, tokenizer) for one in listed]
+
+
+def _prompt(one: Any, tokenizer: Tokenizer) -> Prompt:
+    if isinstance(one, str):
+        try:
+            return Prompt(prompt_ids(tokenizer, one), is_new=not one)
+        except (IngotError, UnicodeError) as error:
+            raise Refused(f"the prompt cannot be encoded: {error}", "prompt") from None
+    if not isinstance(one, list) or not all(type(token) is int for token in one):
+        raise Refused("prompt must be a text, a list of texts, a list of token ids, or a list of such lists", "prompt")
+    if wrong := [token for token in one if not 0 <= token < tokenizer.vocab_size]:
+        raise Refused(f"token {wrong[0]} is outside the vocabulary of {tokenizer.vocab_size:,} ids", "prompt")
+    return Prompt(one or prompt_ids(tokenizer, ""), is_new=not one)
+
+
+def _stops(given: Any) -> tuple[str, ...]:
+    listed = [given] if isinstance(given, str) else given
+    if not isinstance(listed, list) or not all(isinstance(one, str) and one for one in listed) or len(listed) > MOST_STOPS:
+        raise Refused(f"stop must be a text or a list of at most {MOST_STOPS} texts, none of them empty", "stop")
+    return tuple(listed)
+
+
+def _logprobs(fields: Fields) -> int | None:
+    value = fields.number("logprobs", -1, -1, MOST_LOGPROBS, whole=True)
+    return None if value < 0 else int(value)
+
+
+def _with_usage(given: Any) -> bool:
+    if not isinstance(given, Mapping) or not set(given) <= {"include_usage", "include_obfuscation"}:
+        raise Refused("stream_options may say include_usage alone", "stream_options")
+    return bool(given.get("include_usage"))
+
+
+def _check_lengths(asked: Asked, tokenizer: Tokenizer, context: int | None) -> None:
+    for prompt in asked.prompts:
+        needed = len(prompt.ids) + asked.tokens
+        if context is not None and needed > context:
+            raise Refused(
+                f"the prompt has {len(prompt.ids):,} tokens and {asked.tokens:,} are asked for, {needed:,} in all, and the model "
+                f"sees {context:,} at most",
+                "prompt",
+                code="context_length_exceeded",
+            )

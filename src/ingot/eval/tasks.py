@@ -1,0 +1,213 @@
+"""Tasks that people compare models by: questions with choices, and the last word of a text, from files as they are published.
+
+Each becomes what lm-eval 0.4 asks a model: the log-probability of a continuation after a context, with lm-eval's words around a
+question and a space between the two. Accuracies are then the same numbers to the last digit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question: which of these continuations, each after its context, is the likeliest; of one alone, whether it is."""
+
+    pairs: tuple[tuple[str, str], ...]  # contexts and continuations
+    gold: int = 0
+    lengths: tuple[int, ...] = ()  # characters of the choices, by which acc_norm divides
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where a task lies below a folder, and what a line of it says. `files` are patterns; the first that fits is taken."""
+
+    files: tuple[str, ...]
+    read: Callable[[Mapping[str, Any]], Item]
+    metrics: tuple[str, ...] = ("acc", "acc_norm")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model reached: metrics with their standard errors, by the items that were asked."""
+
+    items: int
+    metrics: dict[str, tuple[float, float | None]]
+    parts: dict[str, Score] = field(default_factory=dict)  # of a task of several files
+
+    def record(self) -> dict[str, Any]:
+        """The JSON of it."""
+        found: dict[str, Any] = {"items": self.items}
+        for name, (value, error) in self.metrics.items():
+            found |= {name: value, f"{name}_stderr": error}
+        return found | ({"parts": {name: part.record() for name, part in self.parts.items()}} if self.parts else {})
+
+
+def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
+    if not 0 <= gold < len(choices):
+        raise ValueError(f"answer {gold} of {len(choices)} choices")
+    return Item(tuple((context, f" {choice}") for choice in choices), gold, tuple(map(len, choices)))
+
+
+def _hellaswag(line: Mapping[str, Any]) -> Item:
+    """As published, with activity_label, ctx_a and ctx_b, or with these joined in ctx."""
+    whole = line["ctx"]
+    if "activity_label" in line:
+        whole = f"{line['activity_label']}: {line['ctx_a']} {line['ctx_b'].capitalize()}"
+    return _choices(_cleaned(whole), [_cleaned(ending) for ending in line["endings"]], int(line["label"]))
+
+
+def _cleaned(text: str) -> str:
+    """Without the marks in brackets that the texts from WikiHow have."""
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+def _question(line: Mapping[str, Any]) -> Item:
+    """ARC as published, as on the hub, or with the question as `query`."""
+    if "query" in line:
+        return _choices(f"{line['query'].rstrip()}\nAnswer:", line["choices"], int(line["gold"]))
+    question, choices = line["question"], line.get("choices")
+    if isinstance(question, dict):
+        question, choices = question["stem"], question["choices"]
+    if isinstance(choices, dict):
+        texts, labels = choices["text"], choices["label"]
+    else:
+        texts, labels = [one["text"] for one in choices or []], [one["label"] for one in choices or []]
+    return _choices(f"Question: {question}\nAnswer:", texts, labels.index(line["answerKey"]))
+
+
+def _piqa(line: Mapping[str, Any]) -> Item:
+    if "query" in line:
+        return _question(line)
+    return _choices(f"Question: {line['goal']}\nAnswer:", [line["sol1"], line["sol2"]], int(line["label"]))
+
+
+def _lambada(line: Mapping[str, Any]) -> Item:
+    """OpenAI's version: the text, or what comes before its last word and that word."""
+    context, word = line["text"].rsplit(" ", 1) if "text" in line else (line["context"], line["continuation"].strip())
+    return Item(((context, f" {word}"),))
+
+
+def _winogrande(line: Mapping[str, Any]) -> Item:
+    """The choice stands before the blank, and what comes after it is the same for both."""
+    if "context_options" in line:
+        contexts, rest, gold = line["context_options"], line["continuation"].strip(), int(line["gold"])
+    else:
+        before, _, rest = line["sentence"].partition("_")
+        contexts, rest, gold = [before + line["option1"], before + line["option2"]], rest.strip(), int(line["answer"]) - 1
+    if not 0 <= gold < len(contexts):
+        raise ValueError(f"answer {gold} of {len(contexts)} choices")
+    return Item(tuple((context, f" {rest}") for context in contexts), gold)
+
+
+def _blimp(line: Mapping[str, Any]) -> Item:
+    return Item((("", f" {line['sentence_good']}"), ("", f" {line['sentence_bad']}")))
+
+
+TASKS = {
+    "hellaswag": Task(("hellaswag_val.jsonl", "hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl"), _hellaswag),
+    "lambada": Task(("lambada_openai.jsonl", "lambada_test.jsonl", "lambada.jsonl"), _lambada, ("acc", "perplexity")),
+    "arc_easy": Task(("arc_easy.jsonl", "ARC-Easy-Test.jsonl", "ARC-Easy/ARC-Easy-Test.jsonl"), _question),
+    "arc_challenge": Task(
+        ("arc_challenge.jsonl", "ARC-Challenge-Test.jsonl", "ARC-Challenge/ARC-Challenge-Test.jsonl"), _question
+    ),
+    "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), _piqa),
+    "winogrande": Task(("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"), _winogrande, ("acc",)),
+    "blimp": Task(("blimp.tar.xz", "blimp/data/*.jsonl", "blimp/*.jsonl"), _blimp, ("acc",)),
+}
+
+
+def task_names(words: str) -> list[str]:
+    """The tasks that words with commas between them name."""
+    names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
+    if unknown := [name for name in names if name not in TASKS]:
+        raise ConfigError(f"there is no task {unknown[0]!r:.60}; there are {', '.join(TASKS)}")
+    if not names:
+        raise ConfigError(f"no task is named; there are {', '.join(TASKS)}")
+    return names
+
+
+def read_task(name: str, folder: Path, limit: int | None = None) -> dict[str, list[Item]]:
+    """The items of a task, or the first of each file, by the name of the file."""
+    task = TASKS[name]
+    for pattern in task.files:
+        if found := sorted(folder.glob(pattern)):
+            parts = _archive(found[0]) if found[0].suffix == ".xz" else {path.stem: path.read_bytes() for path in found}
+            labels = found[0].with_name(f"{found[0].stem}-labels.lst")  # as PIQA has them
+            given = labels.read_text().split() if labels.is_file() else None
+            return {part: _items(task, found[0], part, text, limit, given) for part, text in parts.items()}
+    raise DataError(f"there is no {task.files[0]} in {folder}, nor {' or '.join(task.files[1:])}; the task {name} needs it")
+
+
+def _archive(path: Path) -> dict[str, bytes]:
+    try:
+        with tarfile.open(path) as archive:
+            files = [member for member in archive.getmembers() if member.isfile() and member.name.endswith(".jsonl")]
+            opened = {Path(member.name).stem: archive.extractfile(member) for member in files}
+            return {name: file.read() for name, file in sorted(opened.items()) if file is not None}
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def _items(task: Task, path: Path, part: str, text: bytes, limit: int | None, labels: list[str] | None) -> list[Item]:
+    found: list[Item] = []
+    for number, line in enumerate(_lines(path, text)):
+        if limit is not None and len(found) == limit:
+            break
+        try:
+            record = json.loads(line)
+            if labels is not None:
+                record["label"] = labels[number]
+            found.append(task.read(record))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise DataError(
+                f"{path}: line {number + 1} of {part} is not an item of the task: {type(error).__name__} {error}"
+            ) from None
+    if not found:
+        raise DataError(f"{path} has no items in {part}")
+    return found
+
+
+def _lines(path: Path, text: bytes) -> Iterator[str]:
+    try:
+        yield from (line for line in text.decode().split("\n") if line.strip())
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8") from None
+
+
+def score_items(task: Task, items: Sequence[Item], found: Sequence[Sequence[tuple[float, bool]]]) -> Score:
+    """The metrics of a task, from the log-probability of each pair of each item and whether it is the likeliest text."""
+    values: dict[str, list[float]] = {name: [] for name in task.metrics}
+    for item, pairs in zip(items, found, strict=True):
+        lls = np.array([log for log, _ in pairs])
+        if "perplexity" in values:
+            values["perplexity"].append(float(lls[0]))
+            values["acc"].append(float(pairs[0][1]))
+            continue
+        values["acc"].append(float(np.argmax(lls) == item.gold))
+        if "acc_norm" in values:
+            values["acc_norm"].append(float(np.argmax(lls / np.array(item.lengths, float)) == item.gold))
+    return Score(len(items), {name: _mean(name, numbers) for name, numbers in values.items()})
+
+
+def _mean(name: str, numbers: Sequence[float]) -> tuple[float, float | None]:
+    """A mean and its standard error; a perplexity's by how much the mean of the logs may be off."""
+    mean = sum(numbers) / len(numbers)
+    error = None
+    if len(numbers) > 1:
+        error = math.sqrt(sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)) / math.sqrt(len(numbers))
+    if name != "perplexity":
+        return mean, error
+    perplexity = math.exp(min(-mean, 700.0))
+    return perplexity, None if error is None else perplexity * error

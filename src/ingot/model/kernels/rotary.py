@@ -1,0 +1,103 @@
+"""Queries and keys between their projection and attention: normalised, rotated and scaled in one pass, and one pass back.
+
+The compiler makes several kernels of it, because both numbers of a pair are needed for either and the norm needs all of them.
+Here a program holds whole heads: it reads them once and writes them once, in the layout (B, T, H, D) that attention takes as it
+is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPSILON = torch.finfo(torch.float32).eps  # of torch's rms_norm, where it is not told another
+
+
+def fused_rotation(
+    x: Tensor, rotary: tuple[Tensor, Tensor], gain: Tensor | None = None, epsilon: float | None = EPSILON
+) -> Tensor:
+    """Normalise the heads of (B, T, H, D), turn the pairs (i, i + R / 2) of their first R numbers, multiply each by its gain.
+
+    `rotary` are cosines and sines (T, R / 2); the gain has a number per head. Without an `epsilon` heads keep their length.
+    Returns (B, H, T, D), a view of (B, T, H, D).
+    """
+    cos, sin = rotary
+    return torch.ops.ingot.rotation(x, cos, sin, gain, epsilon).transpose(1, 2)
+
+
+def _inverse_norm(x: Tensor, epsilon: float | None) -> Tensor:
+    return torch.ones_like(x[..., :1]) if epsilon is None else torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads (B, T, H, D) with their first pairs turned."""
+    half = cos.size(-1)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], dim=-1)
+
+
+@torch.library.custom_op("ingot::rotation", mutates_args=())
+def _rotation(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None) -> Tensor:
+    wide = x.float()
+    y = _turned(wide * _inverse_norm(wide, epsilon), cos, sin)
+    return (y if gain is None else y * gain[:, None]).to(x.dtype).contiguous()
+
+
+@_rotation.register_kernel("cuda")
+def _rotation_cuda(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None) -> Tensor:
+    from ingot.model.kernels.triton_rotary import rotation
+
+    return rotation(x, cos, sin, gain, epsilon)
+
+
+@_rotation.register_fake
+def _rotation_shape(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+# The gradient comes from attention in whatever layout that writes; it is read as it lies.
+@torch.library.custom_op("ingot::rotation_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def _rotation_backward(
+    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
+) -> tuple[Tensor, Tensor]:
+    """The gradient for the heads (B, T, H, D), and that of each head's gain from each token (B, T, H), float32."""
+    wide = x.float()
+    inverse = _inverse_norm(wide, epsilon)
+    back, unit = _turned(dy.float(), cos, -sin), wide * inverse
+    along = (back * unit).sum(-1)
+    dx = back if epsilon is None else back - unit * along[..., None] / x.size(-1)
+    dx = dx * inverse if gain is None else dx * inverse * gain[:, None]
+    return dx.to(x.dtype).contiguous(), along
+
+
+@_rotation_backward.register_kernel("cuda")
+def _rotation_backward_cuda(
+    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
+) -> tuple[Tensor, Tensor]:
+    from ingot.model.kernels.triton_rotary import rotation_backward
+
+    return rotation_backward(dy, x, cos, sin, gain, epsilon)
+
+
+@_rotation_backward.register_fake
+def _rotation_backward_shape(
+    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, cos, sin, gain, ctx.epsilon = inputs
+    ctx.save_for_backward(x, cos, sin, gain)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, cos, sin, gain = ctx.saved_tensors
+    dx, along = torch.ops.ingot.rotation_backward(dy, x, cos, sin, gain, ctx.epsilon)
+    return dx, None, None, None if gain is None else along.sum((0, 1)).to(gain.dtype), None
+
+
+_rotation.register_autograd(_gradients, setup_context=_keep)

@@ -1,0 +1,141 @@
+"""Norm, rotation and gain of heads as Triton kernels, forward and backward; a program holds some whole heads in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SHAPE = 2048, 4  # numbers and warps of a program: 16 numbers per thread
+
+
+def rotation(
+    x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
+) -> Tensor:
+    """(B, T, H, D) heads normalised, turned and scaled, contiguous."""
+    x = _with_whole_heads(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
+    _forward[_grid(x, settings)](x, y, *arguments, x.stride(0), x.stride(1), x.stride(2), **settings)
+    return y
+
+
+def rotation_backward(
+    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
+) -> tuple[Tensor, Tensor]:
+    """The gradient for x, contiguous, and what each token (B, T, H) adds to the gradients of the gains."""
+    x, dy = _with_whole_heads(x), _with_whole_heads(dy)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    along = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
+    strides = (*x.stride()[:3], *dy.stride()[:3])
+    _backward[_grid(x, settings)](x, dy, dx, along, *arguments, *strides, **settings)
+    return dx, along
+
+
+def _with_whole_heads(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _launch(
+    x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    (B, T, H, D), half = x.shape, cos.size(-1)
+    arguments = (cos.contiguous(), sin.contiguous(), gain if gain is not None else cos, B * T * H, T, H, epsilon or 0.0)
+    settings = {
+        "D": D, "HALF": half, "REST": D - 2 * half, "NORMALISED": epsilon is not None, "GAINED": gain is not None,
+        "HALF_BLOCK": triton.next_power_of_2(half), "REST_BLOCK": triton.next_power_of_2(max(1, D - 2 * half)),
+        "ROWS": max(1, shape[0] // triton.next_power_of_2(D)), "num_warps": shape[1],
+    }  # fmt: skip
+    return arguments, settings
+
+
+def _grid(x: Tensor, settings: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(x.numel() // x.size(-1), settings["ROWS"]),)
+
+
+@triton.jit
+def _places(  # type: ignore[no-untyped-def]
+    rows, length, heads, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """The heads of a program: their number, row of the batch, place in it and head, and which of their numbers there are."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = (row < rows)[:, None]
+    token = row // heads
+    i = tl.arange(0, HALF_BLOCK)[None, :]
+    j = tl.arange(0, REST_BLOCK)[None, :]
+    batch = (token // length).to(tl.int64)
+    return row.to(tl.int64), batch, token % length, row % heads, i, j, there & (i < HALF), there & (j < REST)
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    x, y, cos, sin, gain, rows, length, heads, epsilon, x_batch, x_token, x_head,
+    D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, NORMALISED: tl.constexpr, GAINED: tl.constexpr,
+    HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
+    at = x + (batch * x_batch + place * x_token + head * x_head)[:, None]
+    first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
+    table = place[:, None] * HALF + i
+    c = tl.load(cos + table, mask=half, other=0.0).to(tl.float32)
+    s = tl.load(sin + table, mask=half, other=0.0).to(tl.float32)
+    square = tl.sum(first * first + second * second, 1)
+    if REST:
+        third = tl.load(at + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
+        square += tl.sum(third * third, 1)
+    scale = tl.rsqrt(square / D + epsilon) if NORMALISED else square * 0.0 + 1.0
+    if GAINED:
+        scale *= tl.load(gain + head).to(tl.float32)
+    scale = scale[:, None]
+    to = y + (row * D)[:, None]
+    kind = y.dtype.element_ty
+    tl.store(to + i, ((first * c - second * s) * scale).to(kind), mask=half)
+    tl.store(to + HALF + i, ((first * s + second * c) * scale).to(kind), mask=half)
+    if REST:
+        tl.store(to + 2 * HALF + j, (third * scale).to(kind), mask=rest)
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    x, dy, dx, along, cos, sin, gain, rows, length, heads, epsilon, x_batch, x_token, x_head, dy_batch, dy_token, dy_head,
+    D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, NORMALISED: tl.constexpr, GAINED: tl.constexpr,
+    HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
+    at = x + (batch * x_batch + place * x_token + head * x_head)[:, None]
+    first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
+    table = place[:, None] * HALF + i
+    c = tl.load(cos + table, mask=half, other=0.0).to(tl.float32)
+    s = tl.load(sin + table, mask=half, other=0.0).to(tl.float32)
+    of = dy + (batch * dy_batch + place * dy_token + head * dy_head)[:, None]
+    d_first = tl.load(of + i, mask=half, other=0.0).to(tl.float32)
+    d_second = tl.load(of + HALF + i, mask=half, other=0.0).to(tl.float32)
+    back_first, back_second = d_first * c + d_second * s, d_second * c - d_first * s
+    square = tl.sum(first * first + second * second, 1)
+    product = tl.sum(first * back_first + second * back_second, 1)
+    if REST:
+        third = tl.load(at + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
+        d_third = tl.load(of + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
+        square += tl.sum(third * third, 1)
+        product += tl.sum(third * d_third, 1)
+    inverse = tl.rsqrt(square / D + epsilon) if NORMALISED else square * 0.0 + 1.0
+    if GAINED:
+        tl.store(along + row, product * inverse, mask=row < rows)
+        scale = inverse * tl.load(gain + head).to(tl.float32)
+    else:
+        scale = inverse
+    scale = scale[:, None]
+    pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # along x: the length is not free
+    to = dx + (row * D)[:, None]
+    kind = dx.dtype.element_ty
+    tl.store(to + i, ((back_first - first * pull) * scale).to(kind), mask=half)
+    tl.store(to + HALF + i, ((back_second - second * pull) * scale).to(kind), mask=half)
+    if REST:
+        tl.store(to + 2 * HALF + j, ((d_third - third * pull) * scale).to(kind), mask=rest)

@@ -1,0 +1,200 @@
+"""`--recipe auto`: the shape of a model, its batch, rows and passes, out of a short measurement and the size of the data.
+
+One law chooses the size: a budget of F floating-point operations buys T tokens for N weights, F = 6 N T, and is spent best near
+T = 20 N. It gives 140,000 weights for 90 seconds of two CPU cores and 28 million for 300 seconds of an H200, which are the sizes
+that won there. Everything that was chosen is an ordinary setting of the recipe: what the user sets goes before it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot.backends.open import find_device, measure_flops, open_backend
+from ingot.config.fields import leaf_values
+from ingot.config.loading import ResolvedConfig
+from ingot.config.schema import Config
+from ingot.data.loading.open import open_dataset
+from ingot.data.store.dataset import Dataset
+from ingot.errors import ConfigError, DataError
+from ingot.runs.folder import RunFolder
+from ingot.runs.run import Run
+from ingot.runtime.files import user_path
+from ingot.runtime.ranks import Ranks
+from ingot.train.plan import shapes
+
+RECIPE = "auto"
+TOKENS_PER_WEIGHT = 20.0
+OPERATIONS = 6.0  # of a token and a weight, forward and backward
+STEPS = 2500  # that fit into a budget: 2,543 of the demo in 90 s of two cores, 2,900 of the frontier in 300 s of an H200
+SMALLEST = 2048  # tokens of a step: 50 s of a core came to 2.499 bits per byte with them, to 2.540 with half of them
+MOST_PASSES = 16  # of little data, after which a small model learns it by heart
+OF_A_GPU = 0.33  # of its matrix rate, that training reaches: 1.5 M tokens/s with 28 M weights on an H200 of 782 TFLOP/s
+PROBE_SECONDS = 1.5  # of steps that are timed where there is no GPU
+# What suits thousands of steps of a wide model with long rows, as in golf/frontier; the recipe has what suits a small one.
+ON_A_GPU: dict[str, Any] = {
+    "model.pattern": "SSSSL", "optimizer.embedding_learning_rate": 0.02, "optimizer.muon_weight_decay": 0.2,
+    "optimizer.muon_momentum_warmup_steps": 200, "optimizer.floor": 0.05, "optimizer.ema_decay": 0.99,
+}  # fmt: skip
+CHOSEN = (
+    *ON_A_GPU,
+    "model.layers", "model.heads", "model.width", "data.seq_len", "data.sampling", "evaluation.stride",
+    "training.tokens_per_step", "training.max_steps",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choice depends on."""
+
+    device: str  # in words
+    on_gpu: bool
+    rate: float  # floating-point operations a second that training reaches
+    seconds: float
+    tokens: int  # of the training text
+    vocab_size: int
+    has_documents: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings, and why they were chosen, in three lines."""
+
+    settings: dict[str, Any]
+    reasons: tuple[str, str, str]
+
+
+def choose(facts: Facts) -> Choice:
+    """The settings for a machine, a budget and a text."""
+    budget = facts.rate * facts.seconds
+    wanted = math.sqrt(budget / (OPERATIONS * TOKENS_PER_WEIGHT))
+    enough = facts.tokens * MOST_PASSES / TOKENS_PER_WEIGHT  # weights that the text can feed
+    width = _width(min(wanted, enough), facts)
+    layers, weights = _layers(width), _weights(width, facts.vocab_size)
+    trained = budget / (OPERATIONS * weights)
+    few = trained > MOST_PASSES * facts.tokens
+    trained = min(trained, MOST_PASSES * facts.tokens)
+    # On a CPU 400 steps of 2,048 bytes came to 2.56 bits per byte in rows of 64, to 2.62 of 128 and 2.68 of 256.
+    seq_len = min(2048 if facts.on_gpu else 64, _power(facts.tokens / 8))
+    batch = min(max(_power(trained / STEPS), seq_len, SMALLEST), 262_144)
+    passes = trained / facts.tokens
+    redrawn = passes > 1 and facts.has_documents
+    settings = {
+        "model.layers": layers,
+        "model.heads": max(1, width // (128 if width >= 256 else 32)),
+        "model.width": width,
+        "data.seq_len": seq_len,
+        "data.sampling": "redraw" if redrawn else "shuffle",
+        "evaluation.stride": seq_len if facts.on_gpu else seq_len // 2,  # short rows are judged with half of them before
+        "training.tokens_per_step": batch,
+        "training.max_steps": max(1, int(trained / batch)) if few else None,
+    }
+    settings |= ON_A_GPU if facts.on_gpu else {}
+    order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
+    data = f"data: {facts.tokens:,} tokens, read {passes:.1f} times; {order}"
+    if few:
+        data = (
+            f"data: {facts.tokens:,} tokens are few: {MOST_PASSES} passes at most, because more would be learned by heart, and "
+            f"{weights:,} weights instead of {wanted:,.0f}; the run ends before its {facts.seconds:g} s"
+        )
+    return Choice(
+        settings,
+        (
+            f"model: {layers} layers x {width}, {weights:,} weights: {facts.device} trains at {facts.rate / 1e9:,.1f} GFLOP/s, "
+            f"and {facts.seconds:g} s of it are spent best on about {TOKENS_PER_WEIGHT:g} tokens for each weight",
+            f"batch: {batch:,} tokens in rows of {seq_len:,}, so that about {trained / batch:,.0f} steps fit",
+            data,
+        ),
+    )
+
+
+def resolve_auto(
+    load: Callable[[Mapping[str, Any]], ResolvedConfig], world_size: int, say: Callable[[str], None]
+) -> ResolvedConfig:
+    """The config of `--recipe auto`; `load` makes one with some settings put above the recipe and below all others."""
+    before = load({})
+    if world_size > 1:
+        raise ConfigError(
+            "--recipe auto measures one process and is not for several ranks; train with one and give its config.yaml as --config"
+        )
+    if before.config.budget.seconds is None:
+        raise ConfigError("--recipe auto plans for budget.seconds, which is null; set it")
+    if (kept := _kept(before.config)) is not None:
+        return load(kept)
+    data = before.config.data
+    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
+    choice = choose(_facts(before.config, dataset))
+    resolved = load(choice.settings)
+    for line in choice.reasons:
+        say(line)
+    changed = [name for name in choice.settings if RECIPE not in resolved.origins.get(name, RECIPE)]
+    if changed:
+        say(f"set by you instead: {', '.join(changed)}")
+    return resolved
+
+
+def _facts(config: Config, dataset: Dataset) -> Facts:
+    split, device = dataset.split("train"), find_device(config.training.device)
+    try:
+        documents = len(split.document_starts()) > 2
+    except DataError:  # nothing says where they begin
+        documents = False
+    on_gpu = device.kind not in ("cpu", "mlx")
+    vocab_size, seconds = dataset.tokenizer.vocab_size, float(config.budget.seconds or 0)
+    name, rate = (device.name, OF_A_GPU * measure_flops(device)) if on_gpu else _timed(config, vocab_size)
+    return Facts(name, on_gpu, rate, seconds, split.tokens, vocab_size, documents)
+
+
+def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
+    """What computes, and its operations a second by steps of the model that the config has before anything is chosen."""
+    backend = open_backend(config, vocab_size, Ranks())
+    plan = shapes(config)[0]
+    batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
+    batch[:] = np.arange(batch.size, dtype=np.int32).reshape(batch.shape) % vocab_size
+    backend.tune([(plan, batch)], {})
+    backend.step(batch, batch[:, 1].size, plan).result()  # memory is taken
+    steps, began = 0, time.perf_counter()
+    while time.perf_counter() - began < PROBE_SECONDS or steps < 3:
+        backend.step(batch, batch[:, 1].size, plan).result()
+        steps += 1
+    tokens = steps * batch[:, 1].size / (time.perf_counter() - began)
+    model: Any = config.model
+    known = config.model.family == "frontier"
+    weights = _weights(model.width, vocab_size, model.layers) if known else backend.parameters
+    return backend.device.name, tokens * OPERATIONS * weights
+
+
+def _kept(config: Config) -> dict[str, Any] | None:
+    """What was chosen when the run in training.output_dir began; None where there is none."""
+    if config.training.output_dir is None:
+        return None
+    folder = user_path(config.training.output_dir)
+    if not RunFolder(folder).config_path.is_file():
+        return None
+    leaves = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
+    return {name: leaves[name] for name in CHOSEN if name in leaves}
+
+
+def _width(weights: float, facts: Facts) -> int:
+    """The width, a multiple of 32 or on GPUs of 128, whose model comes closest to so many weights."""
+    widths = range(128, 2049, 128) if facts.on_gpu else range(32, 513, 32)
+    return min(widths, key=lambda width: abs(math.log(_weights(width, facts.vocab_size) / max(1.0, weights))))
+
+
+def _layers(width: int) -> int:
+    return max(2, round(width / 48))
+
+
+def _weights(width: int, vocab_size: int, layers: int | None = None) -> int:
+    """The weights that compute: blocks and the head, which is the embedding; tables of values are looked up."""
+    return 12 * (layers or _layers(width)) * width * width + vocab_size * width
+
+
+def _power(number: float) -> int:
+    """The power of two nearest to a number, at least 16."""
+    return 1 << max(4, round(math.log2(max(1.0, number))))

@@ -1,0 +1,236 @@
+"""Texts for many who ask at once: one thread writes, and what arrives together is written side by side.
+
+A batch is what waited when it began, drawn in one way; several batches take turns, a token each, so that nobody waits for a long
+text of another's. A text depends on its own seed alone, so it is the same in any company. A row whose reader has left is told no
+further, and a batch that nobody reads ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ingot.data.tokenizers import StreamDecoder
+from ingot.errors import IngotError, RunError
+from ingot.generate.sampling import Sampling
+from ingot.generate.scores import RowScores
+from ingot.trained.model import AT_ONCE, BATCH_TOKENS, LoadedModel
+from ingot.trained.scoring import score_rows
+
+GATHER_SECONDS = 0.004  # that a first text waits for others; a step of a small model takes about as long
+MOST_BATCHES = 4  # that take turns; what arrives later waits
+SCORE_EVERY = 16  # tokens of a stream that are scored at once
+
+
+@dataclass
+class Piece:
+    """Something that was written: tokens with their text and, where asked for, their scores; the last piece says why it ends."""
+
+    text: str
+    ids: list[int]
+    scores: RowScores | None = None  # of these ids, but for the first of a row, which nothing stands before
+    finish: str | None = None  # stop or length
+    error: IngotError | None = None
+
+
+@dataclass
+class Text:
+    """One text that is asked for. `put` is called, from the thread that writes, with each piece; the last has a `finish`."""
+
+    ids: list[int]
+    is_new: bool  # no text comes before what is written
+    tokens: int
+    sampling: Sampling  # its seed is this text's
+    put: Callable[[Piece], None]
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None  # how many of the likeliest tokens are told at each place; None: no scores
+    echo: bool = False  # the prompt is told too
+    stream: bool = False  # pieces as they come; else one
+    gone: threading.Event = field(default_factory=threading.Event)  # its reader has left
+
+    @property
+    def kind(self) -> tuple[float, float]:
+        """Texts of one kind can be written side by side."""
+        return self.sampling.temperature, self.sampling.top_p
+
+
+class Engine:
+    """The thread that writes. Texts may be submitted from any other."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self._arrived: queue.SimpleQueue[Text | None] = queue.SimpleQueue()
+        self._waiting: list[Text] = []
+        self._batches: list[Iterator[None]] = []
+        self._at_once = AT_ONCE
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="ingot-serve", daemon=True)
+        self._thread.start()
+
+    def submit(self, text: Text) -> None:
+        """Ask for a text."""
+        self._arrived.put(text)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written or waits for it."""
+        return bool(self._batches or self._waiting or not self._arrived.empty())
+
+    def close(self) -> None:
+        """End the thread; texts that are not done are not finished."""
+        self._arrived.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._closed:
+            self._gather()
+            if self._waiting and len(self._batches) < MOST_BATCHES:
+                self._begin()
+            self._batches = [batch for batch in self._batches if next(batch, self) is None]
+
+    def _gather(self) -> None:
+        """Take what has arrived; wait for it where there is nothing else to do."""
+        if not self._batches and not self._waiting:
+            self._take(self._arrived.get())
+            time.sleep(GATHER_SECONDS)
+        with suppress(queue.Empty):
+            while True:
+                self._take(self._arrived.get_nowait())
+
+    def _take(self, text: Text | None) -> None:
+        if text is None:
+            self._closed = True
+        else:
+            self._waiting.append(text)
+
+    def _begin(self) -> None:
+        """Begin a batch with the first that waits and all others of its kind, as many as there is room for."""
+        self._waiting = [text for text in self._waiting if not text.gone.is_set()]
+        scored = [text for text in self._waiting if not text.tokens]
+        self._waiting = [text for text in self._waiting if text.tokens]
+        if scored:
+            self._answer(scored, self._score)
+        if not self._waiting:
+            return
+        part: list[Text] = []
+        for text in [text for text in self._waiting if text.kind == self._waiting[0].kind]:
+            longest = max(len(one.ids) + one.tokens for one in [*part, text])
+            if part and (len(part) == self._at_once or longest * (len(part) + 1) > BATCH_TOKENS):
+                break
+            part.append(text)
+        self._waiting = [text for text in self._waiting if not any(text is one for one in part)]
+        self._batches.append(self._write(part))
+
+    def _answer(self, texts: Sequence[Text], work: Callable[[Sequence[Text]], None]) -> None:
+        """Do something for texts; whatever goes wrong is told to each of them, and the thread goes on."""
+        try:
+            work(texts)
+        except Exception as error:
+            _fail(texts, error)
+
+    def _score(self, texts: Sequence[Text]) -> None:
+        """Texts of which nothing is written: their prompts are scored together."""
+        asked = [text for text in texts if text.logprobs is not None and len(text.ids) > 1]
+        top = max((max(1, text.logprobs or 0) for text in asked), default=1)
+        found = score_rows(self.model, [text.ids for text in asked], [1] * len(asked), top)
+        by_text = {id(text): scores for text, scores in zip(asked, found, strict=True)}
+        for text in texts:
+            told = self._decoded(text) if text.echo else ""
+            text.put(Piece(told, list(text.ids) if text.echo else [], by_text.get(id(text)), "length"))
+
+    def _decoded(self, text: Text) -> str:
+        return self.model.tokenizer.decode(text.ids)
+
+    def _write(self, texts: list[Text]) -> Iterator[None]:
+        """One token of each text at a time, until all are over."""
+        rows, begun = {row: Writing(self.model, text) for row, text in enumerate(texts)}, False
+        sampling = Sampling(
+            temperature=texts[0].sampling.temperature,
+            top_p=texts[0].sampling.top_p,
+            seeds=tuple(text.sampling.seed for text in texts),
+        )
+        try:
+            tokens = self.model.backend.generate([text.ids for text in texts], sampling)
+            for found in tokens:
+                for row, writing in list(rows.items()):
+                    if writing.text.gone.is_set() or writing.push(found[row]):
+                        del rows[row]
+                if not rows:
+                    return
+                begun = True
+                yield
+        except MemoryError as error:
+            if begun or len(texts) == 1:
+                _fail([writing.text for writing in rows.values()], error)
+            else:
+                self._at_once = len(texts) // 2
+                self._waiting = texts + self._waiting
+        except Exception as error:
+            _fail([writing.text for writing in rows.values()], error)
+
+
+def _fail(texts: Iterable[Text], error: Exception) -> None:
+    """Tell each of some texts that it ends with an error."""
+    if isinstance(error, MemoryError):
+        error = RunError("the device's memory does not hold so much text; ask for less at once")
+    told = error if isinstance(error, IngotError) else RunError(f"the model failed: {type(error).__name__}: {error}")
+    for text in texts:
+        text.put(Piece("", [], finish="stop", error=told))
+
+
+class Writing:
+    """A text as it grows: what of it may be shown, and whether it is over."""
+
+    def __init__(self, model: LoadedModel, text: Text) -> None:
+        self.text, self._model = text, model
+        self._decoder = StreamDecoder(model.tokenizer, at_start=text.is_new)
+        self._ends = model.ends
+        self._row = list(text.ids)  # all tokens
+        self._told = 0 if text.echo else len(text.ids)  # of them
+        self._held = model.tokenizer.decode(text.ids) if text.echo else ""  # what is decoded and not shown
+        self._echoed = len(self._held)  # characters of the prompt among it, which are never a stop
+
+    def push(self, token: int) -> bool:
+        """Take the next token; whether the text is over."""
+        ended = token in self._ends
+        self._row.append(token)
+        self._held += self._decoder.finish() if ended else self._decoder.push([token])
+        finish = "stop" if ended or self._stopped() else None
+        if finish is None and len(self._row) - len(self.text.ids) >= self.text.tokens:
+            self._held += self._decoder.finish()
+            finish = "stop" if self._stopped() else "length"
+        if finish is not None:
+            self._tell(len(self._held), finish)
+        elif self.text.stream and (self.text.logprobs is None or len(self._row) - self._told >= SCORE_EVERY):
+            self._tell(len(self._held) - self._unsure())
+        return finish is not None
+
+    def _stopped(self) -> bool:
+        """Whether one of the stops is there; what comes from it on is dropped."""
+        places = [self._held.find(stop, self._echoed) for stop in self.text.stop]
+        found = min((place for place in places if place >= 0), default=None)
+        if found is not None:
+            self._held = self._held[:found]
+        return found is not None
+
+    def _unsure(self) -> int:
+        """Characters at the end that may be the beginning of a stop."""
+        written = self._held[self._echoed :]
+        sizes = [size for stop in self.text.stop for size in range(1, len(stop)) if written.endswith(stop[:size])]
+        return max(sizes, default=0)
+
+    def _tell(self, characters: int, finish: str | None = None) -> None:
+        shown, self._held = self._held[:characters], self._held[characters:]
+        if not shown and finish is None:
+            return
+        self._echoed = max(0, self._echoed - characters)
+        ids, first = self._row[self._told :], max(1, self._told)
+        scores = None
+        if self.text.logprobs is not None and ids:
+            [scores] = score_rows(self._model, [self._row], [first], max(1, self.text.logprobs))
+        self._told = len(self._row)
+        self.text.put(Piece(shown, ids, scores, finish))

@@ -1,0 +1,51 @@
+"""Attention by itself: what a pass of a model asks for, and that it can be asked for again without the model."""
+
+import torch
+import torch.nn.functional as F
+
+from ingot.backends.torch.attention import recorded_attention, replay
+from ingot.model.registry import FAMILIES
+
+torch.set_num_threads(1)
+
+
+def calls_of(family, rows=1, **settings):
+    model = FAMILIES[family](vocab_size=50, context=16, layers=3, heads=4, width=32, **settings)
+    tokens = torch.randint(50, (rows, 16))
+    with recorded_attention() as calls:
+        model(tokens, tokens).backward()
+    return calls
+
+
+def test_calls_are_counted_by_their_shapes():
+    ((operands, times),) = calls_of("golf", kv_heads=2).items()
+    assert times == 3
+    assert [operand.sizes for operand in operands] == [(4, 16, 8)] * 3
+
+
+def test_attention_with_dropout_is_not_timed_by_itself():
+    assert not calls_of("gpt2", dropout=0.1)
+    assert calls_of("gpt2", dropout=0.0).total() == 3
+
+
+def test_a_replay_makes_the_same_calls_for_other_rows():
+    calls = calls_of("gpt2")
+    with recorded_attention() as again:
+        replay(calls, 5, torch.device("cpu"))
+    assert not again  # it says no dropout_p
+    seen = []
+    plain = F.scaled_dot_product_attention
+    try:
+        F.scaled_dot_product_attention = lambda q, k, v, **how: seen.append(q) or plain(q, k, v, **how)
+        replay(calls, 5, torch.device("cpu"))
+    finally:
+        F.scaled_dot_product_attention = plain
+    assert [tuple(q.shape) for q in seen] == [(5, 4, 16, 8)] * 3
+    ((operands, _),) = calls.items()
+    assert all(sorted(range(4), key=q.stride, reverse=True) == list(operands[0].order) for q in seen)
+
+
+def test_torch_has_its_own_function_back():
+    plain = F.scaled_dot_product_attention
+    calls_of("gpt2")
+    assert F.scaled_dot_product_attention is plain

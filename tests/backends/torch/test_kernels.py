@@ -1,0 +1,64 @@
+"""Which of our kernels a model uses; the trials themselves stand for a GPU's."""
+
+import pytest
+from torch import nn
+
+from ingot.backends.torch.kernels import NAMES, settle_kernels
+from ingot.errors import ConfigError
+
+
+class Model(nn.Sequential):
+    """A model with parts that can use these kernels."""
+
+    def __init__(self, has):
+        super().__init__(*(nn.Identity() for _ in has))
+        for part, name in zip(self, has, strict=True):
+            setattr(part, f"fused_{name}", False)
+
+
+class Trials:
+    """Attempts that fail while a model uses a kernel that does not run."""
+
+    def __init__(self, model, broken):
+        self.model, self.broken = model, broken
+
+    def __call__(self):
+        for module in self.model.modules():
+            for name in self.broken:
+                if getattr(module, f"fused_{name}", False):
+                    raise RuntimeError(f"no {name} for this device\nand a long story")
+
+
+def settled(asked, kept=None, able=True, broken=(), has=NAMES):
+    model = Model(has)
+    chosen = settle_kernels(model, asked, kept, able, Trials(model, broken), list)
+    used = {name for name in NAMES for module in model.modules() if getattr(module, f"fused_{name}", False)}
+    assert used == set(chosen)
+    return chosen
+
+
+def test_kernels_that_are_asked_for_are_used_where_the_model_has_them():
+    assert settled(["rotary", "loss"]) == ["loss", "rotary"]
+    assert settled(["rotary", "loss"], has=["loss"]) == ["loss"]
+    assert settled("off") == settled("auto") == []
+
+
+def test_other_devices_have_none():
+    assert settled(["loss"], able=False) == []
+
+
+def test_a_run_goes_on_with_the_kernels_that_it_began_with():
+    assert settled(["rotary", "loss"], kept=["loss"]) == ["loss"]
+    assert settled(["rotary"], kept=[]) == []
+
+
+def test_of_those_known_to_pay_the_ones_that_run_are_used(monkeypatch):
+    monkeypatch.setattr("ingot.backends.torch.kernels.PAYING", NAMES)
+    assert settled("auto", broken=["loss"]) == ["rotary"]
+
+
+def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():
+    with pytest.raises(
+        ConfigError, match=r"training\.kernels: rotary does not run here: RuntimeError: no rotary for this device$"
+    ):
+        settled(["rotary"], broken=["rotary"])

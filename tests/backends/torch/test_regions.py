@@ -1,0 +1,69 @@
+"""Models compiled block by block; what the compiler is given is counted, not compiled."""
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from ingot.backends.torch import regions
+from ingot.backends.torch.regions import CompiledBlocks
+from ingot.errors import ConfigError
+from ingot.model.registry import FAMILIES
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The forward graphs that were compiled."""
+    torch._dynamo.reset()
+    seen = []
+
+    def compiler(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    plain = torch.compile
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=lambda graph, inputs: graph.forward)
+    monkeypatch.setattr(regions.torch, "compile", lambda function, **how: plain(function, backend=backend, **how))
+    yield seen
+    torch._dynamo.reset()
+
+
+def make(family):
+    torch.manual_seed(0)
+    return FAMILIES[family](vocab_size=50, context=16, layers=5, heads=4, width=16)
+
+
+def gradients(call, model, tokens):
+    model.zero_grad()
+    call(tokens, tokens).backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("family", "compiled"),
+    [("gpt2", 2), ("golf", 3), ("frontier", 6)],  # golf's first block reads the same tensor twice; of five, frontier's differ
+)
+def test_equal_blocks_are_compiled_once_and_learn_the_same(graphs, family, compiled):
+    model, tokens = make(family), torch.randint(50, (2, 16))
+    whole = copy.deepcopy(model)
+    parts = CompiledBlocks(model)
+    for found, expected in zip(gradients(parts, model, tokens), gradients(whole, whole, tokens), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert len(graphs) == compiled
+    gradients(parts, model, tokens)
+    assert len(graphs) == compiled
+
+
+def test_the_model_called_by_its_own_name_is_not_compiled(graphs):
+    model = make("gpt2")
+    CompiledBlocks(model)
+    gradients(model, model, torch.randint(50, (3, 16)))
+    assert not graphs
+
+
+def test_a_model_without_blocks_is_told():
+    with pytest.raises(ConfigError, match=r"training\.compile=blocks needs a model with `blocks`"):
+        CompiledBlocks(torch.nn.Linear(2, 2))

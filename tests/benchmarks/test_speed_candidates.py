@@ -1,0 +1,30 @@
+"""The bench of our kernels: that a toy goes through all of it, and which variants it compares."""
+
+import sys
+
+import speed_candidates
+from step_profile import TOY, open_engine
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["speed_candidates.py", *arguments])
+    speed_candidates.main()
+    return capsys.readouterr().out
+
+
+def test_a_toy_is_timed_with_and_without_each_kernel(monkeypatch, capsys):
+    said = run(monkeypatch, capsys, "--toy", "--rounds", "1", "--steps", "1", "--also", "training.loss_chunk=64")
+    rows = [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")]
+    assert rows == ["variant", "none", "loss", "rotary", "loss + rotary", "training.loss_chunk=64"] and "FAILED" not in said
+
+
+def test_the_kernels_are_timed_by_themselves(monkeypatch, capsys):
+    said = run(monkeypatch, capsys, "--alone")
+    assert "head and loss, fused" in said and "with backward  fused" in said
+
+
+def test_a_kernel_that_the_model_has_no_use_for_is_no_variant():
+    config = TOY.config()
+    engine = open_engine(config, config.model.vocab_size)
+    assert speed_candidates.variants(engine.model, ["loss"], {}) == {"loss": {"training.kernels": ["loss"]}}
+    engine.close()

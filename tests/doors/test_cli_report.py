@@ -1,0 +1,87 @@
+"""`ingot report` and `ingot watch`: what they say of runs, by their folders alone."""
+
+import json
+import re
+import shutil
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from ingot.doors.cli import report, watch
+from ingot.errors import CheckpointError, ConfigError
+
+
+@pytest.fixture
+def call():
+    app = typer.Typer()
+    for verb in (report, watch):
+        verb.register(app)
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def runs(reference, tmp_path):
+    """A run and two copies of it: one of another seed, one of another learning rate with a hostile sample."""
+    found = []
+    for name, section, setting, value in (
+        ("a", "training", "seed", 1),
+        ("b", "training", "seed", 2),
+        ("c", "optimizer", "floor", 0.3),
+    ):
+        copy = tmp_path / name
+        shutil.copytree(reference, copy)
+        text = (copy / "config.yaml").read_text()
+        config = yaml.safe_load(text)
+        config[section][setting] = value
+        (copy / "config.yaml").write_text(yaml.safe_dump(config))
+        found.append(copy)
+    (found[2] / "samples").mkdir(exist_ok=True)
+    (found[2] / "samples" / "step-00009999.txt").write_text("<script>alert(1)</script>")
+    return found
+
+
+def test_the_page_has_everything_inside_and_asks_nothing_of_anybody(call, runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    told = json.loads(call("report", *runs, "-o", tmp_path / "r.html", "--json").stdout)
+    page = (tmp_path / "r.html").read_text()
+    assert told["bytes"] == len(page.encode()) < 3_000_000 * len(runs) / 10
+    assert not re.search(r'(?:src|href)="(?!data:)', page) and "default-src 'none'" in page
+    assert page.count("data:image/png;base64,") == 1
+    assert "<td>optimizer.floor</td>" in page and "<td>0.3</td>" in page
+    assert "<td>a, b</td><td>2</td>" in page  # one arm of two seeds
+    assert "<script>alert(1)" not in page and "&lt;script&gt;alert(1)" in page
+    data = json.loads(re.search(r'<script type="application/json" id="ingot-report">(.*?)</script>', page)[1])
+    assert set(data) == {"a", "b", "c"} and len(data["a"]["loss"]) > 5 and data["a"]["tokens_per_second"]
+
+
+def test_of_one_run_the_settings_that_are_not_the_defaults_are_shown(call, runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert call("report", runs[0], "-o", tmp_path / "r.html").exit_code == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "Settings that are not the defaults" in page and "<td>training.seed</td><td>1</td>" in page
+    assert "Over seeds" not in page
+
+
+def test_a_page_that_cannot_be_written_is_told_at_once(call, runs, tmp_path):
+    (tmp_path / "r.html").write_text("mine")
+    assert "exists; --force replaces it" in str(call("report", runs[0], "-o", tmp_path / "r.html").exception)
+    assert "give one that ends in .html" in str(call("report", runs[0], "-o", tmp_path / "r.pdf").exception)
+    (runs[0] / "metrics.jsonl").write_text("")
+    result = call("report", runs[0], "-o", tmp_path / "s.html")
+    assert isinstance(result.exception, CheckpointError) and "has no step to report yet" in str(result.exception)
+    assert (tmp_path / "r.html").read_text() == "mine" and not (tmp_path / "s.html").exists()
+
+
+def test_watching_shows_status_curves_and_the_time_of_a_step(call, runs):
+    shown = call("watch", *runs[:2]).stdout
+    assert "completed" in shown and "training loss, nats per token" in shown and "validation, bits per byte" in shown
+    assert re.search(r"a: a step takes p50 \d+\.\d{4} s, p95", shown)
+    assert isinstance(call("watch", runs[0].parent).exception, CheckpointError)
+
+
+def test_without_matplotlib_it_is_said_what_to_install(call, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = call("report", runs[0], "-o", tmp_path / "r.html")
+    assert isinstance(result.exception, ConfigError) and "pip install 'ingot[plots]'" in str(result.exception)

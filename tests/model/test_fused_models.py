@@ -1,0 +1,47 @@
+"""Models whose kernels are switched on: on a CPU the operations have plain forms, so that everything around them is tested."""
+
+import copy
+
+import pytest
+import torch
+from model_kit import assert_same, gradients, make, tokens_of
+
+from ingot.backends.torch.kernels import NAMES, use_kernels
+from ingot.model.layers import IGNORED
+
+torch.set_num_threads(1)
+FAMILIES = [
+    ("gpt2", {}),
+    ("llama", {}),
+    ("llama", {"tied": False, "kv_heads": 1}),
+    ("golf", {}),
+    ("golf", {"kv_heads": 1}),
+    ("frontier", {}),
+]
+
+
+def targets_of():
+    targets = tokens_of()
+    targets[0, :20] = IGNORED
+    return targets
+
+
+@pytest.mark.parametrize(("family", "settings"), FAMILIES)
+def test_a_model_learns_the_same_with_its_kernels(family, settings):
+    plain = make(family, **settings)
+    fused = copy.deepcopy(plain)
+    use_kernels(fused, NAMES)
+    tokens, targets = tokens_of(), targets_of()
+    assert_same(gradients(fused, tokens, targets), gradients(plain, tokens, targets), atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(tokens, targets), plain(tokens, targets))
+
+
+def test_a_compiled_model_with_kernels_is_one_graph():
+    model = make("golf", kv_heads=1)
+    use_kernels(model, NAMES)
+    tokens, targets = tokens_of(), targets_of()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = gradients(model, tokens, targets)
+        found = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), tokens, targets)
+    assert_same({name.removeprefix("_orig_mod."): grad for name, grad in found.items()}, expected, atol=1e-6)

@@ -1,0 +1,23 @@
+"""A small trained model of the byte tokenizer, as an artifact; its weights are random, its texts are not."""
+
+import torch
+
+from ingot.api import load
+from ingot.artifact.container import write_artifact
+from ingot.backends.torch.state import model_records
+from ingot.data.tokenizers import ByteTokenizer
+from ingot.model.registry import build
+from ingot.trained.weights import foreign_weights
+
+SETTINGS = {"family": "llama", "layers": 1, "heads": 2, "width": 32, "context": 64, "vocab_size": 260}
+
+
+def write_small_model(path, scale=0.3):
+    torch.manual_seed(0)
+    model = build(SETTINGS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * scale)
+    weights = foreign_weights(path, model_records(model), SETTINGS, ByteTokenizer())
+    write_artifact(path, weights.tensors.values(), weights.facts, "none", "none")
+    return load(path, device="cpu")

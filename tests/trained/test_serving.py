@@ -1,0 +1,115 @@
+"""Texts for many at once, and the probabilities of tokens that are there."""
+
+import queue
+import threading
+
+import numpy as np
+import pytest
+import torch
+from small_model import write_small_model
+
+from ingot.errors import RunError
+from ingot.generate.sampling import Sampling
+from ingot.trained.scoring import score_rows
+from ingot.trained.serving import Engine, Text
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_small_model(tmp_path_factory.mktemp("model") / "small.ingot")
+
+
+@pytest.fixture
+def engine(model):
+    found = Engine(model)
+    yield found
+    found.close()
+
+
+def ask(engine, ids, tokens=12, seed=0, **options):
+    """A text and the queue of its pieces."""
+    found = queue.SimpleQueue()
+    temperature = options.pop("temperature", 0.9)
+    text = Text(ids, False, tokens, Sampling(temperature=temperature, seed=seed), found.put, **options)
+    engine.submit(text)
+    return text, found
+
+
+def pieces(found):
+    told = [found.get(timeout=20)]
+    while told[-1].finish is None:
+        told.append(found.get(timeout=20))
+    return told
+
+
+def test_scores_are_those_of_each_row_alone_whatever_its_company(model):
+    rows = [[1, 70, 80, 90], [1, 5], list(range(4, 60)), [9, 8, 7, 6, 5]]
+    firsts = [1, 1, 30, 3]
+    found = score_rows(model, rows, firsts, top=2)
+    for row, first, scores in zip(rows, firsts, found, strict=True):
+        with torch.no_grad():
+            alone = model.backend.model(torch.tensor([row[:-1]]))[0].log_softmax(-1)
+        expected = [float(alone[place - 1, row[place]]) for place in range(first, len(row))]
+        np.testing.assert_allclose(scores.chosen, expected, atol=1e-5)
+        assert scores.top_ids[:, 0].tolist() == alone[first - 1 :].argmax(-1).tolist()
+        assert (scores.top[:, 0] >= scores.top[:, 1]).all()
+        assert scores.total == pytest.approx(sum(expected), abs=1e-4)
+        assert scores.is_greedy(scores.top_ids[:, 0]) and not scores.is_greedy(scores.top_ids[:, 1])
+
+
+def test_texts_that_are_asked_for_at_once_are_what_they_are_alone(engine):
+    prompts = [[1, *range(70, 70 + size)] for size in (1, 3, 2, 5, 1, 4, 2, 6)]
+    alone = [pieces(ask(engine, ids, seed=seed)[1])[0].ids for seed, ids in enumerate(prompts)]
+    together = [ask(engine, ids, seed=seed, temperature=0.9)[1] for seed, ids in enumerate(prompts)]
+    other = ask(engine, [1, 70], temperature=0.0)[1]  # another kind, which is written in between
+    assert [pieces(found)[0].ids for found in together] == alone
+    assert len(pieces(other)[0].ids) == 12
+    assert len({tuple(ids) for ids in alone}) > 4
+
+
+def test_a_stream_says_piece_by_piece_what_is_said_at_once(engine):
+    whole = pieces(ask(engine, [1, 70], tokens=30, seed=4)[1])
+    parts = pieces(ask(engine, [1, 70], tokens=30, seed=4, stream=True)[1])
+    assert len(whole) == 1 < len(parts)
+    assert "".join(part.text for part in parts) == whole[0].text
+    assert [i for part in parts for i in part.ids] == whole[0].ids
+
+
+def test_a_stop_ends_a_text_before_it_and_is_never_shown_in_part(engine):
+    text = pieces(ask(engine, [1, 70], tokens=40, seed=4)[1])[0].text
+    stop = text[10:13]
+    cut = text[: text.find(stop)]
+    for stream in (False, True):
+        told = pieces(ask(engine, [1, 70], tokens=40, seed=4, stop=("never there", stop), stream=stream)[1])
+        assert ("".join(part.text for part in told), told[-1].finish) == (cut, "stop")
+
+
+def test_scores_of_what_is_written_come_in_a_stream_too(engine, model):
+    whole = pieces(ask(engine, [1, 70, 71], tokens=20, seed=2, logprobs=2)[1])[0]
+    parts = pieces(ask(engine, [1, 70, 71], tokens=20, seed=2, logprobs=2, stream=True)[1])
+    [expected] = score_rows(model, [[1, 70, 71, *whole.ids]], [3])
+    np.testing.assert_allclose(whole.scores.chosen, expected.chosen, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([part.scores.chosen for part in parts]), expected.chosen, atol=1e-5)
+
+
+def test_a_prompt_is_scored_without_writing(engine, model):
+    told = [ask(engine, [1, *range(70, 70 + size)], tokens=0, logprobs=0, echo=True)[1] for size in (2, 5)]
+    for found, size in zip(told, (2, 5), strict=True):
+        [piece] = pieces(found)
+        assert (piece.ids, piece.finish, len(piece.scores.chosen)) == ([1, *range(70, 70 + size)], "length", size)
+        assert piece.text == model.tokenizer.decode(piece.ids)
+
+
+def test_a_text_whose_reader_has_left_is_stopped(engine, eventually):
+    first = threading.Event()
+    text = Text([1, 70], False, 10**7, Sampling(temperature=0.9), lambda piece: first.set(), stream=True)
+    engine.submit(text)
+    assert first.wait(20) and engine.busy
+    text.gone.set()
+    eventually(lambda: not engine.busy)
+
+
+def test_what_goes_wrong_is_told_and_the_next_text_is_written(engine, model):
+    told = pieces(ask(engine, [1, 10**6])[1])  # a token that the model does not have
+    assert isinstance(told[-1].error, RunError)
+    assert pieces(ask(engine, [1, 70])[1])[-1].error is None
