@@ -12,6 +12,7 @@ from tiny_runs import train_tiny
 import ingot
 from ingot.artifact.container import read_artifact
 from ingot.doors.cli.app import call
+from ingot.errors import ConfigError
 from ingot.runs.report import Reporter
 from ingot.runs.result import TrainingResult
 
@@ -90,3 +91,9 @@ def test_a_limit_that_cannot_be_met_is_told(data: Path, tmp_path: Path) -> None:
     result, told = rounded(data, tmp_path / "run", "std", budget__artifact_bytes=9_000, artifact__embedding_k=8.0)
     assert result.artifact_bytes is not None and result.artifact_bytes > 9_000
     assert "of 9,000 bytes" in told[-1]
+
+
+def test_a_device_that_cannot_round_is_refused_before_the_run_begins(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^artifact\.quantiser=gptq is computed by torch, and not on mlx; choose int8"):
+        rounded(data, tmp_path / "run", training__device="mlx")
+    assert not (tmp_path / "run").exists()

@@ -20,7 +20,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import DataError, IngotError, Interrupted, PeerLost
+from ingot.errors import ConfigError, DataError, IngotError, Interrupted, PeerLost
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
@@ -159,6 +159,8 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
         dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, fitting_tokenizer(config))
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
+        if config.artifact.quantiser in ("std", "gptq") and config.training.device == "mlx":
+            raise ConfigError(f"artifact.quantiser={config.artifact.quantiser} is computed by torch, and not on mlx; choose int8")
     if config.evaluation.sample_tokens:
         prompt_ids(dataset.tokenizer, config.evaluation.sample_prompt)
     if config.training.weights is not None and not _goes_on(config):
