@@ -42,27 +42,35 @@ def bare_loop(folder: Path, vocab_size: int) -> Callable[[int], float]:
     v = settle(read_arguments("train.py", [f"--{name}={value}" for name, value in README.items()], lambda line: None))
     torch.manual_seed(1337)
     model = GPT2(vocab_size, v["block_size"], layers=v["n_layer"], heads=v["n_head"], width=v["n_embd"], bias=False, gelu="erf")
-    decay = [p for p in model.parameters() if p.dim() >= 2]
-    rest = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": decay, "weight_decay": v["weight_decay"]}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=v["learning_rate"], betas=(v["beta1"], v["beta2"]), fused=True)
+    optimizer = torch.optim.AdamW(
+        decayed(model, v["weight_decay"]), lr=v["learning_rate"], betas=(v["beta1"], v["beta2"]), fused=True
+    )
     size, rows = v["block_size"], v["batch_size"]
 
     def batch() -> tuple[torch.Tensor, torch.Tensor]:
         data = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
-        starts = torch.randint(len(data) - size, (rows,)).tolist()
-        x = torch.stack([torch.from_numpy(data[i : i + size].astype(np.int64)) for i in starts])
-        y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + size].astype(np.int64)) for i in starts])
-        return x, y
+        return random_rows(data, size, rows)
+
+    return timed_loop(model, optimizer, batch, lambda it: learning_rate(v, it), v["grad_clip"])
+
+
+def timed_loop(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    rate: Callable[[int], float],
+    clip: float,
+) -> Callable[[int], float]:
+    """A function that takes some steps, prints a line for each, and says how many seconds they took."""
 
     def loop(iterations: int) -> float:
         began = before = time.perf_counter()
         for it in range(iterations):
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(v, it)
+                group["lr"] = rate(it)
             loss = model(*batch())
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), v["grad_clip"])
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             now = time.perf_counter()
@@ -73,12 +81,27 @@ def bare_loop(folder: Path, vocab_size: int) -> Callable[[int], float]:
     return loop
 
 
+def decayed(model: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """The parameter groups of AdamW: matrices shrink, vectors do not."""
+    decay = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    return [{"params": decay, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+
+
+def random_rows(tokens: np.ndarray, size: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of a text at random places, and what follows each of their tokens."""
+    starts = torch.randint(len(tokens) - size, (rows,)).tolist()
+    x = torch.stack([torch.from_numpy(tokens[i : i + size].astype(np.int64)) for i in starts])
+    y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + size].astype(np.int64)) for i in starts])
+    return x, y
+
+
 def ours(iterations: int, out: Path) -> float:
     """The seconds that as many iterations of train.py take by its own clock."""
     keys = {**README, "max_iters": iterations - 1, "out_dir": out}
     if train([f"--{name}={value}" for name, value in keys.items()]):
         raise SystemExit("train.py failed")
-    records = [record for record in Metrics(out / "metrics.jsonl").read() if record["kind"] == "train"]
+    records = [record for record in Metrics(out / "metrics.jsonl").read_since(None)[0] if record["kind"] == "train"]
     return float(records[-1]["elapsed_seconds"])
 
 
@@ -107,15 +130,20 @@ def main() -> None:
             bare = bare_loop(Path("data/words"), vocabulary(Path("data/words")) or 50304)
             bare(20), ours(20, Path("warm-up"))
             turns = [(bare(given.iterations), ours(given.iterations, Path(f"block-{i}"))) for i in range(given.blocks)]
-    times = [[1000 * seconds / given.iterations for seconds in lane] for lane in zip(*turns, strict=True)]
+    tell(turns, given.iterations, "train.py")
+
+
+def tell(turns: list[tuple[float, float]], iterations: int, ours: str) -> None:
+    """Print the seconds of the bare loop and of ours, block by block."""
+    times = [[1000 * seconds / iterations for seconds in lane] for lane in zip(*turns, strict=True)]
     medians = [statistics.median(lane) for lane in times]
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
     machine = f"{find_device('cpu').name}, torch {torch.__version__}"
-    print(f"{date.today()}, {machine}: {given.blocks} x {given.iterations} iterations")
+    print(f"{date.today()}, {machine}: {len(turns)} x {iterations} iterations")
     print("\n| loop | ms per iteration, median | blocks |\n|---|---|---|")
-    for name, median, lane in zip(("bare", "train.py"), medians, times, strict=True):
+    for name, median, lane in zip(("bare", ours), medians, times, strict=True):
         print(f"| {name} | {median:.2f} | {', '.join(f'{value:.2f}' for value in lane)} |")
-    print(f"\ntrain.py takes {medians[1] / medians[0]:.3f} x the bare loop (median of the ratios of the blocks: {ratio:.3f})")
+    print(f"\n{ours} takes {medians[1] / medians[0]:.3f} x the bare loop (median of the ratios of the blocks: {ratio:.3f})")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,15 @@ new model predicts from the embedding alone. Weights are kept in float32 and use
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 from ingot.model.kernels.rotary import fused_rotation
@@ -40,6 +42,24 @@ UNIFORM = 0.68  # of sqrt(3 / width): range of the first matrices, 0.0006 bits p
 def norm(x: Tensor) -> Tensor:
     """Bring the last dimension to a root mean square of 1, without a gain."""
     return F.rms_norm(x, (x.size(-1),), eps=EPSILON).to(x.dtype)
+
+
+def visibility(window: int, documents: Tensor | None = None) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
+    """Which keys a query sees, by their places in a row: the last `window`, its own among them, of its document."""
+
+    def visible(b: Any, h: Any, query: Tensor, key: Tensor) -> Tensor:
+        seen = (query >= key) & (query - key < window)
+        return seen if documents is None else seen & (documents[b, query] == documents[b, key])
+
+    return visible
+
+
+def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
+    """The mask of a window for rows of this length, as FlexAttention takes it."""
+    return create_block_mask(visibility(window), None, None, length, length, device=device)
+
+
+kept_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)  # where it is not a part of a graph that makes it anew
 
 
 class Linear(nn.Linear):
@@ -200,13 +220,14 @@ class Frontier(nn.Module):
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         at = self._places(tokens, cache, documents)
-        x = x0 = norm(self.embedding(tokens).to(self._stream_dtype()))  # (B, T, C)
+        x0 = norm(self.embedding(tokens).to(self._stream_dtype()))  # (B, T, C)
+        x = x0.view_as(x0)  # a block that is given one tensor twice, as such, would be a graph of its own
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):
             skip = outputs.pop() if outputs and i >= self.skips else None  # the nearest first: block 5 of 10 is fed by block 4
             x = block(x, x0, skip, tokens, at, cache[i] if cache else None)
             if i < self.skips:
-                outputs.append(x)
+                outputs.append(x.view_as(x))
         return norm(x)
 
     def _stream_dtype(self) -> torch.dtype:
@@ -237,14 +258,10 @@ class Frontier(nn.Module):
         start = cache[0].length if cache else 0
         if start + T <= window:
             return whole
-
-        def visible(b: Any, h: Any, query: Tensor, key: Tensor) -> Tensor:
-            seen = (query >= key) & (query - key < window)
-            return seen if documents is None else seen & (documents[b, query] == documents[b, key])
-
+        visible = visibility(window, documents)
         if is_fused(device, self.head_size, 0.0) and not start:
-            if documents is None:  # one for all rows: small enough to be made as it is
-                return create_block_mask(visible, None, None, T, T, device=device)
+            if documents is None:
+                return (row_blocks if torch.compiler.is_compiling() else kept_row_blocks)(T, window, device)
             return fused(create_block_mask)(visible, tokens.size(0), None, T, T, device=device)
         query, key = torch.arange(start, start + T, device=device)[:, None], torch.arange(start + T, device=device)
         row = torch.arange(tokens.size(0), device=device)[:, None, None, None]

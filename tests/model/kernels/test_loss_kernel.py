@@ -37,6 +37,17 @@ def test_the_kernel_gives_the_loss_and_the_gradient_in_place(device, rows, vocab
     torch.testing.assert_close(logits.float(), grad, atol=1e-6, rtol=8e-3)  # bf16, which the interpreter cuts off
 
 
+def test_a_score_far_above_the_first_ones_does_not_overflow(device):
+    from ingot.model.kernels.triton_loss import losses_of_logits_
+
+    logits = torch.zeros(2, 300, device=device, dtype=torch.bfloat16)
+    logits[0, 200], logits[1, 290] = 500.0, 200.0
+    targets = torch.tensor([3, 290], device=device)
+    losses, grad = plain(logits, targets, None)
+    torch.testing.assert_close(losses_of_logits_(logits, targets, None, True, (128, 4)), losses)
+    torch.testing.assert_close(logits.float(), grad, atol=1e-6, rtol=8e-3)
+
+
 def case(dtype=torch.float32, ignored=True):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(2, 5, 8, generator=generator).to(dtype).requires_grad_()

@@ -81,7 +81,7 @@ class TorchBackend(TorchInference):
         self._choices = Choices(config, device, ranks.world_size)
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
-        self._names = {p: name for name, p in model.named_parameters()}
+        self._names = {p: name for name, p in model.named_parameters()}  # to ask the model takes 0.1 ms a layer
         self._compile = compiles(config, device.kind == "cuda")
         compiles_update = self._compile and device.kind == "cuda"  # a CPU gains nothing from it
         self.optimizers = make_optimizers(model, config.optimizer, self._device, compiles_update)
@@ -215,12 +215,12 @@ class TorchBackend(TorchInference):
                 advice="lower {0} or set {1}, and start again",
             ) from None
         # 3. The norm of the gradients, which are clipped to it.
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)
         norm = get_total_norm(grads)
         overflow = ~torch.isfinite(norm)
         if self._clip_norm:
-            clip_grads_with_norm_(list(self.model.parameters()), self._clip_norm, norm)
+            clip_grads_with_norm_(self._names, self._clip_norm, norm)
         # 4. The update, unless a number is not finite.
         skipped = overflow | ~torch.isfinite(loss)
         self._update(skipped, plan)
@@ -278,7 +278,7 @@ class TorchBackend(TorchInference):
         super()._show(average)
 
     def _forget_gradients(self) -> None:
-        for p in self.model.parameters():
+        for p in self._names:
             p.grad = None
 
     def snapshot(self) -> Callable[[], State]:

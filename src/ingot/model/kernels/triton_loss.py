@@ -1,7 +1,8 @@
 """The loss of rows of logits, and their gradient in their place, as a Triton kernel; one program per row.
 
-Rows of up to 16,384 words are held in registers: read once, written once. Longer ones are read twice, the second time from the
-cache, which must hold the rows under way: many threads per program, so that few rows are.
+Rows of up to 16,384 words are held in registers: read once, written once. Longer ones are read twice. Their first pass sums by
+the largest score of the first block, not by that of the whole row, so that its blocks do not wait for each other; only where the
+sum overflows, because a later score is 80 higher, it is made again by the largest score so far.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 LONGEST_WHOLE = 16384  # words whose logits one program holds
-LONG_BLOCK, LONG_WARPS = 8192, 32  # of rows that are longer
+LONG_BLOCK, LONG_WARPS = 4096, 8  # of rows that are longer: 5.2 ms for 65,536 of 50,304 words on an H200, 6.7 with 8192 and 32
 
 
 def block_and_warps(vocabulary: int) -> tuple[int, int]:
@@ -20,7 +21,7 @@ def block_and_warps(vocabulary: int) -> tuple[int, int]:
     if vocabulary > LONGEST_WHOLE:
         return LONG_BLOCK, LONG_WARPS
     block = triton.next_power_of_2(vocabulary)
-    return block, min(16, max(2, block // 512))
+    return block, max(2, block // 1024)  # the fastest of 2 to 32 for 1,024 and for 8,192 words
 
 
 def losses_of_logits_(
@@ -68,26 +69,35 @@ def _loss_of_row(  # type: ignore[no-untyped-def]
         e = tl.exp(z - top)
         total = tl.sum(e, 0)
         if WITH_GRAD:
-            grad = (e / total - tl.where(places == target, 1.0, 0.0)) * slope
+            grad = (e * (1.0 / total) - tl.where(places == target, 1.0, 0.0)) * slope
             grad = tl.where(counts, grad, 0.0)
             tl.store(logits + places, grad.to(logits.dtype.element_ty), mask=inside)
     else:
-        top = -float("inf")
-        total = 0.0
-        for start in range(0, VOCABULARY, BLOCK):
+        z = _bent(tl.load(logits + places).to(tl.float32), softcap, CAPPED)[0]
+        top = tl.max(z, 0)
+        sums = tl.exp(z - top)
+        for start in range(BLOCK, VOCABULARY, BLOCK):
             at = start + places
             x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_last").to(tl.float32)
             z = _bent(x, softcap, CAPPED)[0]
-            z = tl.where(at < VOCABULARY, z, -float("inf"))
-            higher = tl.maximum(top, tl.max(z, 0))
-            total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
-            top = higher
+            sums += tl.where(at < VOCABULARY, tl.exp(z - top), 0.0)
+        total = tl.sum(sums, 0)
+        if total == float("inf"):
+            total = 0.0
+            for start in range(0, VOCABULARY, BLOCK):
+                at = start + places
+                x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0).to(tl.float32)
+                z = tl.where(at < VOCABULARY, _bent(x, softcap, CAPPED)[0], -float("inf"))
+                higher = tl.maximum(top, tl.max(z, 0))
+                total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
+                top = higher
         if WITH_GRAD:
+            log_total = tl.log(total) + top
             for start in range(0, VOCABULARY, BLOCK):
                 at = start + places
                 x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_first").to(tl.float32)
                 z, slope = _bent(x, softcap, CAPPED)
-                grad = (tl.exp(z - top) / total - tl.where(at == target, 1.0, 0.0)) * slope
+                grad = (tl.exp(z - log_total) - tl.where(at == target, 1.0, 0.0)) * slope
                 grad = tl.where(counts, grad, 0.0)
                 tl.store(logits + at, grad.to(logits.dtype.element_ty), mask=at < VOCABULARY)
     tl.store(losses + row, tl.where(counts, tl.log(total) + top - hit, 0.0))

@@ -9,26 +9,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS, WARPS = 2048, 4  # of a program: 16 per thread
+SHAPE = 2048, 4  # numbers and warps of a program: 16 numbers per thread
 
 
-def rotation(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None) -> Tensor:
+def rotation(
+    x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
+) -> Tensor:
     """(B, T, H, D) heads normalised, turned and scaled, contiguous."""
     x = _with_whole_heads(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    arguments, settings = _launch(x, cos, sin, gain, epsilon)
+    arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
     _forward[_grid(x, settings)](x, y, *arguments, x.stride(0), x.stride(1), x.stride(2), **settings)
     return y
 
 
 def rotation_backward(
-    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
+    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
 ) -> tuple[Tensor, Tensor]:
     """The gradient for x, contiguous, and what each token (B, T, H) adds to the gradients of the gains."""
     x, dy = _with_whole_heads(x), _with_whole_heads(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     along = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    arguments, settings = _launch(x, cos, sin, gain, epsilon)
+    arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
     strides = (*x.stride()[:3], *dy.stride()[:3])
     _backward[_grid(x, settings)](x, dy, dx, along, *arguments, *strides, **settings)
     return dx, along
@@ -39,14 +41,14 @@ def _with_whole_heads(x: Tensor) -> Tensor:
 
 
 def _launch(
-    x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
+    x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     (B, T, H, D), half = x.shape, cos.size(-1)
     arguments = (cos.contiguous(), sin.contiguous(), gain if gain is not None else cos, B * T * H, T, H, epsilon or 0.0)
     settings = {
         "D": D, "HALF": half, "REST": D - 2 * half, "NORMALISED": epsilon is not None, "GAINED": gain is not None,
         "HALF_BLOCK": triton.next_power_of_2(half), "REST_BLOCK": triton.next_power_of_2(max(1, D - 2 * half)),
-        "ROWS": max(1, NUMBERS // triton.next_power_of_2(D)), "num_warps": WARPS,
+        "ROWS": max(1, shape[0] // triton.next_power_of_2(D)), "num_warps": shape[1],
     }  # fmt: skip
     return arguments, settings
 
