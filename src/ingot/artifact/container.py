@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
@@ -29,6 +30,8 @@ MAX_HEADER = 4096
 PRELUDE = f'{{"{METADATA}":{{"sha256":"'.encode()  # how the header of a payload begins; its checksum follows
 CHECKSUM = slice(8 + len(PRELUDE), 8 + len(PRELUDE) + 64)
 FOREIGN = {b"PK": "a zip file, as torch.save writes it", b"\x80": "a pickle", b"\x1f\x8b": "a gzip file", b"GGUF": "a GGUF file"}
+
+Codes = Mapping[str, list[TensorRecord]]  # by the name of a tensor: its codes, and the scale of each row
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,15 @@ def write_artifact(
     codec: str,
     dtype: str = "fp32",
     progress: Progress = lambda done, total: None,
+    codes: Codes = MappingProxyType({}),
 ) -> ArtifactReport:
-    """Write an artifact whole or not at all; quantiser, codec and dtype as the settings `artifact.*` name them."""
+    """Write an artifact whole or not at all; quantiser, codec and dtype as the settings `artifact.*` name them.
+
+    `codes` are what is stored of tensors that a model's own rounding has worked on.
+    """
     check_codec(codec)
     records = list(records)
-    stored, payload = _pack(records, facts, quantiser, dtype)
+    stored, payload = _pack(records, facts, quantiser, dtype, codes)
     parts = _envelope(payload, codec, progress)
     with replace_users_file(path) as file:
         file.writelines(parts)
@@ -84,9 +91,10 @@ def artifact_sizes(
     codecs: Iterable[str],
     dtype: str = "fp32",
     progress: Progress = lambda done, total: None,
+    codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
     """How many bytes the file would have with each codec; nothing is written."""
-    _, payload = _pack(records, facts, quantiser, dtype)
+    _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
 
@@ -102,10 +110,10 @@ def read_artifact(path: Path) -> Artifact:
 
 
 def _pack(
-    records: Iterable[TensorRecord], facts: Mapping[str, Any], quantiser: str, dtype: str
+    records: Iterable[TensorRecord], facts: Mapping[str, Any], quantiser: str, dtype: str, codes: Codes
 ) -> tuple[list[TensorRecord], list[bytes | memoryview]]:
     """The stored tensors, and the parts of the payload they make, with the checksum of them all where it belongs."""
-    stored, formats = quantise(records, quantiser, dtype)
+    stored, formats = quantise(records, quantiser, dtype, codes=codes)
     told = to_json({**facts, "version": VERSION, "quantiser": quantiser, "dtypes": dict(sorted(formats.items()))})
     head, *rest = pack_tensors(stored, {"sha256": "0" * 64, "format": "pt", "ingot": told})
     digest = hashlib.sha256()

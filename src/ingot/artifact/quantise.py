@@ -2,12 +2,14 @@
 
 A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (a scale per row, or one for all); its values are code times
 scale. `int8-golf` is the golf challenge's rule to the letter, float32 rounding included, because records are compared by its
-codes. `int8` is the rule to prefer; docs/artifact.md has what each costs in bytes and in bits per byte.
+codes. `int8` is the rule to prefer; docs/artifact.md has what each costs in bytes and in bits per byte. Codes of fewer bits
+(`std`, `gptq`) are found where the model can run, and stored here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from ingot.errors import CheckpointError, ConfigError
 from ingot.model.golf_settings import CONTROL
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, to_array, to_record
 
-QUANTISERS = ("none", "int8", "int8-golf")
+QUANTISERS = ("none", "int8", "int8-golf", "std", "gptq")
+BY_MODEL = ("std", "gptq")  # for which codes come from a model that was opened; what has none is stored as int8 does
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 SCALE = "::scale"
 SMALL = {"int8": 1024, "int8-golf": 65536}  # tensors of at most so many elements are kept as floats
@@ -30,11 +33,16 @@ Float32 = NDArray[np.float32]
 
 
 def quantise(
-    records: Iterable[TensorRecord], quantiser: str, dtype: str = "fp32", keep: Sequence[str] = CONTROL
+    records: Iterable[TensorRecord],
+    quantiser: str,
+    dtype: str = "fp32",
+    keep: Sequence[str] = CONTROL,
+    codes: Mapping[str, list[TensorRecord]] = MappingProxyType({}),
 ) -> tuple[list[TensorRecord], dict[str, str]]:
     """What a file stores for these tensors, and the original number format of those it stores in another.
 
-    `dtype` is for the quantiser none; the others store small tensors whose name contains a word of `keep` as float32.
+    `dtype` is for the quantiser none; the others store small tensors whose name contains a word of `keep` as float32. Of tensors
+    that `codes` names, its codes and scales are stored.
     """
     if quantiser not in QUANTISERS:
         raise ConfigError(f"there is no quantiser {quantiser!r}; choose {', '.join(QUANTISERS)}")
@@ -47,10 +55,12 @@ def quantise(
             raise CheckpointError(f"{record.name} cannot be stored: names that end in {SCALE} are those of scales; rename it")
         if record.dtype not in FLOATS:
             parts = [record]
+        elif record.name in codes:
+            parts = codes[record.name]
         elif quantiser == "none":
             parts = [_narrowed(record, FORMATS[dtype])]
         else:
-            parts = _quantised(record, quantiser, keep)
+            parts = _quantised(record, "int8" if quantiser in BY_MODEL else quantiser, keep)
         stored += parts
         if parts[0].dtype != record.dtype:
             formats[record.name] = record.dtype

@@ -21,6 +21,7 @@ WHOLE = 1 << PRECISION  # what the frequencies of a table add up to
 LOW = 1 << 24  # states are from here to 2^40; 256 times WHOLE, so that rounding them costs 0.01%
 STATE_BYTES = 5
 TURNS = 1 << 14  # symbols of one state, at most: more states cost three bytes each, and fewer take longer
+FEW, FEW_TURNS = 32, 1 << 10  # a small payload has so many states, if each has so many symbols
 LEAST = 2048  # bytes: smaller parts have no tables of their own
 PLACES = (1, 2, 4, 8)  # bytes of an item, each with a table
 COUNT = struct.Struct("<I")
@@ -140,7 +141,8 @@ def _tables(head: memoryview, count: int) -> tuple[list[Frequencies], memoryview
 
 def _lanes(streams: Sequence[Bytes]) -> int:
     """How many states there are: it follows from the sizes, so that no file can ask for many turns."""
-    return max(1, -(-sum(map(len, streams)) // TURNS)) if streams else 0
+    total = sum(map(len, streams))
+    return max(-(-total // TURNS), min(FEW, -(-total // FEW_TURNS)))
 
 
 def _turns(stream: Bytes, lanes: int) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -77,6 +77,32 @@ class Group(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """How finely weights are rounded: to codes of so many bits, the largest of which stands for k times the spread of a row."""
+
+    bits: int
+    k: float
+
+    @property
+    def most(self) -> int:
+        """The largest code."""
+        return 2 ** (self.bits - 1) - 1
+
+
+class Rounder(Protocol):
+    """The large weights of a model, rounded again and again from what they were; the rest is left alone."""
+
+    def estimate(self, rounding: Rounding, embedding: bool) -> float:
+        """The bytes of all tables (`embedding`) or all matrices under an entropy coder, without rounding them for good."""
+
+    def round(self, matrices: Rounding, embeddings: Rounding) -> float:
+        """Let the model hold rounded weights; their bytes under an entropy coder."""
+
+    def codes(self) -> dict[str, list[TensorRecord]]:
+        """What a file stores of each weight as it was rounded last: codes (I8) and a scale per row (its name with ::scale)."""
+
+
 class Inference(Group, Protocol):
     """A model on a device that writes and is judged; one per rank.
 
@@ -109,6 +135,9 @@ class Inference(Group, Protocol):
 
         On the first rank; [] on others.
         """
+
+    def rounder(self, batches: Iterable[Batch]) -> Rounder:
+        """What rounds the weights of this model, by what it makes of some training text; by none, each to the nearest code."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Take other weights, to begin with or to be judged; `where` they come from is said if they do not fit."""

@@ -305,15 +305,33 @@ class EvaluationSection(Section):
     top_k: Count = Field(0, description="Samples are drawn from this many most likely tokens. 0: from all.")
 
 
+Spreads = Annotated[float, Field(gt=0, le=1000)]
+
+
 class ArtifactSection(Section):
     """What is left for others when the run is complete."""
 
     write: bool = Field(True, description="Write the artifact at the end of the run.")
     score: bool = Field(True, description="Read the artifact again in a process of its own and report its bits per byte.")
-    quantiser: Literal["none", "int8", "int8-golf"] = Field(
+    quantiser: Literal["none", "int8", "int8-golf", "std", "gptq"] = Field(
         "int8",
         description="none: weights as dtype says. int8: large matrices as a byte per weight and a scale per row. int8-golf: the "
-        "same by the golf challenge's own rule, whose scales are never below 1/127.",
+        "same by the golf challenge's own rule, whose scales are never below 1/127. std: codes of `bits` bits whose steps follow "
+        "from the spread of a row, rounded to the nearest. gptq: the same steps, and each matrix rounded so that its products "
+        "change least on training text.",
+    )
+    bits: int = Field(6, ge=2, le=8, description="Of the codes of matrices, with std and gptq.")
+    k: Spreads | Literal["auto"] = Field(
+        "auto",
+        description="The largest code stands for so many times the spread of its row: a smaller k is finer and has more bytes. "
+        "auto: the finest steps with which the file fits into budget.artifact_bytes, with more bits where fine steps need them; "
+        "without that limit 8.",
+    )
+    embedding_bits: int = Field(8, ge=2, le=8, description="The same of embeddings, tables and the head.")
+    embedding_k: Spreads | Literal["auto"] = Field(
+        "auto",
+        description="The same of embeddings, tables and the head. auto: with a limit and k auto, what scores best on training "
+        "text; otherwise 8.",
     )
     codec: Literal["none", "zlib", "lzma", "rans", "zstd", "brotli"] = Field(
         "lzma",

@@ -118,17 +118,21 @@ class GPT2(nn.Module):
         """The repeated part, which a backend may checkpoint, compile or shard block by block."""
         return self.transformer.h
 
+    @property
+    def head(self) -> Tensor:
+        return self.transformer.wte.weight
+
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         return self.transformer(tokens, cache, documents)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every next token, from hidden states; the head is the token embedding."""
-        return head_logits(hidden, self.transformer.wte.weight)
+        return head_logits(hidden, self.head)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.transformer.wte.weight, targets, chunk=self.loss_chunk, fused=self.fused_loss)
+        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

@@ -12,6 +12,7 @@ from ingot.runs.folder import RunFolder
 from ingot.runtime.files import writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.export import Exported
+from ingot.train.rounding import find_codes
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
 
@@ -23,11 +24,11 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
     weights = trainer.backend.weights()
     if trainer.outputs is None:
         return None
-    report = _export(trainer, trainer.outputs.folder, weights)
+    report = _export(trainer, trainer.outputs.folder, weights, shutdown)
     return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
 
 
-def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord]) -> ArtifactReport:
+def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], shutdown: Shutdown) -> ArtifactReport:
     """Write the artifact and hold it against the budget."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
@@ -36,8 +37,9 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord]) ->
         facts["tokenizer"] = None
     path = folder.artifact / artifact_name(a.codec)
     trainer.reporter.waiting("exporting")
+    codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, lambda: shutdown.requested)
     with writing(path):
-        report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype)
+        report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
     if limit is not None and report.bytes > limit:
         over = f"{report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
         trainer.reporter.message(f"{path} has {report.bytes:,} bytes, {over}; what would fit: ingot export {folder.path}")

@@ -241,16 +241,19 @@ def _agree(one: Tokenizer, other: Tokenizer) -> bool:
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
     """Put weights on a device, ready to write and to be judged; to write only, as another `dtype`: fp32, bf16 or fp16."""
+    backend = open_backend(settings_on(weights, device), tokenizer.vocab_size, Ranks(), train=False)
+    backend.load_weights(weights.tensors, str(weights.path))
+    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
+    return model if dtype is None else model.cast(dtype)
+
+
+def settings_on(weights: Weights, device: str) -> Config:
+    """The settings by which weights are opened on a device."""
     layers, own = weights.config.model.layers, weights.config.model.family == "file"
     if not own and layers > len(weights.tensors):  # settings that a stranger wrote may ask for any size
         raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
     config = _with(weights.config, "training", device=device)
-    if own:
-        config = _with(config, "model", file=str(model_file(weights)))
-    backend = open_backend(config, tokenizer.vocab_size, Ranks(), train=False)
-    backend.load_weights(weights.tensors, str(weights.path))
-    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
-    return model if dtype is None else model.cast(dtype)
+    return _with(config, "model", file=str(model_file(weights))) if own else config
 
 
 def _with(config: Config, section: str, **changes: str | int | None) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -10,13 +10,14 @@ from typing import TypeVar
 import mlx.core as mx
 import numpy as np
 
+from ingot.backends.base import Rounder
 from ingot.backends.mlx.build import PRECISIONS, Model, outline
 from ingot.backends.mlx.device import check_one_rank, find_mlx_device, streams, threads
 from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.state import number, records
 from ingot.backends.mlx.writing import score_row, write
 from ingot.config.schema import Config
-from ingot.errors import DataError
+from ingot.errors import ConfigError, DataError, Setting
 from ingot.generate.sampling import Sampling
 from ingot.generate.scores import RowScores
 from ingot.runtime.batch import IGNORED, Batch
@@ -105,6 +106,14 @@ class MLXInference(Alone):
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of."""
         return records(self._shown())
+
+    def rounder(self, batches: Iterable[Batch]) -> Rounder:
+        """Nothing here rounds weights."""
+        raise ConfigError(
+            "{0} does not round weights to few bits:",
+            Setting("training.device", "mlx"),
+            advice="export the run with --device cpu",
+        )
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Take other weights, and let an average begin with them."""

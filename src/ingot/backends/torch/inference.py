@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ingot.backends.torch.build import build_model, build_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.precision import DTYPES, arithmetic
+from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import check_fits, load_model, model_records
 from ingot.config.schema import Config
 from ingot.errors import DataError
@@ -97,6 +98,22 @@ class TorchInference:
         """Copies of the weights that scores are of, on the rank that writes."""
         self._show(average=True)
         return model_records(self.model) if self.ranks.first else []
+
+    @torch.no_grad()
+    def rounder(self, batches: Iterable[Batch]) -> TorchRounder:
+        """What rounds the weights, by the inputs that matrices have on some text."""
+        moments = Moments()
+        moments.watch(self.model, lambda: self._read(batches, moments))
+        return TorchRounder(self.model, moments.found)
+
+    def _read(self, batches: Iterable[Batch], moments: Moments) -> None:
+        for batch in batches:
+            tokens, _, *documents = self._upload(batch)
+            with self._arithmetic():
+                if isinstance(self.model, OURS):
+                    moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # no module
+                else:
+                    self.model(tokens, None, *documents)
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Copy weights into the model, and let an average begin with them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from ingot.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from ingot.config.schema import ArtifactSection
+    from ingot.runtime.tensors import TensorRecord
     from ingot.trained.weights import Weights
 
 BY_RUN = "Default: as the run's config says."
@@ -41,7 +43,7 @@ Format = Annotated[
         "and ollama. Of gpt2: nanogpt, ckpt.pt. Of llama: gpt-simple, a checkpoint folder.",
     ),
 ]
-Quantiser = Annotated[str | None, typer.Option(metavar="none|int8|int8-golf", help=f"Bytes per weight. {BY_RUN}")]
+Quantiser = Annotated[str | None, typer.Option(metavar="none|int8|int8-golf|std|gptq", help=f"Bytes per weight. {BY_RUN}")]
 Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|rans|zstd|brotli", help=f"Compression. {BY_RUN}")]
 Dtype = Annotated[
     str | None,
@@ -99,7 +101,7 @@ def export(
     else:
         if score and data is None and not facts["data_fingerprint"]:
             raise ConfigError(f"{path} names no text it could be scored on; give --data DIR or --no-score")
-        found = _export_file(source, facts, made, limit or source.config.budget.artifact_bytes, output, force)
+        found = _export_file(source, facts, made, limit or source.config.budget.artifact_bytes, output, force, device)
         if score and (data is not None or _has_text(source)):
             try:
                 found |= _scores(source, Path(found["artifact"]), data, device)
@@ -110,7 +112,13 @@ def export(
 
 
 def _export_file(
-    source: Weights, facts: Mapping[str, Any], made: ArtifactSection, limit: int | None, output: Path | None, force: bool
+    source: Weights,
+    facts: Mapping[str, Any],
+    made: ArtifactSection,
+    limit: int | None,
+    output: Path | None,
+    force: bool,
+    device: str,
 ) -> dict[str, Any]:
     from ingot.artifact.codecs import check_codec
     from ingot.artifact.container import artifact_name, write_artifact
@@ -118,10 +126,11 @@ def _export_file(
     check_codec(made.codec)
     target = _target(source, output, artifact_name(made.codec), force)
     _bring_code(source, target)
-    records = source.tensors.values()
+    records = list(source.tensors.values())
+    codes = _codes(source, facts, made, limit, device)
     with progress_bar("compressing", in_bytes=True) as progress:
         try:
-            report = write_artifact(target, records, facts, made.quantiser, made.codec, made.dtype, progress=progress)
+            report = write_artifact(target, records, facts, made.quantiser, made.codec, made.dtype, progress, codes)
         except OSError as error:
             raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
     found = {
@@ -135,6 +144,24 @@ def _export_file(
         "limit": limit,
     }
     return found if limit is None or report.bytes <= limit else found | _alternatives(source, facts, limit)
+
+
+def _codes(
+    source: Weights, facts: Mapping[str, Any], made: ArtifactSection, limit: int | None, device: str
+) -> dict[str, list[TensorRecord]]:
+    """What the quantisers std and gptq make of the large weights, by the text that the run was trained on."""
+    from ingot.artifact.quantise import BY_MODEL
+
+    if made.quantiser not in BY_MODEL:
+        return {}
+    from ingot.data.loading.open import open_dataset
+    from ingot.train.rounding import find_codes
+    from ingot.trained.model import settings_on
+
+    config = settings_on(source, device).model_copy(update={"artifact": made})
+    data = config.data
+    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
+    return find_codes(config, list(source.tensors.values()), facts, dataset, limit, partial(typer.echo, err=True))
 
 
 def _bring_code(source: Weights, target: Path) -> None:
@@ -173,8 +200,9 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
     from ingot.artifact.container import artifact_sizes
 
     tried: list[tuple[int, str]] = []
-    codecs = [codec for codec in available_codecs() if codec != "none"]
     for quantiser, dtype in WAYS:
+        # The entropy of floats is what lzma reaches too, and takes longer to reach.
+        codecs = [codec for codec in available_codecs() if codec != "none" and (codec != "rans" or quantiser != "none")]
         words = f"--quantiser {quantiser}" + (f" --dtype {dtype}" if quantiser == "none" else "")
         with progress_bar(f"trying {quantiser} {dtype}", in_bytes=True) as progress:
             try:

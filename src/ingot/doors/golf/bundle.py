@@ -28,6 +28,7 @@ LEFT_OUT = (
     "ingot.artifact.rans",
     "ingot.backends.mlx",
     "ingot.backends.torch.regions",
+    "ingot.backends.torch.rounding",
     "ingot.config.bucket_checks",
     "ingot.config.stage_checks",
     "ingot.data.formats.buckets",

@@ -1,0 +1,173 @@
+"""Weights as codes of few bits for a file of a given size: how fine the steps of matrices and tables are, found by measuring.
+
+Bytes follow a law: twice the step, one bit less per weight. So the steps of the matrices that just fit are a matter of a few
+estimates, for each of some steps of the tables; which of these pairs is best is scored on training text. Validation text has no
+part in it: a file that was chosen by the text it is judged on would look better than it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.artifact.container import artifact_sizes
+from ingot.artifact.quantise import BY_MODEL
+from ingot.backends.base import Inference, Rounder, Rounding
+from ingot.backends.open import open_backend
+from ingot.config.schema import ArtifactSection, Config
+from ingot.data.store.dataset import Dataset
+from ingot.eval.evaluator import evaluator_of
+from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import TensorRecord
+
+K = 8.0  # without a limit
+EMBEDDING_K = 8.0
+EMBEDDING_KS = (12.0, 8.0, 6.0, 4.0)  # that are tried out, for codes of eight bits
+LEAST_K = 6.0  # what lies beyond so many times the spread is clipped, and matrices have hardly any of that
+LARGEST_STEP = 1.0  # times the spread of a row: coarser codes are hardly any
+TRIES = 5  # to come close to the limit from below
+CLOSE = 0.001  # of the limit may be left over
+# Of training text, half to find the inputs of matrices and half to score by. CPUs read a hundredth of what a GPU reads.
+GPU_TOKENS, CPU_TOKENS = 1 << 18, 1 << 14
+BATCH_TOKENS = 1 << 14
+
+Codes = dict[str, list[TensorRecord]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How finely both kinds of weights are rounded."""
+
+    matrices: Rounding
+    embeddings: Rounding
+
+    def __str__(self) -> str:
+        m, e = self.matrices, self.embeddings
+        return f"matrices int{m.bits} with k {m.k:.2f}, embeddings int{e.bits} with k {e.k:.2f}"
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be rounded and how the result is weighed."""
+
+    settings: ArtifactSection
+    rounder: Rounder
+    limit: int
+    size: Callable[[Codes], int]  # of the whole file
+    score: Callable[[], float]  # bits per byte, of training text
+    say: Callable[[str], None]
+    stop: Callable[[], bool]
+
+
+def find_codes(
+    config: Config,
+    weights: Sequence[TensorRecord],
+    facts: Mapping[str, Any],
+    dataset: Dataset,
+    limit: int | None,
+    say: Callable[[str], None] = lambda message: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Codes:
+    """What is stored of the large weights by the quantisers std and gptq; nothing by the others.
+
+    The model is opened once more for it, neither compiled nor replicated, so that the one of the run stays as it is.
+    """
+    a = config.artifact
+    if a.quantiser not in BY_MODEL:
+        return {}
+    model = open_backend(config, dataset.tokenizer.vocab_size, Ranks(), train=False)
+    model.load_weights({record.name: record for record in weights}, "the model")
+    calibration, score = _text(config, dataset, model)
+    rounder = model.rounder(calibration if a.quantiser == "gptq" else [])
+
+    def size(codes: Codes) -> int:
+        return next(artifact_sizes(weights, facts, a.quantiser, [a.codec], a.dtype, codes=codes))[1]
+
+    if limit is None or a.k != "auto":
+        k, embedding_k = (K if a.k == "auto" else a.k), (EMBEDDING_K if a.embedding_k == "auto" else a.embedding_k)
+        steps = Steps(Rounding(a.bits, k), Rounding(a.embedding_bits, embedding_k))
+        rounder.round(steps.matrices, steps.embeddings)
+        say(f"rounded: {steps}")
+        return rounder.codes()
+    return _fit(_Task(a, rounder, limit, size, score, say, stop))
+
+
+def _text(config: Config, dataset: Dataset, model: Inference) -> tuple[Any, Callable[[], float]]:
+    """Batches of training text, and the score of the model on other training text; both are spread evenly over all of it."""
+    length = config.data.seq_len
+    reading = config.evaluation.model_copy(update={"micro_batch": max(1, BATCH_TOKENS // length)})
+    evaluator = evaluator_of(config.model_copy(update={"evaluation": reading}), dataset, "train")
+    rows = evaluator.rows(max(2, (CPU_TOKENS if model.device.kind == "cpu" else GPU_TOKENS) // length))
+    scored = rows[1::2] if len(rows) > 1 else rows
+    return evaluator.batches(rows[::2]), lambda: evaluator.score(scored, model.score).bits_per_byte
+
+
+def _fit(task: _Task) -> Codes:
+    """The codes of the best steps of which the file fits; of the coarsest, where it never does."""
+    a = task.settings
+    tried = [a.embedding_k] if a.embedding_k != "auto" else [k * (2 ** (a.embedding_bits - 1) - 1) / 127 for k in EMBEDDING_KS]
+    embeddings = [Rounding(a.embedding_bits, k) for k in tried]
+    first = Steps(_matrices(a, K / 31), embeddings[0])
+    rest = -task.rounder.round(first.matrices, first.embeddings) + task.size(task.rounder.codes())  # what is no code
+    found = [Steps(_fitting(task, e, task.limit - rest), e) for e in embeddings]
+    best = found[0] if len(found) == 1 else min(found, key=_scored(task, rest))
+    return _just_below(task, best)
+
+
+def _scored(task: _Task, rest: float) -> Callable[[Steps], float]:
+    def score(steps: Steps) -> float:
+        if task.stop():
+            return float("inf")
+        size = task.rounder.round(steps.matrices, steps.embeddings) + rest
+        bpb = task.score()
+        task.say(f"{steps}: about {size:,.0f} bytes, {bpb:.4f} bits per byte of training text")
+        return bpb
+
+    return score
+
+
+def _matrices(a: ArtifactSection, step: float) -> Rounding:
+    """Codes for a step, given as a multiple of the spread: of as few bits, from artifact.bits on, as clip nothing that counts."""
+    found = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
+    return next((rounding for rounding in found if rounding.k >= LEAST_K), Rounding(8, LEAST_K))
+
+
+def _step(rounding: Rounding) -> float:
+    return rounding.k / rounding.most
+
+
+def _fitting(task: _Task, embeddings: Rounding, size: float) -> Rounding:
+    """The finest steps of matrices with which all codes have at most a size, by estimates."""
+    a, room = task.settings, size - task.rounder.estimate(embeddings, True)
+    step = K / 31
+    for _ in range(TRIES):
+        step = _moved(task, step, task.rounder.estimate(_matrices(a, step), False) - room)
+    return _matrices(a, step)
+
+
+def _moved(task: _Task, step: float, over: float) -> float:
+    """The step by which the matrices have `over` bytes less, by the law, within what makes sense."""
+    a = task.settings
+    octave = task.rounder.estimate(_matrices(a, step), False) - task.rounder.estimate(_matrices(a, 2 * step), False)
+    moved = step * 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
+    return min(max(moved, LEAST_K / 127), LARGEST_STEP)
+
+
+def _just_below(task: _Task, steps: Steps) -> Codes:
+    """The codes of these steps, made finer or coarser until the real file lies just below the limit."""
+    kept: tuple[Steps, Codes, int] | None = None
+    for _ in range(TRIES):
+        task.rounder.round(steps.matrices, steps.embeddings)
+        codes = task.rounder.codes()
+        size = task.size(codes)
+        left, step = task.limit - size, _step(steps.matrices)
+        if kept is None or (left >= 0 and not size < kept[2] <= task.limit):
+            kept = steps, codes, size
+        moved = _moved(task, step, CLOSE / 2 * task.limit - left)
+        if 0 <= left <= CLOSE * task.limit or moved == step or task.stop():
+            break
+        steps = Steps(_matrices(task.settings, moved), steps.embeddings)
+    assert kept is not None
+    task.say(f"rounded: {kept[0]}: {kept[2]:,} of {task.limit:,} bytes")
+    return kept[1]

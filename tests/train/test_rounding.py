@@ -1,0 +1,92 @@
+"""The best-scoring file that fits: found at the end of a run and by `ingot export`, told, and read again by another process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import train_tiny
+
+import ingot
+from ingot.artifact.container import read_artifact
+from ingot.doors.cli.app import call
+from ingot.runs.report import Reporter
+from ingot.runs.result import TrainingResult
+
+LARGER: dict[str, Any] = {"model__width": 64, "training__max_steps": 6, "training__threads": 1, "artifact__codec": "rans"}
+LIMIT = 48_000
+PLAN = re.compile(r"matrices int(\d) with k ([\d.]+), embeddings int(\d) with k ([\d.]+)")
+
+
+class Told(Reporter):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def rounded(data: Path, folder: Path, quantiser: str = "gptq", **settings: Any) -> tuple[TrainingResult, list[str]]:
+    told = Told()
+    result = train_tiny(data, folder, told, **{**LARGER, "artifact__quantiser": quantiser, **settings})
+    assert result.status == "completed"
+    return result, [message for message in told.messages if PLAN.search(message)]
+
+
+@pytest.fixture(scope="module")
+def fitted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingResult, list[str]]:
+    folder = tmp_path_factory.mktemp("fitted") / "run"
+    return rounded(data, folder, budget__artifact_bytes=LIMIT, evaluation__final_rows=4)
+
+
+def test_a_run_finds_the_steps_whose_file_lies_just_below_the_limit(fitted: tuple[TrainingResult, list[str]]) -> None:
+    result, _ = fitted
+    assert result.artifact_path is not None and result.artifact_bytes is not None
+    assert 0.98 * LIMIT < result.artifact_bytes == result.artifact_path.stat().st_size <= LIMIT
+
+
+def test_it_tells_what_it_tried_and_takes_what_scored_best(fitted: tuple[TrainingResult, list[str]]) -> None:
+    *tried, chosen = fitted[1]
+    scores = {PLAN.search(line)[4]: float(re.search(r"([\d.]+) bits per byte", line)[1]) for line in tried}  # type: ignore[index]
+    assert len(scores) > 2
+    best = PLAN.search(chosen)
+    assert best is not None and scores[best[4]] == min(scores.values())
+
+
+def test_the_file_is_the_model_rounded_and_writes(fitted: tuple[TrainingResult, list[str]]) -> None:
+    result, _ = fitted
+    assert result.artifact_path is not None and result.val_bpb is not None
+    assert read_artifact(result.artifact_path).facts["quantiser"] == "gptq"
+    model = ingot.load(result.artifact_path, device="cpu")
+    assert model.evaluate().bits_per_byte == pytest.approx(result.val_bpb, abs=0.05)
+    assert model.generate("a", tokens=3)
+
+
+def test_export_finds_them_too_and_says_what_it_did(
+    fitted: tuple[TrainingResult, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "small.ingot"
+    words = ["export", str(fitted[0].run_dir), "--output", str(target), "--limit", "40000", "--no-score", "--device", "cpu"]
+    assert call(words) == 0
+    assert 39_000 < target.stat().st_size <= 40_000
+    assert "of 40,000 bytes" in capsys.readouterr().err
+
+
+def test_steps_that_are_given_are_taken(data: Path, tmp_path: Path) -> None:
+    given = {"artifact__k": 5.0, "artifact__bits": 5, "artifact__embedding_k": 7.0, "budget__artifact_bytes": LIMIT}
+    result, told = rounded(data, tmp_path / "run", "std", **given)
+    assert told == ["rounded: matrices int5 with k 5.00, embeddings int8 with k 7.00"]
+    assert result.artifact_bytes is not None and result.artifact_bytes < LIMIT
+
+
+def test_a_limit_that_is_far_away_gives_eight_bits(data: Path, tmp_path: Path) -> None:
+    _, told = rounded(data, tmp_path / "run", "std", budget__artifact_bytes=1_000_000, artifact__embedding_k=8.0)
+    assert "rounded: matrices int8 with k 6.00" in told[-1]
+
+
+def test_a_limit_that_cannot_be_met_is_told(data: Path, tmp_path: Path) -> None:
+    result, told = rounded(data, tmp_path / "run", "std", budget__artifact_bytes=9_000, artifact__embedding_k=8.0)
+    assert result.artifact_bytes is not None and result.artifact_bytes > 9_000
+    assert "of 9,000 bytes" in told[-1]
