@@ -11,7 +11,7 @@ import torch
 from portable_kit import random_model, settings_of
 
 from ingot.artifact.gguf import write_gguf
-from ingot.artifact.gguf_tokenizer import vocabulary_of
+from ingot.artifact.gguf_tokenizer import is_normalised, vocabulary_of
 from ingot.backends.torch.state import model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.data.tokenizers.huggingface import from_json
@@ -105,6 +105,13 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(gguf, tmp_path):
     with pytest.raises(CheckpointError, match=r"token_embd\.weight holds numbers that fp16 cannot"):
         write_gguf(tmp_path / "out", model_records(model), settings, BYTE, "fp16")
     assert not list(tmp_path.iterdir())
+
+
+def test_it_is_known_which_tokenizers_rewrite_text_before_they_cut_it():
+    text = " ".join(f"word{i} abc{i % 7}" for i in range(500))
+    plain = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    told = [is_normalised(SentencePieceTokenizer(learn("sentencepiece", [text], 290, how)).spec()) for how in ({}, plain)]
+    assert (told, is_normalised(BYTE)) == ([True, False], False)
 
 
 @pytest.mark.parametrize("changes", [{"model_type": "unigram"}, {"byte_fallback": False}])

@@ -120,3 +120,18 @@ def test_a_file_in_the_words_of_transformers_4_is_read(folder):
     )
     settings = read_model(folder)[1]
     assert (settings["rope_base"], settings["rope_scaling"], settings["rope_factor"]) == (5000.0, "linear", 2.0)
+
+
+@pytest.mark.parametrize(("family", "options"), [("gpt2", {}), ("llama", {"kv_heads": 2})])
+def test_mlx_lm_gives_the_same_logits(tmp_path, family, options):
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    import mlx.core as mx
+    from mlx_lm.utils import load_model as load_mlx
+
+    settings = settings_of(family, **options)
+    model = random_model(settings)
+    write_model(tmp_path / "hf", model_records(model), settings, BYTE)
+    theirs, _ = load_mlx(tmp_path / "hf")
+    found = torch.tensor(theirs(mx.array(tokens().numpy())).tolist())
+    with torch.no_grad():
+        assert relative_error(model(tokens()), found) < 1e-4

@@ -85,6 +85,15 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
     return found
 
 
+def is_normalised(spec: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer rewrites text before it cuts it, which llama.cpp does not do for it."""
+    tokenizer = from_spec(spec)
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        return False
+    file = SentencePieceFile(tokenizer.contents)
+    return bool(file.rules) or file.folds_spaces
+
+
 def _gpt2(tokenizer: GPT2Tokenizer) -> Vocabulary:
     vocabulary, merges = gpt2_files(tokenizer)
     tokens = list(json.loads(vocabulary))

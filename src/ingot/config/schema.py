@@ -331,7 +331,7 @@ class ArtifactSection(Section):
     embedding_k: Spreads | Literal["auto"] = Field(
         "auto",
         description="The same of embeddings, tables and the head. auto: with a limit and k auto, what scores best on training "
-        "text; otherwise 6.",
+        "text; otherwise 5.",
     )
     codec: Literal["none", "zlib", "lzma", "rans", "zstd", "brotli"] = Field(
         "lzma",

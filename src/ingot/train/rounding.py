@@ -22,8 +22,8 @@ from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
 K = 8.0  # without a limit
-EMBEDDING_K = 6.0
-EMBEDDING_KS = (12.0, 8.0, 6.0, 4.0)  # that are tried out, for codes of eight bits
+EMBEDDING_K = 5.0
+EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # that are tried out, for codes of eight bits
 LEAST_K = 6.0  # what lies beyond so many times the spread is clipped, and matrices have hardly any of that
 LARGEST_STEP = 1.0  # times the spread of a row: coarser codes are hardly any
 TRIES = 5  # to come close to the limit from below

@@ -26,7 +26,7 @@ def find_mlx_device() -> Device:
     if on_metal():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
     # MLX reads this once, at its first computation. With 20 a backward pass is ordered share after share, and as only ten
-    # operations wait at a time, the threads take turns: two were at work together for 0.15 of a step, and for 0.9 with this.
+    # operations wait at a time, the threads take turns: two were at work together for 0.15 of a step, with 120 to 2000 for 0.8.
     os.environ.setdefault(WIDTH, WIDE)
     return Device("mlx", 0, f"mlx {VERSION}, CPU, {threads()} threads", None, ("fp32", "bf16"))
 

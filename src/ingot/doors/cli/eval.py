@@ -54,19 +54,11 @@ def evaluate(
     from ingot.doors.display import progress_bar
     from ingot.eval.evaluator import bucket_record
 
-    if (path is None) == (artifact is None):
-        raise ConfigError("give a run folder or checkpoint, or --artifact FILE; one of them")
-    if artifact is not None and not artifact.is_file():
-        raise CheckpointError(f"there is no file {artifact}")
-    chosen = artifact or path
-    assert chosen is not None
+    chosen = _chosen(path, artifact)
+    _check_together(tasks, bool(data or rows or stride or seq_len), bool(task_data or limit or truncate))
     if tasks is not None:
-        if data or rows or stride or seq_len:
-            raise ConfigError("--tasks are scored whole, from --task-data; leave --data, --rows, --stride and --seq-len out")
         _score_tasks(chosen, tasks, task_data, limit, truncate, which, device, as_json)
         return
-    if task_data is not None or limit is not None or truncate:
-        raise ConfigError("--task-data, --limit and --truncate are for --tasks; name some")
     with progress_bar("loading"):
         model = load(chosen, which=which, device=device, data=data)
     with progress_bar("evaluating", unit="rows") as progress:
@@ -89,6 +81,24 @@ def evaluate(
         **({"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}),
     }
     print_json(found) if as_json else _print(found, list(score.other))
+
+
+def _chosen(path: Path | None, artifact: Path | None) -> Path:
+    """The model that is scored."""
+    chosen = artifact or path
+    if chosen is None or (path is not None and artifact is not None):
+        raise ConfigError("give a run folder or checkpoint, or --artifact FILE; one of them")
+    if artifact is not None and not artifact.is_file():
+        raise CheckpointError(f"there is no file {artifact}")
+    return chosen
+
+
+def _check_together(tasks: str | None, of_text: bool, of_tasks: bool) -> None:
+    """Refuse options of scoring a text together with tasks, and options of tasks without any."""
+    if tasks is not None and of_text:
+        raise ConfigError("--tasks are scored whole, from --task-data; leave --data, --rows, --stride and --seq-len out")
+    if tasks is None and of_tasks:
+        raise ConfigError("--task-data, --limit and --truncate are for --tasks; name some")
 
 
 def _score_tasks(

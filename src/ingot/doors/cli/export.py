@@ -13,6 +13,7 @@ import typer
 from ingot.doors.cli.generate import DeviceName, ModelPath
 from ingot.doors.cli.options import AsJson
 from ingot.doors.display import progress_bar
+from ingot.doors.entry import warn
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
 from ingot.runtime.files import write_atomically
@@ -235,6 +236,7 @@ def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output
 def _export_gguf(source: Weights, facts: Mapping[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
     """Write a GGUF file and its Modelfile."""
     from ingot.artifact.gguf import FILE, write_gguf
+    from ingot.artifact.gguf_tokenizer import is_normalised
 
     if output is not None and output.suffix == ".gguf":
         raise ConfigError(f"{output}: give a folder with --output; {FILE} and a Modelfile go into it")
@@ -244,6 +246,8 @@ def _export_gguf(source: Weights, facts: Mapping[str, Any], dtype: str, output: 
         size = write_gguf(folder, source.tensors.values(), _settings(source), facts["tokenizer"], dtype, name)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
+    if is_normalised(facts["tokenizer"]):
+        warn("llama.cpp does not normalise text for this tokenizer: runs of spaces and unusual characters get other ids there")
     return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}
 
 
