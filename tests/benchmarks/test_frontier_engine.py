@@ -87,4 +87,4 @@ def test_logits_and_ten_steps_of_a_recipe_are_those_of_the_bench(pair):
     for name, p in bench.named_parameters():
         found = dict(backend.model.named_parameters())[engine_name(name)]
         # On average and of the way: where an update is nearly zero, its sign, which decides about the decay, is one of rounding.
-        assert (found - p).abs().mean() < 1e-3 * (p - start[name]).abs().mean(), name
+        assert (found - p).abs().mean() < 5e-3 * (p - start[name]).abs().mean(), name

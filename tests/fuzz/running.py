@@ -72,6 +72,7 @@ def run_case(case: Case, home: Path) -> Outcome:
     found = Outcome()
     (case.folder / TEMPORARY).mkdir()
     found.before = _files(case.folder)
+    children = _children()
     threads, handlers = set(threading.enumerate()), [signal.getsignal(number) for number in SIGNALS]
     memory, began = _reset_peak(), time.monotonic()
     with ExitStack() as around:
@@ -87,7 +88,7 @@ def run_case(case: Case, home: Path) -> Outcome:
         found.code, found.error = _call(case)
     found.seconds, found.peak = time.monotonic() - began, max(0, _status("VmHWM") - memory)
     found.out, found.err = ((home / name).read_text(errors="backslashreplace") for name in ("stdout", "stderr"))
-    found.left = [*_children(), *_threads(threads), *_open_files(case.folder)]
+    found.left = [*_new_children(children), *_threads(threads), *_open_files(case.folder)]
     stopped = STOPPED in found.err  # then signals that are repeated must not end the program before it has ended
     for number, handler in zip(SIGNALS, handlers, strict=True):
         if signal.getsignal(number) is not handler and not stopped:
@@ -191,18 +192,23 @@ def _files(folder: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _children() -> list[str]:
+def _children() -> set[str]:
     """Processes that were started here and have not been waited for."""
-    found: list[str] = []
+    found: set[str] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            found |= set(task.read_text().split())
+    return found
+
+
+def _new_children(before: set[str]) -> list[str]:
+    """Those that were not there before and are still there a second later."""
+    new: set[str] = set()
     for _ in range(20):
-        found = []
-        for task in Path("/proc/self/task").glob("*/children"):
-            with suppress(OSError):
-                found += [f"process {pid}" for pid in task.read_text().split()]
-        if not found:
+        if not (new := _children() - before):
             break
         time.sleep(0.05)
-    return found
+    return [f"process {pid}" for pid in sorted(new)]
 
 
 def _threads(before: set[threading.Thread]) -> list[str]:

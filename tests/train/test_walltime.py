@@ -161,5 +161,6 @@ def test_a_stop_file_stops_the_run_and_is_removed_by_it(train: Train, tmp_path):
 def test_a_stop_file_of_an_earlier_session_is_removed_and_stops_nothing(train: Train, tmp_path):
     train(tmp_path / "run", training__max_steps=4)
     (tmp_path / "run" / "stop").touch()
+    os.utime(tmp_path / "run" / "stop", times=(time.time() - 10,) * 2)
     assert train(tmp_path / "run").status == "completed"
     assert not os.path.lexists(tmp_path / "run" / "stop")

@@ -76,6 +76,8 @@ def write_checkpoint(
 def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> None:
     """Write a tokenizer as files that gpt-simple opens; kinds that it does not have go along as a file that only ingot reads."""
     files, _ = tokenizer_files(spec, context)
+    if OURS in files:  # transformers would open what lies beside it, and put no mark in front of a text
+        files = {OURS: files[OURS]}
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, SentencePieceTokenizer):
         files["tokenizer.model"] = tokenizer.contents
