@@ -14,8 +14,6 @@ every run and counts as another result, as --seconds does. --toy is a tiny model
 from __future__ import annotations
 
 import argparse
-import bz2
-import inspect
 import math
 import statistics
 import time
@@ -26,10 +24,9 @@ from typing import Any
 
 from frontier.engine import Case, add_options, finished, prepare, run_all, say, step_records
 
-from ingot.artifact import container, rans
-from ingot.doors.golf.bundle import bundle
+from ingot.config.loading import load_config
+from ingot.doors.golf.settings_run import packed_code
 from ingot.eval.statistics import one_sample_p
-from ingot.model import frontier, frontier_settings
 
 RECIPES = {1: "golf/frontier", 2: "frontier"}
 RIVALS = {
@@ -53,7 +50,7 @@ def case_of(column: int, seed: int, seconds: float, settings: tuple[str, ...]) -
 
 def summary(case: Case, record: dict[str, Any], runs: Path) -> dict[str, Any]:
     """What is kept of a run besides what is kept of any."""
-    code = code_bytes()
+    code = code_bytes(case.recipe, case.settings)
     steps = step_records(runs / case.name)
     return {
         "column": next(column for column, recipe in RECIPES.items() if recipe == case.recipe),
@@ -66,10 +63,10 @@ def summary(case: Case, record: dict[str, Any], runs: Path) -> dict[str, Any]:
     }
 
 
-def code_bytes() -> int:
-    """What reading the artifact and scoring it takes: golf's one file, and the family and the readers that it does not have."""
-    more = "".join(inspect.getsource(module) for module in (frontier, frontier_settings, container, rans))
-    return len(bundle()) + len(bz2.compress(more.encode()))
+def code_bytes(recipe: str, settings: Sequence[str]) -> int:
+    """What `ingot golf pack` makes of a run: one file that trains and scores."""
+    overrides = dict(setting.split("=", 1) for setting in settings)
+    return len(packed_code(load_config(recipe, overrides=overrides, environment={}).config))
 
 
 def table(results: Sequence[dict[str, Any]], column: int) -> str:
