@@ -91,6 +91,7 @@ def run(
         reporter = _tracked(config, outputs, progress, door, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.facts = facts
+        trainer.saved_step = checkpoint.step if checkpoint is not None else None
         reporter.waiting("choosing kernels")
         trainer.prepare(_choices(checkpoint))
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
