@@ -163,7 +163,9 @@ class TrainingSection(Section):
         [], description="Stages with a batch, a row length and rates of their own, one after the other. Empty: one for all."
     )
     micro_batch: Positive | Literal["auto"] = Field(
-        "auto", description="Rows in one forward pass of one rank. auto: as many as the step has and the device holds."
+        "auto",
+        description="Rows in one forward pass of one rank. auto: on a GPU the least of the step's halves, quarters and so on "
+        "that is hardly slower than the fastest that fits, as tried; elsewhere as many as the step has, at most 16,384 tokens.",
     )
     seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the best one of torch's.")

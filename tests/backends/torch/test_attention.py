@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ingot.backends.torch.attention import recorded_attention, replay
+from ingot.backends.torch.attention import Operand, enough, recorded_attention, replay
 from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)
@@ -43,6 +43,16 @@ def test_a_replay_makes_the_same_calls_for_other_rows():
     assert [tuple(q.shape) for q in seen] == [(5, 4, 16, 8)] * 3
     ((operands, _),) = calls.items()
     assert all(sorted(range(4), key=q.stride, reverse=True) == list(operands[0].order) for q in seen)
+
+
+def test_long_calls_are_timed_less_often_than_a_pass_makes_them():
+    def operands(length):
+        return (Operand((8, length, 64), (0, 2, 1, 3), torch.bfloat16),) * 3
+
+    golf, mixed, small = {operands(4096): 9}, {operands(1024): 2, operands(512): 8}, {operands(64): 12}
+    assert list(enough(golf, 96).values()) == [1]
+    assert list(enough(mixed, 256).values()) == [1, 4]  # half of what a pass has
+    assert enough(small, 12) == small and not enough({}, 12)
 
 
 def test_torch_has_its_own_function_back():

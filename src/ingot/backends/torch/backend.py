@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
-from ingot.backends.torch.attention import recorded_attention, replay
+from ingot.backends.torch.attention import enough, recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.choices import Choices
@@ -36,7 +36,13 @@ from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.room import recomputed, refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads
-from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
+from ingot.backends.torch.tuning import (
+    HOST_MICRO_BATCH_TOKENS,
+    Tuned,
+    fastest_attention,
+    largest_micro_batch,
+    smallest_micro_batch,
+)
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
 from ingot.model.settings import FileSettings
@@ -144,14 +150,25 @@ class TorchBackend(TorchInference):
         attention = str(kept.get("attention", "default"))
         if self.device.kind == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
-                micro_batch = largest_micro_batch(rows, lambda size: self._try(batch[:size]), self.maximum)
+                micro_batch = self._smallest_micro_batch(batch)
             if batch.shape[1] == 2:  # document masks have a kernel of their own
                 attention = self._fastest_attention(batch[:micro_batch])
         return Tuned(micro_batch, attention)
 
+    def _smallest_micro_batch(self, batch: Batch) -> int:
+        def attempt(size: int, times: int = 1) -> None:
+            self._try(batch[:size], times)
+
+        found = largest_micro_batch(len(batch), attempt, self.maximum)
+        if not self._deterministic:  # times differ from run to run
+            found = smallest_micro_batch(found, attempt, self.maximum)
+        self.release()  # what the largest took
+        return found
+
     def _fastest_attention(self, batch: Batch) -> str:
-        with recorded_attention() as calls:
+        with recorded_attention() as made:
             self._try(batch[:1])
+        calls = enough(made, len(batch))
 
         def attempt(name: str, times: int) -> None:
             if not calls:  # attention that is not torch's, or has dropout: with all that is around it
