@@ -184,6 +184,9 @@ class TrainingSection(Section):
         description="torch.compile. true: the whole model. blocks: each block and the loss by themselves, which shortens the "
         "time before the first step and may make steps a little slower. auto: the whole model, on CUDA only, where it pays.",
     )
+    compile_optimizer: bool | Literal["auto"] = Field(
+        "auto", description="Compile Muon's step on CUDA: fewer kernels, a longer start. auto: NorMuon's, where the model is."
+    )
     deterministic: bool = Field(
         False,
         description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "

@@ -30,7 +30,15 @@ from ingot.backends.torch.device import cpu_name, find_torch_device, torch_devic
 from ingot.backends.torch.inference import TorchInference, group_of
 from ingot.backends.torch.kernels import settle_kernels
 from ingot.backends.torch.own_model import check_own_model
-from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, import_compiler, replicated, without_sync
+from ingot.backends.torch.parallel import (
+    compiled,
+    compiled_backward,
+    compiles,
+    compiles_optimizer,
+    import_compiler,
+    replicated,
+    without_sync,
+)
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.room import recomputed, refuse_too_large
@@ -89,9 +97,9 @@ class TorchBackend(TorchInference):
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}  # to ask the model takes 0.1 ms a layer
         self._compile = compiles(config, device.kind == "cuda")
-        # NorMuon reads and writes all matrices a dozen times. Plain Muon takes 0.6% of a golf step, and a CPU gains nothing.
-        compiles_update = self._compile and device.kind == "cuda" and config.optimizer.muon_beta2 is not None
-        self.optimizers = make_optimizers(model, config.optimizer, self._device, compiles_update)
+        self.optimizers = make_optimizers(
+            model, config.optimizer, self._device, compiles_optimizer(config, device.kind == "cuda")
+        )
         self._asks_to_skip = device.kind != "cuda" or has_own_optimizers(model)  # which do not know found_inf
         self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
