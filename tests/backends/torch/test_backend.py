@@ -86,6 +86,16 @@ def test_gradients_are_clipped_to_the_norm():
     torch.testing.assert_close(tight, loose / 10, atol=1e-8, rtol=1e-3)
 
 
+def test_heads_are_grouped_while_a_kernel_that_takes_them_so_is_used():
+    backend = make({"family": "golf", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32})
+    parts = [block.attn for block in backend.model.blocks]
+    with backend._arithmetic("flash-grouped"):
+        assert all(part.grouped_heads for part in parts)
+    take(backend, 1)
+    assert not any(part.grouped_heads for part in parts)
+    assert backend._fastest_attention(rows_of(0)).removesuffix("-grouped") in ("default", "cudnn", "flash", "efficient")
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_learning_rate_scale_scales_every_update(name):
     no_decay = {"name": name, "weight_decay": 0.0, "muon_weight_decay": 0.0}

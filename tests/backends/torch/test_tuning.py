@@ -96,8 +96,8 @@ def test_the_fastest_kernel_is_taken_and_one_that_cannot_is_no_candidate(clock):
             raise RuntimeError("No available kernel")
         clock[0] += times * seconds[name]
 
-    assert fastest_attention(attempt, deterministic=False, maximum=list) == "flash"
-    assert fastest_attention(attempt, deterministic=True, maximum=list) == "cudnn"
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "flash"
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=True, maximum=list) == "cudnn"
 
 
 def test_the_first_trial_of_a_kernel_is_not_timed(clock):
@@ -106,14 +106,14 @@ def test_the_first_trial_of_a_kernel_is_not_timed(clock):
     def attempt(name, times):
         clock[0] += cold.pop(name, 0.0) + times * {"cudnn": 1.0}.get(name, 2.0)
 
-    assert fastest_attention(attempt, deterministic=False, maximum=list) == "cudnn"
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "cudnn"
 
 
 def test_where_no_kernel_can_the_choice_is_torchs():
     def attempt(name, times):
         raise RuntimeError("No available kernel")
 
-    assert fastest_attention(attempt, deterministic=False, maximum=list) == "default"
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "default"
 
 
 def test_a_loss_scale_halves_where_a_gradient_overflows_and_is_kept_with_the_optimizer():

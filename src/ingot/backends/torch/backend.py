@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
-from ingot.backends.torch.attention import enough, recorded_attention, replay
+from ingot.backends.torch.attention import candidates, enough, recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.choices import Choices
@@ -40,7 +40,7 @@ from ingot.backends.torch.parallel import (
     without_sync,
 )
 from ingot.backends.torch.pending import DeviceResult
-from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
+from ingot.backends.torch.precision import GROUPED, LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.room import recomputed, refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads
@@ -174,8 +174,8 @@ class TorchBackend(TorchInference):
         return found
 
     def _fastest_attention(self, batch: Batch) -> str:
-        with recorded_attention() as made:
-            self._try(batch[:1])
+        with recorded_attention() as made:  # before keys and values are repeated, which is timed too
+            self._try(batch[:1], attention=f"default{GROUPED}")
         calls = enough(made, len(batch))
 
         def attempt(name: str, times: int) -> None:
@@ -183,10 +183,10 @@ class TorchBackend(TorchInference):
                 return self._try(batch, times, name)
             for _ in range(times):
                 with self._arithmetic(name):
-                    replay(calls, len(batch), self._device)
+                    replay(calls, len(batch), self._device, name.endswith(GROUPED))
             return self.wait()
 
-        return fastest_attention(attempt, self._deterministic, self.maximum)
+        return fastest_attention(candidates(calls), attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
         """What `tune` settled."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from ingot.errors import ConfigError, Setting
 
-NAMES = ("loss", "rotary")
+NAMES = ("loss", "rotary", "qkv")
 PAYING: tuple[str, ...] = ()  # what `auto` takes
 
 Asked = Literal["auto", "off"] | Sequence[str]

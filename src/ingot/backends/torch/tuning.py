@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from ingot.backends.torch.precision import ATTENTION
 from ingot.backends.torch.threads import Agree, seconds_of
 from ingot.errors import ConfigError, Setting
 
@@ -74,13 +73,13 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
         size //= 2
 
 
-def fastest_attention(attempt: Callable[[str, int], None], deterministic: bool, maximum: Agree) -> str:
+def fastest_attention(names: Sequence[str], attempt: Callable[[str, int], None], deterministic: bool, maximum: Agree) -> str:
     """The attention kernel whose forward and backward passes, made by `attempt` as often as it is told, take the least time.
 
     The slowest rank's time counts. In deterministic mode the first kernel that there is: times differ from run to run.
     """
     seconds: dict[str, float] = {}
-    for name in ATTENTION:
+    for name in names:
         if not maximum([not _works(partial(attempt, name, 1))])[0]:
             if deterministic:
                 return name
