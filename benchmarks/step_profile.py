@@ -76,6 +76,7 @@ SHAPES = {
     "frontier-c": Shape("golf/frontier", {"training.stages": [], "model.vocab_size": 8192}),  # its last stage
     "124m-64x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 65536}),
     "124m-12x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 12288}),
+    "llama-64x1024": Shape("gpt2", {"model.family": "llama", "training.tokens_per_step": 65536}),  # gpt-simple's 124M
 }
 TOY = Shape(
     "golf/baseline",
