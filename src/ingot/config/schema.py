@@ -200,13 +200,8 @@ class TrainingSection(Section):
     kernels: Literal["auto", "off"] | list[Literal["loss", "rotary", "qkv"]] = Field(
         "auto",
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
-<<<<<<< HEAD
         "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values. A "
-        "list: these. auto: those that were seen to pay and run here, none of them so far. off: none.",
-=======
-        "logits; rotary: norm, rotation and gain of queries and keys in one. A list: these. auto: those that were seen to pay "
-        "and run here, loss so far. off: none.",
->>>>>>> main
+        "list: these. auto: those that were seen to pay and run here, loss so far. off: none.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
