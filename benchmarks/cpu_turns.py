@@ -109,8 +109,10 @@ class Lane:
 
 def measure(shape: str, given: argparse.Namespace) -> None:
     """A shape as a table."""
+    from step_profile import settings_of  # here: the processes that train may have a version that does not know it
+
     settings = TOY if given.toy else {}
-    changed = {**settings, **dict(parsed(one) for one in given.set)}
+    changed = {**settings, **settings_of(given.set)}
     with ExitStack() as stack:
         old = Lane(given.old_src, shape, settings, given.threads, stack)
         new = Lane(SRC, shape, changed, given.threads, stack)
@@ -128,15 +130,6 @@ def measure(shape: str, given: argparse.Namespace) -> None:
     print(f"\nlosses apart: {apart:.1e} at most, {last[0]:.4f} and {last[1]:.4f} at the end", flush=True)
 
 
-def parsed(given: str) -> tuple[str, Any]:
-    """A setting given as NAME=VALUE; a value is JSON or else text."""
-    name, _, value = given.partition("=")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old-src", type=Path, default=SRC, help="folder with the package of another version (this one)")
@@ -149,7 +142,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--train", nargs=2, metavar=("SHAPE", "SETTINGS"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.train:
-        return train(given.train[0], json.loads(given.train[1]))
+        train(given.train[0], json.loads(given.train[1]))
+        return
     processor = next((line for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "").partition(": ")[2]
     print(f"{date.today()}, {processor or 'cpu'}, load {os.getloadavg()[0]:.1f}")
     for shape in given.shape or SHAPES:
