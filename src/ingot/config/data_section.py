@@ -28,9 +28,9 @@ class DataSection(Section):
     )
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer for a bundled sample, .jsonl or .bin with .idx: byte, char, gpt2, a file (.model or "
-        "tokenizer.json) or a hub name; null: byte for a sample. A prepared folder brings its own; if both are given they must "
-        "agree.",
+        description="Tokenizer for a bundled sample, .jsonl or .bin with .idx: byte, char, bpe:N (byte-level BPE with N ids "
+        "that are learned from the training text), gpt2, a file (.model or tokenizer.json) or a hub name; null: byte for a "
+        "sample. A prepared folder brings its own; if both are given they must agree.",
     )
     trust_tokens: bool = Field(
         False,

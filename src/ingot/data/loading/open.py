@@ -10,6 +10,7 @@ from ingot.data.prepare.sample import PREFIX, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.buckets import find_buckets
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers.made import fits, is_made
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import user_path
 
@@ -40,8 +41,8 @@ def resolve(path: str, tokenizer: str | None = None) -> Path:
 
 
 def _check_same(name: str, found: Tokenizer, path: str) -> None:
-    if name == "char":
-        if found.kind == "char":  # whichever characters the text had
+    if is_made(name):
+        if fits(name, found):
             return
         given = name
     else:
