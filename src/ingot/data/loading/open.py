@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ingot.data.formats.foreign import open_foreign
 from ingot.data.prepare.lines import SUFFIXES, prepared_lines
-from ingot.data.prepare.sample import PREFIX, sample_path
+from ingot.data.prepare.sample import PREFIX, sample_bytes, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.buckets import find_buckets
+from ingot.data.text.files import file_bytes
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.made import fits, is_made
 from ingot.errors import DataError, Setting
@@ -31,6 +32,19 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
     if tokenizer is not None and not path.startswith(PREFIX):
         _check_same(tokenizer, dataset.tokenizer, path)
     return dataset
+
+
+def text_bytes(path: str) -> int | None:
+    """About how many bytes of text `data.path` names; None where it is tokens already and has a tokenizer."""
+    if path.startswith(PREFIX):
+        return sample_bytes(path.removeprefix(PREFIX))
+    folder = user_path(path)
+    if (folder / MANIFEST).is_file():
+        return None
+    buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
+    files = [file for some in buckets.get("train", {}).values() for file in some]
+    files = files or ([folder] if folder.is_file() and folder.name.endswith(SUFFIXES) else [])
+    return sum(map(file_bytes, files)) or None
 
 
 def resolve(path: str, tokenizer: str | None = None) -> Path:

@@ -32,10 +32,8 @@ SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 
 def sample_path(name: str, tokenizer: str) -> Path:
     """The folder of a bundled sample, prepared now if it is not in the cache; processes may do so at once."""
-    if name not in SAMPLES:
-        raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + known for known in SAMPLES)}")
+    packed = _packed(name)
     opened = None if is_made(tokenizer) else open_tokenizer(tokenizer)
-    packed = (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
     key = hashlib.sha256(packed + (opened.fingerprint() if opened else tokenizer).encode()).hexdigest()[:12]
     problem: IngotError | None = None
     for root in (cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):
@@ -57,6 +55,17 @@ def sample_path(name: str, tokenizer: str) -> Path:
         return folder
     assert problem is not None
     raise problem
+
+
+def sample_bytes(name: str) -> int:
+    """The size of a bundled sample, with what is held out of it."""
+    return len(lzma.decompress(_packed(name)))
+
+
+def _packed(name: str) -> bytes:
+    if name not in SAMPLES:
+        raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + known for known in SAMPLES)}")
+    return (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
 
 
 def is_own(*folders: Path) -> bool:
