@@ -24,7 +24,8 @@ class DataSection(Section):
     path: str = Field(
         "sample:shakespeare",
         description="Folder that `ingot data prepare` made, {train,val}/BUCKET/ with .bin and .idx or with .jsonl, one .jsonl "
-        "file, or sample:shakespeare for the text inside the package.",
+        "file, or sample:shakespeare for the text inside the package; sample:shakespeare+bpe:2048 has that tokenizer where "
+        "data.tokenizer is null.",
     )
     tokenizer: str | None = Field(
         None,

@@ -35,9 +35,10 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
 
 
 def text_bytes(path: str) -> int | None:
-    """About how many bytes of text `data.path` names; None where it is tokens already and has a tokenizer."""
+    """About how many bytes of text `data.path` names; None where it is tokens already, or names a tokenizer."""
     if path.startswith(PREFIX):
-        return sample_bytes(path.removeprefix(PREFIX))
+        name, own = _sample(path)
+        return sample_bytes(name) if own is None else None
     folder = user_path(path)
     if (folder / MANIFEST).is_file():
         return None
@@ -48,10 +49,17 @@ def text_bytes(path: str) -> int | None:
 
 
 def resolve(path: str, tokenizer: str | None = None) -> Path:
-    """The folder that `path` names: a folder of tokens, or sample:NAME."""
+    """The folder that `path` names: a folder of tokens, or sample:NAME, which may bring a tokenizer for where none is given."""
     if path.startswith(PREFIX):
-        return sample_path(path.removeprefix(PREFIX), tokenizer or "byte")
+        name, own = _sample(path)
+        return sample_path(name, tokenizer or own or "byte")
     return user_path(path)
+
+
+def _sample(path: str) -> tuple[str, str | None]:
+    """The name in sample:NAME+TOKENIZER, and the tokenizer, if there is one."""
+    name, _, own = path.removeprefix(PREFIX).partition("+")
+    return name, own or None
 
 
 def _check_same(name: str, found: Tokenizer, path: str) -> None:
