@@ -23,8 +23,8 @@ from ingot.errors import DataError
 from ingot.generate.sampling import Sampling
 from ingot.generate.scores import RowScores
 from ingot.generate.torch.batch import continue_prompts
-from ingot.generate.torch.reading import OURS
 from ingot.generate.torch.scoring import score_rows
+from ingot.model.registry import OURS
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
