@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ingot.config.schema import TrackingSection
 from ingot.errors import IngotError
 from ingot.runs.folder import EVENTS
-from ingot.runs.report import EvaluationReport, Reporter, StepReport
+from ingot.runs.report import EvaluationReport, Reporter, StepReport, task_metrics
 from ingot.runs.tensorboard import EventFile
 from ingot.runs.wandb import WandbRun, check_installed
 
@@ -105,8 +105,9 @@ def numbers_of(report: Report) -> dict[str, float]:
     if isinstance(report, EvaluationReport):
         train = {"eval/train_loss": report.train_loss} if report.train_loss is not None else {}
         buckets = {f"eval/{name}/loss": score["val_loss"] for name, score in report.buckets.items()}
-        perplexity = math.exp(min(report.val_loss, 20.0))
-        return {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb, **train, **buckets}
+        scores = {f"tasks/{name}/{metric}": v for name, task in report.tasks.items() for metric, v in task_metrics(task).items()}
+        told = {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, 20.0)), "eval/bpb": report.val_bpb}
+        return {**told, **train, **buckets, **scores}
     return {
         "train/loss": report.loss,
         "train/learning_rate": report.learning_rate,

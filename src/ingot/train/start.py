@@ -42,6 +42,7 @@ from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
 from ingot.train.sources import begin_with_weights, begins_new, check_sources
 from ingot.train.stopping import STOP_FILE, Shutdown
+from ingot.train.tasks import open_tasks
 from ingot.train.trainer import Trainer
 from ingot.train.walltime import Walltime, find_walltime
 from ingot.trained.weights import locate_weights
@@ -71,6 +72,7 @@ def run(
         stack.enter_context(starting(user_path(named) if named else None))
         reporter.waiting("opening the data")
         dataset, rows = open_data(config, ranks.world_size, dataset)
+        tasks = open_tasks(config, dataset.tokenizer) if config.evaluation.tasks else None
         facts = facts_of(config, dataset)
         reporter.waiting("building the model")
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
@@ -90,7 +92,7 @@ def run(
         progress = resume(backend, checkpoint)
         reporter = _tracked(config, outputs, progress, door, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
-        trainer.facts = facts
+        trainer.facts, trainer.tasks = facts, tasks
         reporter.waiting("choosing kernels")
         trainer.prepare(_choices(checkpoint))
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
