@@ -321,6 +321,11 @@ class TrackingSection(Section):
         None,
         description="offline: keep the numbers in the run folder until `wandb sync`. null: what WANDB_MODE says, else online.",
     )
+    trackio_project: str | None = Field(
+        None,
+        description="Project of trackio, in its store on this machine, that gets the numbers too under the name of the run "
+        "folder; needs the extra `trackio`. null: none.",
+    )
     tensorboard: bool = Field(
         False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."
     )

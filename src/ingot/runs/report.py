@@ -100,11 +100,11 @@ class Reporter:
         """A checkpoint is on the disk; called from another thread. A regular one may be told again with its last kind."""
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
-        """What Weights & Biases and TensorBoard get of a report; None: the numbers under Ingot's names."""
+        """What Weights & Biases, trackio and TensorBoard get of a report; None: the numbers under Ingot's names."""
         return None
 
     def tracked_config(self) -> Mapping[str, Any] | None:
-        """What Weights & Biases shows as the config of the run; None: Ingot's."""
+        """What Weights & Biases and trackio show as the config of the run; None: Ingot's."""
         return None
 
     def message(self, text: str) -> None:

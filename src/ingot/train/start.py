@@ -246,7 +246,8 @@ def _tracked(
     config: Config, outputs: RunOutputs | None, progress: Progress, door: Reporter, reporter: Reporter, stack: ExitStack
 ) -> Reporter:
     """The reporter, and what sends numbers where the settings ask for it, in the words of the door."""
-    if outputs is None or (config.tracking.wandb_project is None and not config.tracking.tensorboard):
+    t = config.tracking
+    if outputs is None or (t.wandb_project is None and t.trackio_project is None and not t.tensorboard):
         return reporter
     told = door.tracked_config() or config.model_dump(mode="json")
     folder, known = outputs.folder.path, progress.wandb_id
