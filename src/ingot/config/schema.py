@@ -197,7 +197,7 @@ class TrainingSection(Section):
         "auto",
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
         "logits; rotary: norm, rotation and gain of queries and keys in one. A list: these. auto: those that were seen to pay "
-        "and run here, none of them so far. off: none.",
+        "and run here, loss so far. off: none.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
