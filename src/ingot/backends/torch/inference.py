@@ -89,11 +89,15 @@ class TorchInference:
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Log-probabilities of tokens that are there."""
         self._show(average=True)
+        training = self.model.training
+        self.model.eval()
         try:
             with self._arithmetic():
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
+        finally:
+            self.model.train(training)
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of, on the rank that writes."""

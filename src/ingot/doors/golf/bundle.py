@@ -55,6 +55,7 @@ LEFT_OUT = (
     "ingot.train.artifact",
     "ingot.train.sample",
     "ingot.train.sources",
+    "ingot.train.tasks",
     "ingot.trained",
 )
 
