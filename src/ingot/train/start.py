@@ -96,6 +96,8 @@ def run(
         trainer.facts, trainer.tasks = facts, tasks
         reporter.waiting("choosing kernels")
         trainer.prepare(_choices(checkpoint))
+        if outputs is not None:
+            outputs.heartbeat.update(flops_per_token=backend.flops_per_token(config.data.seq_len))
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime(shutdown)
         status = trainer.run(shutdown)
