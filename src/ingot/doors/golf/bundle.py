@@ -49,12 +49,14 @@ LEFT_OUT = (
     "ingot.model.chunked_loss",
     "ingot.model.kernels",
     "ingot.optim.normuon",
+    "ingot.optim.polar_express",
     "ingot.runs.clearing",
     "ingot.runs.finding",
     "ingot.runs.tracking",
     "ingot.train.artifact",
     "ingot.train.sample",
     "ingot.train.sources",
+    "ingot.train.tasks",
     "ingot.trained",
 )
 
@@ -73,11 +75,13 @@ INSTEAD = {
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
+    "ingot.doors.golf.look_alikes": "ingot.doors.golf.alone.look_alikes",
     "ingot.doors.not_ours": "ingot.doors.golf.alone.not_ours",
     "ingot.runs.starting": "ingot.doors.golf.alone.starting",
     "ingot.runs.telling": "ingot.doors.golf.alone.telling",
     "ingot.train.reading": "ingot.doors.golf.alone.reading",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
+    "ingot.runtime.memory": "ingot.doors.golf.alone.memory",
     "ingot.runtime.signals": "ingot.doors.golf.alone.signals",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
     "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
@@ -94,6 +98,7 @@ OF_FRONTIER = (
     "ingot.data.loading.redraw",
     "ingot.data.store.index",
     "ingot.optim.normuon",
+    "ingot.optim.polar_express",
     "ingot.train.artifact",
 )
 
