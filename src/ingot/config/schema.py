@@ -164,7 +164,9 @@ class TrainingSection(Section):
         [], description="Stages with a batch, a row length and rates of their own, one after the other. Empty: one for all."
     )
     micro_batch: Positive | Literal["auto"] = Field(
-        "auto", description="Rows in one forward pass of one rank. auto: as many as the step has and the device holds."
+        "auto",
+        description="Rows in one forward pass of one rank. auto: on a GPU the least of the step's halves, quarters and so on "
+        "that is hardly slower than the fastest that fits, as tried; elsewhere as many as the step has, at most 16,384 tokens.",
     )
     seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the best one of torch's.")
@@ -183,6 +185,9 @@ class TrainingSection(Section):
         description="torch.compile. true: the whole model. blocks: each block and the loss by themselves, which shortens the "
         "time before the first step and may make steps a little slower. auto: the whole model, on CUDA only, where it pays.",
     )
+    compile_optimizer: bool | Literal["auto"] = Field(
+        "auto", description="Compile Muon's step on CUDA: fewer kernels, a longer start. auto: NorMuon's, where the model is."
+    )
     deterministic: bool = Field(
         False,
         description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "
@@ -193,11 +198,11 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary"]] = Field(
+    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary", "qkv"]] = Field(
         "auto",
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
-        "logits; rotary: norm, rotation and gain of queries and keys in one. A list: these. auto: those that were seen to pay "
-        "and run here, loss so far. off: none.",
+        "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values. A "
+        "list: these. auto: those that were seen to pay and run here, loss so far. off: none.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,

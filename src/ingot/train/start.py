@@ -92,9 +92,12 @@ def run(
         progress = resume(backend, checkpoint)
         reporter = _tracked(config, outputs, progress, door, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
+        trainer.saved_step = checkpoint.step if checkpoint is not None else None
         trainer.facts, trainer.tasks = facts, tasks
         reporter.waiting("choosing kernels")
         trainer.prepare(_choices(checkpoint))
+        if outputs is not None:
+            outputs.heartbeat.update(flops_per_token=backend.flops_per_token(config.data.seq_len))
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime(shutdown)
         status = trainer.run(shutdown)

@@ -60,12 +60,12 @@ class Trainer:
         self.progress, self.reporter, self.outputs = progress, reporter, outputs
         self.clock = Clock(progress.elapsed_seconds)
         self.facts: dict[str, Any] = {}  # goes into every checkpoint beside the progress
+        self.saved_step: int | None = None  # of the checkpoint that was written last or that it resumed from
         self.tasks: TaskRows | None = None  # that evaluations score too
         self.last_sample: str | None = None
         self.bounds = Bounds(config, backend, reporter, dataset.tokenizer.vocab_size)
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._saved_at = progress.elapsed_seconds
-        self._saved_step = progress.step or None  # what it resumed from is on the disk already
         self._shutdown: Shutdown | None = None
         self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
         self.end_reason: str | None = None  # where the data ended the run
@@ -376,13 +376,13 @@ class Trainer:
     def save(self, kind: Kind = "regular", wait: bool = False) -> None:
         """Copy the state and let the saver write it; with `wait`, until it is on the disk or cannot be. Every rank calls it."""
         with self.clock.paused():
-            if self.progress.step != self._saved_step:
+            if self.progress.step != self.saved_step:
                 self.progress.elapsed_seconds = self.clock.elapsed
                 state = self.backend.snapshot()
                 if self.outputs is not None:
                     self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
-                self._saved_step = self.progress.step
-            elif kind != "regular" and self.progress.step and self.outputs is not None:
+                self.saved_step = self.progress.step
+            elif kind != "regular" and self.outputs is not None:
                 self.outputs.saver.note(self.progress.step, self._record(), kind)
             if wait and self.outputs is not None:
                 self.reporter.waiting("saving")

@@ -9,7 +9,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,6 +46,15 @@ def characters(data: bytes) -> Iterator[str]:
     for start in range(0, len(data), PART_BYTES):
         yield decoder.decode(data[start : start + PART_BYTES])
     decoder.decode(b"", final=True)
+
+
+def alphabet(texts: Iterable[str | bytes]) -> set[str]:
+    """The characters that texts, or their UTF-8, are written in."""
+    found: set[str] = set()
+    for text in texts:
+        for part in [text] if isinstance(text, str) else characters(text):
+            found.update(part)
+    return found
 
 
 def read_lines(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ import typer
 
 from ingot.doors.charts.panels import Line, Panel
 from ingot.doors.cli.options import AsJson
+from ingot.doors.facts import run_names
 from ingot.doors.output import for_reader, print_json, visible
 from ingot.doors.status_line import is_terminal
 from ingot.errors import CheckpointError
@@ -63,12 +64,6 @@ def plot(
         print(output)
     else:
         _print(panels_of(curves, axis), text)
-
-
-def run_names(paths: Sequence[Path]) -> list[str]:
-    """What the runs are called: their folders, with as much of the path before as tells them apart."""
-    names = [path.resolve().name for path in paths]
-    return [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
 
 
 def panels_of(curves: Mapping[str, Curves], axis: str) -> list[Panel]:
