@@ -120,6 +120,18 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, settings)
 
 
+def verdict(found: Comparison) -> str:
+    """What the test says, in words."""
+    p = f"p = {found.test.p:.2g} (Welch, two-sided)"
+    if found.test.p < LEVEL:
+        return f"{p}: {'B' if found.difference < 0 else 'A'} is lower"
+    if found.more is None:
+        return f"{p}: no sensible number of seeds would tell them apart"
+    if found.more[0] == found.more[1]:
+        return f"{p}: not settled, {found.more[0]} more seeds of each needed for p < {LEVEL:g}"
+    return f"{p}: not settled, {found.more[0]} more seeds of A and {found.more[1]} of B needed for p < {LEVEL:g}"
+
+
 def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
     """Refuse scores that are of different texts, or of different tokens where the score counts tokens."""
     first = runs[0]

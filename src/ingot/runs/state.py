@@ -46,6 +46,7 @@ class State:
     tokens: int = 0
     tokens_per_second: float | None = None
     elapsed_seconds: float = 0.0
+    flops_per_token: float | None = None  # of training, at data.seq_len
     checkpoint: str | None = None
     error: str | None = None
     stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: its steps are done

@@ -57,6 +57,7 @@ from ingot.model.settings import FileSettings
 from ingot.optim.groups import has_own_optimizers, make_optimizers
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.children import shield_compile_workers
+from ingot.runtime.memory import keep_freed_memory
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import TensorRecord
@@ -72,6 +73,8 @@ class TorchBackend(TorchInference):
         shield_compile_workers()
         prepare_ahead(config, ranks)
         device = find_torch_device(t.device, ranks.local_rank)
+        if device.kind == "cpu":
+            keep_freed_memory()
         precision = device.precision(t.precision)
         if t.deterministic:
             choose_no_kernel_by_speed()

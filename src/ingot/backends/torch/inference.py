@@ -23,8 +23,8 @@ from ingot.errors import DataError
 from ingot.generate.sampling import Sampling
 from ingot.generate.scores import RowScores
 from ingot.generate.torch.batch import continue_prompts
-from ingot.generate.torch.reading import OURS
 from ingot.generate.torch.scoring import score_rows
+from ingot.model.registry import OURS
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
@@ -89,11 +89,15 @@ class TorchInference:
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Log-probabilities of tokens that are there."""
         self._show(average=True)
+        training = self.model.training
+        self.model.eval()
         try:
             with self._arithmetic():
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
+        finally:
+            self.model.train(training)
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of, on the rank that writes."""

@@ -80,6 +80,8 @@ def _record(found: Comparison, score: str) -> dict[str, Any]:
 
 
 def _print(found: Comparison, score: str) -> None:
+    from ingot.experiments.comparing import verdict
+
     rows: list[Sequence[str]] = [("", "n", score, "std", "runs")]
     for name, side in (("A", found.a), ("B", found.b)):
         rows.append(
@@ -92,17 +94,3 @@ def _print(found: Comparison, score: str) -> None:
         print(f"differ in {name}: {values[0]} and {values[1]}")
     for note in found.notes:
         print(f"note: {note}")
-
-
-def verdict(found: Comparison) -> str:
-    """What the test says, in words."""
-    from ingot.experiments.comparing import LEVEL
-
-    p = f"p = {found.test.p:.2g} (Welch, two-sided)"
-    if found.test.p < LEVEL:
-        return f"{p}: {'B' if found.difference < 0 else 'A'} is lower"
-    if found.more is None:
-        return f"{p}: no sensible number of seeds would tell them apart"
-    if found.more[0] == found.more[1]:
-        return f"{p}: not settled, {found.more[0]} more seeds of each needed for p < {LEVEL:g}"
-    return f"{p}: not settled, {found.more[0]} more seeds of A and {found.more[1]} of B needed for p < {LEVEL:g}"

@@ -17,7 +17,7 @@ from ingot.runtime.signals import listening_early
 
 VERBS = {
     "Train and use a model": ("train", "sweep", "validate", "eval", "generate", "batch-generate", "serve", "export", "import"),
-    "Look at runs": ("status", "stop", "watch", "runs", "plot", "report", "compare"),
+    "Look at runs": ("status", "stop", "watch", "ui", "runs", "plot", "report", "compare"),
     "Prepare text": ("data", "tokenize"),
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),

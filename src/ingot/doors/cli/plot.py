@@ -13,6 +13,7 @@ import typer
 
 from ingot.doors.charts.panels import Line, Panel
 from ingot.doors.cli.options import AsJson
+from ingot.doors.facts import run_names
 from ingot.doors.output import for_reader, print_json, visible
 from ingot.doors.status_line import is_terminal
 from ingot.errors import CheckpointError
@@ -40,7 +41,7 @@ def plot(
     sample: Annotated[bool, typer.Option("--sample", help="Show what the first run wrote last beside its curves.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw training loss and bits per byte of runs, those that go on included."""
+    """Draw training loss, bits per byte and accuracies on tasks of runs, those that go on included."""
     from ingot.runs.curves import read_curves
     from ingot.runs.run import Run
     from ingot.runtime.pictures import check_picture
@@ -57,7 +58,7 @@ def plot(
 
         draw_panels(panels_of(curves, axis), visible(text), output, PICTURE)
     if as_json:
-        drawn = {name: {"loss": found.loss, "val_bpb": found.val_bpb} for name, found in curves.items()}
+        drawn = {name: {"loss": found.loss, "val_bpb": found.val_bpb, "tasks": found.tasks} for name, found in curves.items()}
         print_json({"x": axis, "runs": drawn, "picture": output})
     elif output is not None:
         print(output)
@@ -65,17 +66,17 @@ def plot(
         _print(panels_of(curves, axis), text)
 
 
-def run_names(paths: Sequence[Path]) -> list[str]:
-    """What the runs are called: their folders, with as much of the path before as tells them apart."""
-    names = [path.resolve().name for path in paths]
-    return [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
-
-
 def panels_of(curves: Mapping[str, Curves], axis: str) -> list[Panel]:
-    """Loss and bits per byte of runs, each in a panel."""
+    """Loss, bits per byte and, where tasks were scored, accuracies of runs, each in a panel."""
     losses = [Line(name, found.loss) for name, found in curves.items() if found.loss]
     scores = [Line(name, found.val_bpb) for name, found in curves.items() if found.val_bpb]
-    panels = [Panel("training loss, nats per token", axis, losses), Panel("validation, bits per byte", axis, scores)]
+    scored = [(run, task, points) for run, found in curves.items() for task, points in found.tasks.items() if points]
+    tasks = [Line(task if len(curves) == 1 else f"{run} {task}", points) for run, task, points in scored]
+    panels = [
+        Panel("training loss, nats per token", axis, losses),
+        Panel("validation, bits per byte", axis, scores),
+        Panel("tasks, part of the answers that are right", axis, tasks),
+    ]
     return [panel for panel in panels if panel.lines]
 
 

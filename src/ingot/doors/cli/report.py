@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +11,7 @@ import typer
 
 from ingot.doors.cli.options import AsJson
 from ingot.doors.output import print_json, visible
-from ingot.errors import CheckpointError, ConfigError, IngotError
+from ingot.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from ingot.doors.charts.page import Page
@@ -70,8 +68,7 @@ def report(
 
 
 def _read(paths: Sequence[Path]) -> list[Reported]:
-    from ingot.doors.cli.plot import run_names
-    from ingot.doors.cli.showing import run_record
+    from ingot.doors.facts import run_names, run_record
     from ingot.runs.run import Run
     from ingot.runs.timing import step_times
     from ingot.train.finished import compared
@@ -99,6 +96,7 @@ def _page(found: Sequence[Reported]) -> str:
     page.section("Curves")
     drawn, data = _curves(found)
     page.picture(drawn, "training loss, bits per byte and tokens per second of the runs")
+    _tasks(page, found)
     _statistics(page, found)
     _speed(page, found)
     _artifacts(page, found)
@@ -124,19 +122,14 @@ def _result(one: Reported) -> list[str]:
 
 def _settings(page: Page, found: Sequence[Reported]) -> None:
     """What tells the runs apart; of one alone, what is not the default."""
-    from ingot.config.fields import settings
-    from ingot.config.text import format_value
+    from ingot.experiments.seeds import settings_table
 
-    names = sorted({name for one in found for name in one.settings})
+    rows = settings_table([one.settings for one in found])
     if len(found) > 1:
-        unlike = [name for name in names if len({repr(one.settings.get(name)) for one in found}) > 1]
-        page.section("Settings that differ", "" if unlike else "None of those that decide what a run comes to.")
+        page.section("Settings that differ", "" if rows else "None of those that decide what a run comes to.")
     else:
-        known = settings(found[0].run.config.model.family)
-        unlike = [name for name in names if name not in known or found[0].settings[name] != known[name].default]
         page.section("Settings that are not the defaults")
-    if unlike:
-        rows = [[name, *(format_value(one.settings.get(name)) for one in found)] for name in unlike]
+    if rows:
         page.table(("setting", *(one.name for one in found)), rows)
 
 
@@ -151,38 +144,41 @@ def _curves(found: Sequence[Reported]) -> tuple[bytes, dict[str, Any]]:
     lines = [Line(name, points) for name, points in speeds.items() if points]
     panels: list[Panel] = [*panels_of(curves, "steps"), *([Panel("tokens per second", "steps", lines)] if lines else [])]
     data = {
-        name: {"loss": curve.loss, "val_bpb": curve.val_bpb, "tokens_per_second": speeds[name]} for name, curve in curves.items()
+        name: {"loss": curve.loss, "val_bpb": curve.val_bpb, "tasks": curve.tasks, "tokens_per_second": speeds[name]}
+        for name, curve in curves.items()
     }
     return panels_png(panels), data
 
 
+def _tasks(page: Page, found: Sequence[Reported]) -> None:
+    """What the last evaluation that scored tasks found."""
+    rows = []
+    for one in found:
+        scored = [record for record in one.records if record.get("kind") == "evaluation" and record.get("tasks")]
+        for name, task in scored[-1]["tasks"].items() if scored else ():
+            numbers = [task.get(metric) for metric in ("acc", "acc_stderr", "acc_norm")]
+            told = [f"{number:.4f}" if number is not None else "" for number in numbers]
+            rows.append([one.name, f"{scored[-1]['step']:,}", name, *told, f"{task['items']:,}"])
+    if rows:
+        page.section("Tasks", "Accuracies by the last evaluation; acc_norm is by log-probability per character.")
+        page.table(("run", "step", "task", "acc", "standard error", "acc_norm", "items"), rows)
+
+
 def _statistics(page: Page, found: Sequence[Reported]) -> None:
     """Runs that differ in nothing but their seeds, together; where two such groups have seeds enough, the test between them."""
-    from ingot.doors.cli.compare import verdict
-    from ingot.experiments.comparing import SEEDS, compare
+    from ingot.experiments.seeds import Known, over_seeds, tested
 
-    arms: dict[str, list[Reported]] = {}
-    for one in found:
-        told = {name: value for name, value in one.settings.items() if name not in SEEDS}
-        arms.setdefault(repr(sorted(told.items(), key=lambda item: item[0])), []).append(one)
-    several = [arm for arm in arms.values() if len(arm) > 1]
-    if not several:
+    arms = over_seeds([Known(one.name, one.run.path, one.settings, one.status.get("val_bpb")) for one in found])
+    if not arms:
         return
     page.section("Over seeds", "Runs that differ in nothing but their seeds.")
-    rows = []
-    for arm in several:
-        scores = [one.status["val_bpb"] for one in arm if one.status.get("val_bpb") is not None]
-        spread = f"{statistics.stdev(scores):.5f}" if len(scores) > 1 else ""
-        rows.append(
-            [", ".join(one.name for one in arm), str(len(scores)), f"{statistics.fmean(scores):.5f}" if scores else "", spread]
-        )
-    page.table(("runs", "n", "val_bpb", "std"), rows)
-    for a, b in combinations(several, 2):
-        try:
-            said = verdict(compare([one.run.path for one in a], [one.run.path for one in b]))
-        except IngotError as error:
-            said = str(error)
-        page.table(("A", "B", "B against A"), [[a[0].name, b[0].name, said]])
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.5f}"
+
+    page.table(("runs", "n", "val_bpb", "std"), [[arm.name, str(arm.n), number(arm.mean), number(arm.std)] for arm in arms])
+    for test in tested(arms):
+        page.table(("A", "B", "B against A"), [[test.a.runs[0].name, test.b.runs[0].name, test.said]])
 
 
 def _speed(page: Page, found: Sequence[Reported]) -> None:

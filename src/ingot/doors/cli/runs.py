@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson
-from ingot.doors.cli.showing import RUNS, run_record, runs_below
+from ingot.doors.facts import RUNS, run_record, runs_below
 from ingot.doors.output import print_columns, print_json
 from ingot.doors.status_line import duration
 from ingot.errors import IngotError

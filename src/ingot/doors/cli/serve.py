@@ -47,7 +47,7 @@ def serve(
         raise ConfigError(
             f"--host {host} lets others than this machine ask; give them a --token, or leave --host out",
         )
-    listening = _listen(host, port)
+    listening = listen(host, port)
     from ingot.doors.cli.generate import open_any
     from ingot.doors.display import progress_bar
 
@@ -76,7 +76,7 @@ def _is_own(host: str) -> bool:
         return False
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A socket at an address, before anything is loaded."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

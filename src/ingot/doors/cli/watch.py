@@ -30,7 +30,8 @@ def watch(
     seconds: Annotated[float, typer.Option(metavar="X", help="Between looks.", min=0.1, max=3600)] = 2.0,
 ) -> None:
     """Watch runs until none is running: status, what is left, curves, seconds per step. Not on a terminal: once."""
-    from ingot.doors.cli.showing import RUNS, draw, runs_below
+    from ingot.doors.cli.showing import draw
+    from ingot.doors.facts import RUNS, runs_below
     from ingot.runs.run import Run
 
     found = [Run.open(path) for path in runs] if runs else runs_below(RUNS)
@@ -53,8 +54,9 @@ def watch(
 def screen(runs: list[Run], colours: bool = False) -> list[str]:
     """What is shown: a table of the runs, their curves, and how long steps take."""
     from ingot.doors.charts.terminal import panel_lines
-    from ingot.doors.cli.plot import panels_of, run_names, shows_braille
+    from ingot.doors.cli.plot import panels_of, shows_braille
     from ingot.doors.cli.showing import status_lines
+    from ingot.doors.facts import run_names
     from ingot.runs.curves import read_curves
     from ingot.runs.timing import step_times
 

@@ -34,7 +34,6 @@ class Gone(Exception):
 def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI:
     """The server of one model; with a token, only who knows it is answered."""
     engine = Engine(model)
-    context = model.context
     began = int(time.time())
     app = FastAPI(title="ingot serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.engine = engine
@@ -73,16 +72,22 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        asked = read_request(await _body(request), model.tokenizer, context, name)
-        told = [prompt for prompt in asked.prompts for _ in range(asked.n)]
-        answer = Answer(model.tokenizer, name, [len(prompt.ids) for prompt in told], asked.logprobs, asked.echo)
-        found: asyncio.Queue[Found] = asyncio.Queue()
-        texts = _submit(engine, asked, found)
-        if asked.stream:
-            return StreamingResponse(_events(asked, answer, texts, found), media_type="text/event-stream")
-        return await _whole(request, asked, answer, texts, found)
+        return await complete(request, engine, name)
 
     return app
+
+
+async def complete(request: Request, engine: Engine, name: str) -> Response:
+    """The answer to one request for completions, by a model of that name."""
+    model = engine.model
+    asked = read_request(await read_body(request), model.tokenizer, model.context, name)
+    told = [prompt for prompt in asked.prompts for _ in range(asked.n)]
+    answer = Answer(model.tokenizer, name, [len(prompt.ids) for prompt in told], asked.logprobs, asked.echo)
+    found: asyncio.Queue[Found] = asyncio.Queue()
+    texts = _submit(engine, asked, found)
+    if asked.stream:
+        return StreamingResponse(_events(asked, answer, texts, found), media_type="text/event-stream")
+    return await _whole(request, asked, answer, texts, found)
 
 
 def _about(name: str, began: int) -> dict[str, Any]:
@@ -106,7 +111,8 @@ def _check_client(request: Request, token: str | None) -> None:
         raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
 
 
-async def _body(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
+    """What a client sent, up to a size."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -1,0 +1,53 @@
+"""`ingot ui`: a live page on runs, in a browser of this machine."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingot.doors.cli.generate import DeviceName
+from ingot.errors import CheckpointError, ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("ui")(ui)
+
+
+def ui(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUNS]...", help="Run folders, or folders of them. Default: runs/.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option(metavar="N", help="0: any that is free.", min=0, max=65535)] = 8080,
+    device: DeviceName = "cpu",
+) -> None:
+    """Show runs as they go on in a page: curves, seeds, settings, samples, and a place to try them; needs the extra `ui`."""
+    try:
+        import uvicorn
+
+        from ingot.doors.ui.app import make_app
+    except ImportError:
+        raise ConfigError("ingot ui needs the packages fastapi and uvicorn", advice="pip install 'ingot[ui]'") from None
+    from ingot.doors.cli.serve import listen
+    from ingot.doors.facts import RUNS
+    from ingot.doors.ui.watcher import Watcher
+    from ingot.runtime.cache import cache_root
+
+    for path in runs or ():
+        if not path.is_dir():
+            raise CheckpointError(f"there is no folder {path}; name run folders, or a folder of them")
+    folders = runs or [RUNS]
+    listening = listen("127.0.0.1", port)
+    token = secrets.token_hex(8)
+    app = make_app(Watcher(folders, cache_root() / "ui"), token, device)
+    print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
+    print(f"to stop a run from the page, give it this token: {token}", flush=True)
+    try:
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)).run(sockets=[listening])
+    except KeyboardInterrupt:
+        print("ended", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""A live page on runs: reads their folders as they lie, and shows them in a browser of this machine."""

@@ -1,0 +1,179 @@
+"""The web server of the live page: what can be asked, and by whom.
+
+It reads only the run folders it was given, and a client names a run by a number of ours, never by a path. Stopping a run is the
+one thing that changes something, and needs the token. A name in the Host header that is not this machine's is refused, as are web
+pages of others: a page somewhere cannot read runs through the browser of who looks at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from ingot.doors.serve.app import complete, read_body
+from ingot.doors.serve.requests import Refused
+from ingot.doors.ui.playground import Playground
+from ingot.doors.ui.watched import Watched
+from ingot.doors.ui.watcher import Watcher
+from ingot.errors import IngotError
+from ingot.generate.sampling import prompt_ids
+
+PAGE = Path(__file__).parent / "page"
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # noqa: E501
+SILENT_SECONDS = 15.0  # then a comment is sent, by which a browser that is gone is found
+MOST_SAMPLE = 20_000  # characters
+
+
+def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
+    """The server of one page."""
+    playground = Playground(device)
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS}
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        watcher.start()
+        yield
+        await asyncio.to_thread(watcher.close)
+        await asyncio.to_thread(playground.close)
+
+    app = FastAPI(lifespan=life, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(Refused)
+    async def tell(request: Request, refused: Refused) -> Response:
+        return JSONResponse(refused.record(), refused.status)
+
+    @app.exception_handler(IngotError)
+    async def tell_mistake(request: Request, error: IngotError) -> Response:
+        return JSONResponse(Refused(str(error), status=409).record(), 409)
+
+    @app.exception_handler(HTTPException)
+    async def tell_http(request: Request, error: HTTPException) -> Response:
+        refused = Refused(f"there is no {request.method} {request.url.path:.100}", status=error.status_code)
+        return JSONResponse(refused.record(), refused.status)
+
+    def run_of(asked: object) -> Watched:
+        found = watcher.runs.get(str(asked))
+        if found is None:
+            raise Refused(f"there is no run {asked!r:.60} here", status=404)
+        return found
+
+    @app.get("/")
+    async def page() -> Response:
+        return _file(files["index.html"])
+
+    @app.get("/page/{name}")
+    async def file(name: str) -> Response:
+        if name not in files:
+            raise Refused(f"there is no file {name!r:.60} here", status=404)
+        return _file(files[name])
+
+    @app.get("/api/events")
+    async def events() -> Response:
+        return StreamingResponse(_events(watcher), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    @app.get("/api/settings")
+    async def settings(runs: str) -> dict[str, Any]:
+        return await asyncio.to_thread(_settings, [run_of(one) for one in runs.split(",")])
+
+    @app.get("/api/statistics")
+    async def statistics(runs: str) -> dict[str, Any]:
+        return await asyncio.to_thread(_statistics, [run_of(one) for one in runs.split(",")])
+
+    @app.get("/api/runs/{run}/samples/{step}")
+    async def sample(run: str, step: int) -> dict[str, Any]:
+        return {"step": step, "text": await asyncio.to_thread(_sample, run_of(run), step)}
+
+    @app.post("/api/runs/{run}/stop")
+    async def stop(request: Request, run: str) -> dict[str, Any]:
+        watched, given = run_of(run), request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            raise Refused("stopping a run needs the token that ingot ui printed when it was started", status=401)
+        found = await asyncio.to_thread(watched.run.stop)
+        return {"step": found.state.step if found is not None else 0}
+
+    @app.post("/api/runs/{run}/open")
+    async def open_model(request: Request, run: str) -> dict[str, Any]:
+        engine, path = await playground.engine(run_of(run).run)
+        prompt, model = (await read_body(request)).decode(errors="replace"), engine.model
+        room = None if model.context is None else model.context - len(prompt_ids(model.tokenizer, prompt))
+        return {"checkpoint": path.name, "device": model.backend.device.name, "context": model.context, "room": room}
+
+    @app.post("/api/runs/{run}/completions")
+    async def completions(request: Request, run: str) -> Response:
+        watched = run_of(run)
+        engine, _ = await playground.engine(watched.run)
+        return await complete(request, engine, watched.name)
+
+    return app
+
+
+async def check_client(request: Request) -> None:
+    """Refuse who speaks to another name than this machine's own, and web pages of others, which a browser names."""
+    host = request.headers.get("host", "")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if name not in OWN_NAMES:
+        raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"http://{host}":
+        raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
+
+
+def _file(path: Path) -> Response:
+    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+    return Response(path.read_bytes(), media_type=KINDS[path.suffix], headers=headers)
+
+
+async def _events(watcher: Watcher) -> AsyncIterator[bytes]:
+    """All that is known of the runs and then what changes, until the browser or the server leaves."""
+    number, queue = watcher.open_page()
+    try:
+        while True:
+            try:
+                event = await asyncio.wait_for(queue.get(), SILENT_SECONDS)
+            except TimeoutError:
+                event = b": still here\n\n"
+            if event is None:
+                return
+            yield event
+    finally:
+        watcher.close_page(number)
+
+
+def _settings(runs: list[Watched]) -> dict[str, Any]:
+    """The settings in which runs differ; of one alone, those that are not the default."""
+    from ingot.experiments.seeds import settings_table
+
+    known = [run for run in runs if run.settings is not None]
+    return {"runs": [run.id for run in known], "rows": settings_table([run.settings or {} for run in known]) if known else []}
+
+
+def _statistics(runs: list[Watched]) -> dict[str, Any]:
+    """Runs that differ in their seeds alone, and what the tests between such groups say."""
+    from ingot.experiments.seeds import Known, over_seeds, tested
+
+    known = [Known(run.name, run.run.path, run.settings, run.facts.get("val_bpb")) for run in runs if run.settings is not None]
+    arms = over_seeds(known)
+    told = [{"runs": arm.name, "n": arm.n, "mean": arm.mean, "std": arm.std} for arm in arms]
+    return {"arms": told, "tests": [{"a": one.a.name, "b": one.b.name, "said": one.said} for one in tested(arms)]}
+
+
+def _sample(watched: Watched, step: int) -> str:
+    """A text that the run wrote; never one that lies elsewhere."""
+    path = watched.run.samples().get(step)
+    if path is None or not path.resolve().is_relative_to(watched.run.path.resolve()):
+        raise Refused(f"{watched.name} has no sample of step {step:,}", status=404)
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_SAMPLE)
+    except OSError as error:
+        raise Refused(f"the sample of step {step:,} cannot be read: {error.strerror}", status=404) from None

@@ -1,0 +1,256 @@
+// Charts by uPlot: curves of runs over one axis, seeds as bands. All charts share their cursor and their zoom.
+/* global uPlot */
+import { AXES, colour, curve, changed, fixed, h, short, shownRuns } from "./store.js";
+
+export const view = { axis: "step", logX: false, logY: false, seeds: true, smooth: 0, whole: false, range: null };
+
+const GRID = 700; // places from left to right at which many curves are compared
+const FEW_POINTS = 1500; // in all: then every point is a place of its own
+const MARKED = 40; // points of a curve that are each drawn as a dot
+const BANDED = 4; // lines, at most, that show the lowest and highest of each bin
+const BEGINNING = 0.02; // of the axis, by which the height of a chart is not chosen: a loss begins far above where it stays
+const NEAREST = 8; // curves in the box at the cursor
+const HEIGHT = 260;
+
+export class Chart {
+  constructor(spec) {
+    this.spec = spec;
+    this.plot = null;
+    this.signature = "";
+    this.tip = h("div", { class: "tip", hidden: true });
+    this.body = h("div", { class: "plot" });
+    this.note = h("span", { class: "unit" }, spec.unit);
+    this.element = h("figure", { class: "chart", id: `chart-${spec.id}` }, h("figcaption", {}, spec.title, " ", this.note), this.body);
+    new ResizeObserver(() => this.fit()).observe(this.body);
+  }
+
+  // Draw the runs that are shown; whether there was anything to draw.
+  draw() {
+    this.lines = linesOf(this.spec);
+    this.element.hidden = !this.lines.length;
+    if (!this.lines.length) return false;
+    const grid = gridOf(this.lines);
+    for (const line of this.lines) line.values = sampled(line, grid);
+    this.x = [grid[0], grid[grid.length - 1]];
+    this.y = heightOf(this.lines, grid, !view.whole && !view.logX && !view.range && grid.length > MARKED);
+    const banded = this.lines.length <= BANDED || this.lines.some((line) => line.curves.length > 1);
+    const data = [grid];
+    for (const line of this.lines) {
+      data.push(line.values.y);
+      line.banded = banded && line.values.low !== null;
+      if (line.banded) data.push(line.values.high, line.values.low);
+    }
+    const theme = getComputedStyle(document.documentElement).getPropertyValue("--ink");
+    const signature = JSON.stringify([view.axis, view.logX, view.logY, theme, this.lines.map((line) => [line.name, line.number, line.banded])]);
+    if (this.plot && signature === this.signature) {
+      this.plot.setData(data);
+    } else {
+      this.plot?.destroy();
+      this.signature = signature;
+      this.plot = new uPlot(this.options(), data, this.body);
+      this.plot.over.append(this.tip);
+    }
+    return true;
+  }
+
+  fit() {
+    if (this.plot && this.body.clientWidth) this.plot.setSize({ width: this.body.clientWidth, height: HEIGHT });
+  }
+
+  options() {
+    const style = getComputedStyle(document.documentElement);
+    const [ink, rule] = [style.getPropertyValue("--muted"), style.getPropertyValue("--rule")];
+    const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+    const points = view.axis === "artifact_bytes";
+    return {
+      width: this.body.clientWidth || 600,
+      height: HEIGHT,
+      legend: { show: false },
+      focus: { alpha: 0.25 },
+      cursor: {
+        sync: { key: "ingot", scales: ["x", null] },
+        drag: { x: true, y: false, setScale: false },
+        focus: { prox: 20 },
+        points: { size: 6 },
+        bind: { dblclick: () => () => { view.range = null; changed(); return null; } },
+      },
+      scales: {
+        x: { time: false, distr: view.logX && !points ? 3 : 1, range: () => this.width(points) },
+        y: { distr: view.logY ? 3 : 1, range: () => this.y },
+      },
+      axes: [
+        { ...axis, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : short(tick))), space: 70, size: 30 },
+        { ...axis, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : short(tick))), size: 58, space: 34 },
+      ],
+      series: [{}, ...this.lines.flatMap((line, i) => this.series(line, i, points))],
+      bands: this.bands(),
+      hooks: {
+        setSelect: [(plot) => this.zoom(plot)],
+        setCursor: [(plot) => this.point(plot)],
+      },
+    };
+  }
+
+  series(line, i, points) {
+    const found = [{
+      label: line.name,
+      stroke: colour(line.number),
+      width: this.lines.length > 12 ? 1.2 : 1.8,
+      paths: points ? () => null : undefined,
+      points: { show: true, size: points ? 9 : 5, fill: colour(line.number), filter: () => this.lines[i].own },
+    }];
+    const edge = { label: line.name, stroke: "transparent", width: 0, points: { show: false } };
+    if (line.banded) found.push(edge, edge);
+    return found;
+  }
+
+  bands() {
+    const found = [];
+    let at = 1;
+    for (const line of this.lines) {
+      if (line.banded) found.push({ series: [at + 1, at + 2], fill: colour(line.number, line.curves.length > 1 ? 0.22 : 0.14) });
+      at += line.banded ? 3 : 1;
+    }
+    return found;
+  }
+
+  width(points) {
+    const [low, high] = this.x;
+    if (view.logX && !points) return [Math.max(low, high * 1e-6, 1e-9), high];
+    const room = low === high ? Math.abs(low) * 0.1 || 1 : points ? (high - low) * 0.08 : 0;
+    return [low - room, high + room];
+  }
+
+  zoom(plot) {
+    const { left, width } = plot.select;
+    if (width < 5) return;
+    view.range = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    changed();
+  }
+
+  // The box at the cursor: the values of the curves that are nearest to it.
+  point(plot) {
+    const { idx, left, top } = plot.cursor;
+    this.tip.hidden = idx == null || left < 0 || !plot.over.matches(":hover"); // the others show its place alone
+    if (this.tip.hidden) return;
+    const there = plot.posToVal(Math.max(0, top), "y");
+    const known = this.lines.map((line) => ({ line, value: line.values.y[idx], low: line.values.low?.[idx], high: line.values.high?.[idx] }));
+    const near = known.filter((one) => one.value != null).sort((a, b) => Math.abs(a.value - there) - Math.abs(b.value - there));
+    const rows = near.slice(0, NEAREST).sort((a, b) => b.value - a.value).map(({ line, value, low, high }) => h(
+      "div", { class: "row" }, h("i", { class: "swatch", colour: colour(line.number) }), h("span", {}, line.name),
+      h("b", {}, short5(value)), line.curves.length > 1 && h("small", {}, `${short5(low)} to ${short5(high)}`),
+    ));
+    this.tip.replaceChildren(h("div", { class: "where" }, `${short(plot.data[0][idx])} ${AXES[view.axis]}`), ...rows);
+    const onRight = left > plot.over.clientWidth / 2;
+    this.tip.style.left = onRight ? "" : `${left + 14}px`;
+    this.tip.style.right = onRight ? `${plot.over.clientWidth - left + 14}px` : "";
+    this.tip.style.top = `${Math.min(top + 10, HEIGHT / 2)}px`;
+  }
+}
+
+const short5 = (value) => (Math.abs(value) >= 1000 || (value && Math.abs(value) < 0.01) ? short(value) : fixed(value, 4));
+
+// The lines of a chart: runs, or runs that differ in nothing but their seeds as one.
+function linesOf({ kind, name }) {
+  const groups = new Map();
+  for (const run of shownRuns()) {
+    const found = curve(run, kind, name, view.axis);
+    if (!found) continue;
+    const key = view.seeds && run.arm && view.axis !== "artifact_bytes" ? run.arm : run.id;
+    const group = groups.get(key) ?? { name: run.name, number: run.number, curves: [] };
+    group.curves.push({ ...found, y: smoothed(found.y) });
+    group.number = Math.min(group.number, run.number);
+    groups.set(key, group);
+  }
+  for (const group of groups.values()) if (group.curves.length > 1) group.name += ` and ${group.curves.length - 1} more seeds`;
+  return [...groups.values()];
+}
+
+// An average that forgets, without the bias of its beginning.
+function smoothed(values) {
+  const keep = view.smooth;
+  if (!keep) return values;
+  const found = new Float64Array(values.length);
+  let sum = 0, weight = 0;
+  for (let i = 0; i < values.length; i++) {
+    if (isFinite(values[i])) {
+      sum = keep * sum + (1 - keep) * values[i];
+      weight = keep * weight + (1 - keep);
+    }
+    found[i] = weight ? sum / weight : NaN;
+  }
+  return found;
+}
+
+// Places from left to right that all lines share.
+function gridOf(lines) {
+  const curves = lines.flatMap((line) => line.curves);
+  const count = curves.reduce((sum, one) => sum + one.x.length, 0);
+  let low = Math.min(...curves.map((one) => one.x[0]));
+  let high = Math.max(...curves.map((one) => one.x[one.x.length - 1]));
+  if (view.range && view.axis !== "artifact_bytes") [low, high] = view.range;
+  if (count <= FEW_POINTS) {
+    const inside = curves.flatMap((one) => Array.from(one.x).filter((x) => x >= low && x <= high));
+    const found = Float64Array.from(new Set([...inside, low, high])).sort();
+    if (found.length > 1 || high === low) return found;
+  }
+  const logarithmic = view.logX && high > 0;
+  const first = logarithmic ? Math.log(Math.max(low, high * 1e-6)) : low;
+  const last = logarithmic ? Math.log(high) : high;
+  return Float64Array.from({ length: GRID }, (_, i) => {
+    const place = first + ((last - first) * i) / (GRID - 1);
+    return logarithmic ? Math.exp(place) : place;
+  });
+}
+
+// A line at the places of a grid: the mean of its curves, and the lowest and highest of them or of their bins.
+function sampled(line, grid) {
+  const each = line.curves.map((one) => ({ y: at(one.x, one.y, grid), low: one.low && at(one.x, one.low, grid), high: one.high && at(one.x, one.high, grid) }));
+  const own = new Set(line.curves.flatMap((one) => Array.from(one.x)));
+  line.own = [];
+  if (own.size <= MARKED) grid.forEach((x, i) => { if (own.has(x)) line.own.push(i); });
+  if (each.length === 1) return { y: each[0].y, low: each[0].low ?? null, high: each[0].high ?? null };
+  const y = [], low = [], high = [];
+  for (let i = 0; i < grid.length; i++) {
+    const values = each.map((one) => one.y[i]).filter((value) => value != null);
+    y.push(values.length ? values.reduce((a, b) => a + b) / values.length : null);
+    low.push(values.length ? Math.min(...values) : null);
+    high.push(values.length ? Math.max(...values) : null);
+  }
+  return { y, low, high };
+}
+
+// Values between the points of a curve; null before its first, after its last, and where a logarithm has no place for them.
+function at(x, y, grid) {
+  const found = new Array(grid.length);
+  let k = 0;
+  for (let i = 0; i < grid.length; i++) {
+    const place = grid[i];
+    while (k < x.length - 1 && x[k + 1] <= place) k++;
+    let value = null;
+    if (place >= x[0] && place <= x[x.length - 1]) {
+      const share = k + 1 < x.length && x[k + 1] > x[k] ? (place - x[k]) / (x[k + 1] - x[k]) : 0;
+      value = share && isFinite(y[k + 1]) ? y[k] + share * (y[k + 1] - y[k]) : y[k];
+    }
+    found[i] = value != null && isFinite(value) && (!view.logY || value > 0) ? value : null;
+  }
+  return found;
+}
+
+function heightOf(lines, grid, tailOnly) {
+  const [first, last] = [grid[0], grid[grid.length - 1]];
+  const skip = tailOnly ? first + BEGINNING * (last - first) : -Infinity;
+  let low = Infinity, high = -Infinity;
+  for (const { values } of lines) {
+    for (let i = 0; i < grid.length; i++) {
+      if (values.y[i] == null || grid[i] < skip) continue;
+      low = Math.min(low, values.low?.[i] ?? values.y[i]);
+      high = Math.max(high, values.high?.[i] ?? values.y[i]);
+    }
+  }
+  if (low > high) return tailOnly ? heightOf(lines, grid, false) : [0, 1];
+  if (view.logY) return [low / 1.05, high * 1.05];
+  const room = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
+  return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
+}

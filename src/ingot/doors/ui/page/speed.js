@@ -1,0 +1,28 @@
+// How long steps take: percentiles, stalls, and the slowest step of every stretch.
+import { Chart } from "./charts.js";
+import { duration, fixed, h, short, shownRuns, whole } from "./store.js";
+import { table } from "./views.js";
+
+export function speedTab() {
+  const charts = [
+    new Chart({ id: "slowest", title: "slowest step of each stretch", unit: "seconds", kind: "trained", name: "step_seconds_high" }),
+    new Chart({ id: "speed", title: "tokens per second", unit: "", kind: "trained", name: "tokens_per_second" }),
+  ];
+  const host = h("div");
+  const element = h("div", {}, h("div", { class: "charts" }, charts.map((chart) => chart.element)), host);
+  return {
+    element,
+    draw() {
+      for (const chart of charts) chart.draw();
+      const rows = shownRuns().filter((run) => run.percentiles?.p50).map((run) => [run.name, ...["p50", "p95", "p99"].map((name) => seconds(run.percentiles[name])), short(run.tokens_per_second), stalls(run)]);
+      host.replaceChildren(h("p", { class: "note" }, "Seconds per step. A stall is a stretch of steps that took more than three times the median; evaluation and saves are not in it."),
+        table(["run", "median", "p95", "p99", "tokens/s", "longest stalls"], rows));
+    },
+  };
+}
+
+const seconds = (value) => (value < 0.1 ? `${fixed(value * 1000, 2)} ms` : `${fixed(value, 3)} s`);
+
+function stalls(run) {
+  return run.stalls.slice(0, 5).map(([step, lost]) => `${duration(lost)} before step ${whole(step)}`).join(", ") || "none";
+}

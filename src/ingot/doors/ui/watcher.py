@@ -1,0 +1,187 @@
+"""The thread that looks at all runs and tells every open page what has changed.
+
+It reads while somebody looks on, and once at the start. Runs that train come before old ones that are read for the first time:
+a new line is told within a second, however much is still to be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ingot.doors.facts import run_names
+from ingot.doors.ui.watched import Message, Watched
+from ingot.runs.state import read_state
+from ingot.runtime.files import to_json
+
+LOOK_SECONDS = 0.5  # between looks at files that grow
+SCAN_SECONDS = 2.0  # between looks for runs that are new, and at the processes of those that are running
+TURN_SECONDS = 0.3  # of reading old lines, before new ones are looked for again
+MOST_WAITING = 2000  # messages that a page may be behind; then it has to ask again
+
+Queue = asyncio.Queue[bytes | None]
+
+
+class Watcher:
+    """The runs below some folders, as they go on."""
+
+    def __init__(self, folders: Sequence[Path], cache: Path) -> None:
+        self.runs: dict[str, Watched] = {}  # newest first
+        self._folders, self._cache = list(folders), cache
+        self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
+        self._new: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have not been told anything
+        self._lock = threading.Lock()  # around the pages
+        self._wake, self._closed = threading.Event(), False
+        self._scanned = -SCAN_SECONDS
+        self._progress: Message = {}
+        self._thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and keep what it has read."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        for watched in self.runs.values():
+            watched.keep()
+        with self._lock:
+            for number in list(self._pages):
+                self._put(number, None)
+
+    def open_page(self) -> tuple[int, Queue]:
+        """A queue of all that is known, and of what will change; its number closes it."""
+        queue: Queue = asyncio.Queue()
+        with self._lock:
+            self._new.append((asyncio.get_running_loop(), queue))
+        self._wake.set()
+        return id(queue), queue
+
+    def close_page(self, number: int) -> None:
+        """Nobody reads this queue any more."""
+        with self._lock:
+            self._pages.pop(number, None)
+            self._new = [page for page in self._new if id(page[1]) != number]
+
+    def _work(self) -> None:
+        while not self._closed:
+            self.look()
+            if all(watched.loaded for watched in self.runs.values()):
+                self._wake.wait(LOOK_SECONDS if self._pages or self._new else None)
+                self._wake.clear()
+
+    def look(self) -> None:
+        """One round: runs that are new, lines that are new, and a stretch of what was not read yet."""
+        self._greet()
+        if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
+            self._scan()
+        for watched in list(self.runs.values()):
+            if watched.loaded:
+                self._look_at(watched, lambda: True, status=scan)
+        until = time.monotonic() + TURN_SECONDS
+        for watched in list(self.runs.values()):
+            if not watched.loaded and time.monotonic() < until and not self._closed:
+                self._look_at(watched, lambda: time.monotonic() < until, status=True)
+        self._tell_progress()
+
+    def _look_at(self, watched: Watched, goes_on: Callable[[], bool], status: bool) -> None:
+        lines = watched.series.lines, watched.series.generation
+        while watched.read() and goes_on() and not self._closed:
+            pass
+        grown = lines != (watched.series.lines, watched.series.generation)
+        settings = watched.loaded and watched.read_settings()
+        told = watched.numbers()
+        watched.series.told()
+        if (watched.state_changed() or grown or settings or status) and watched.look():
+            told.append(watched.told())
+        self._tell(told)
+
+    def _greet(self) -> None:
+        """Tell pages that have just been opened all that is known."""
+        with self._lock:
+            pages, self._new = self._new, []
+        if not pages:
+            return
+        known = list(self.runs.values())
+        events = [[self._listed(), *(watched.told() for watched in known if watched.facts)]]
+        events += [watched.numbers(whole=True) for watched in known if watched.series.lines]
+        packed = [_event(messages) for messages in [*events, [self._progress] if self._progress else []] if messages]
+        with self._lock:
+            for loop, queue in pages:
+                self._pages[id(queue)] = (loop, queue)
+                for event in packed:
+                    self._put(id(queue), event)
+
+    def _scan(self) -> None:
+        self._scanned = time.monotonic()
+        paths = sorted(find_runs(self._folders), key=_when, reverse=True)
+        known = {watched.run.path: watched for watched in self.runs.values()}
+        if set(paths) == set(known):
+            return
+        names = run_names(paths)
+        found = [known.get(path) or Watched(path, name, self._cache) for path, name in zip(paths, names, strict=True)]
+        for watched, name in zip(found, names, strict=True):
+            watched.name = name
+            watched.look()
+        self.runs = {watched.id: watched for watched in found}
+        self._tell([self._listed(), *(watched.told() for watched in found)])
+
+    def _listed(self) -> Message:
+        return {"type": "runs", "ids": list(self.runs)}
+
+    def _tell_progress(self) -> None:
+        waiting = [watched for watched in self.runs.values() if not watched.loaded]
+        total = sum(watched.size for watched in self.runs.values())
+        left = sum(max(0, watched.size - watched.series.offset) for watched in waiting)
+        now = {"type": "progress", "read": total - left, "bytes": total, "left": len(waiting), "runs": len(self.runs)}
+        if waiting or self._progress.get("left") or not self._progress:
+            self._progress = now
+            self._tell([now])
+
+    def _tell(self, messages: Sequence[Message]) -> None:
+        if not messages or not self._pages:
+            return
+        event = _event(messages)
+        with self._lock:
+            for number in list(self._pages):
+                self._put(number, event)
+
+    def _put(self, number: int, event: bytes | None) -> None:
+        loop, queue = self._pages[number]
+        if queue.qsize() > MOST_WAITING:
+            event = None
+        if event is None:
+            self._pages.pop(number)
+        with suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among folders, in them, and in the folders there."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        if read_state(folder) is not None or (folder / "config.yaml").is_file():
+            found[folder] = None
+            continue
+        for path in (*folder.glob("*"), *folder.glob("*/*")):
+            if (path / "state.json").is_file():
+                found[path] = None
+    return [path for path in found if read_state(path) is not None]
+
+
+def _when(path: Path) -> float:
+    """When a run was last heard of, by its files."""
+    for name in ("metrics.jsonl", "state.json"):
+        with suppress(OSError):
+            return (path / name).stat().st_mtime
+    return 0.0
+
+
+def _event(messages: Sequence[Message]) -> bytes:
+    return b"data: " + to_json(list(messages)).encode() + b"\n\n"
