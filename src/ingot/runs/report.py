@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.runs.steps import Kind
+from ingot.runs.task_lines import tasks_line
 
 QUIET_SECONDS = 30.0  # where lines are written, what takes long is heard of this often
 
@@ -144,7 +145,7 @@ class LineReporter(Reporter):
     def evaluation(self, report: EvaluationReport) -> None:
         self._write(evaluation_line(report))
         if report.tasks:
-            self._write(tasks_line(report))
+            self._write(tasks_line(report.step, report.tasks))
 
     def phase(self, number: int, tokens: int) -> None:
         self._write(f"phase {number} begins after {tokens:,} tokens")
@@ -209,21 +210,6 @@ def evaluation_line(report: EvaluationReport) -> str:
     return (
         f"eval {report.step}{train}  {score}{by_rows(report.rows, report.rows_of, report.stride)}  ({report.seconds:.1f} s){best}"
     )
-
-
-def task_metrics(task: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a task, without their standard errors."""
-    return {name: value for name, value in task.items() if name != "items" and not name.endswith("_stderr")}
-
-
-def tasks_line(report: EvaluationReport) -> str:
-    """The tasks of an evaluation as one line."""
-    shown = {"perplexity": ".4g"}
-    told = (
-        " ".join([name, *(f"{metric} {value:{shown.get(metric, '.4f')}}" for metric, value in task_metrics(task).items())])
-        for name, task in report.tasks.items()
-    )
-    return f"tasks {report.step}  {'  '.join(told)}"
 
 
 def by_rows(rows: int | None, rows_of: int | None, stride: int | None = None) -> str:

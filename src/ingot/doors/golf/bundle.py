@@ -52,6 +52,7 @@ LEFT_OUT = (
     "ingot.optim.polar_express",
     "ingot.runs.clearing",
     "ingot.runs.finding",
+    "ingot.runs.task_lines",
     "ingot.runs.tracking",
     "ingot.train.artifact",
     "ingot.train.sample",

@@ -1,6 +1,10 @@
-"""In place of ingot.runtime.memory: the one file leaves the allocator of a CPU as it is."""
+"""In place of ingot.runtime.memory: the one file leaves the allocator and the collector of garbage as they are."""
 
 from __future__ import annotations
+
+from contextlib import ExitStack as collected_later
+
+__all__ = ["collected_later", "keep_freed_memory"]
 
 
 def keep_freed_memory() -> None:
