@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORIGINAL := $(VENV)/gpt-simple
 MLX := $(VENV)/.mlx
 
-.PHONY: train test test-long lint bench docs clean
+.PHONY: train test test-long lint bench docs pictures clean
 
 train: $(READY)
 	@$(BIN)/ingot train --recipe demo
@@ -34,6 +34,10 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/ingot config docs -o docs/configuration.md
+
+# By the commands that their pages show; trains the demo for 90 s first.
+pictures: $(READY)
+	$(BIN)/python tools/pictures.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

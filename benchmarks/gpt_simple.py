@@ -7,7 +7,7 @@ loop steps our model on one batch that lies on the device: no data, no log, no s
 they compile. The original is looked for in --site (`make test` puts it into .venv/gpt-simple); without it its row is missing.
 
     python benchmarks/gpt_simple.py [--turns 2] [--steps 250] [--original-steps 70] [--save 100] [--site DIR] [--toy]
-        [--recompute] [--program ours ...]
+        [--recompute] [--program ours ...] [--results gpt-simple.jsonl]
 """
 
 from __future__ import annotations
@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument(
         "--recompute", action="store_true", help="gradient_checkpointing: true, its default; not for `ours keeping`"
     )
+    parser.add_argument("--results", type=Path, help="file that a line of JSON per program and turn is appended to")
     parser.add_argument("--toy", action="store_true", help="a model that a CPU steps in milliseconds")
     arguments = parser.parse_args()
     shape = TOY if arguments.toy else LARGE
@@ -212,6 +213,10 @@ def main() -> None:
                 rows.setdefault(program, []).append(each)
                 counted[program] = result["tokens"]
                 line = f"turn {turn + 1}: {program}: {1000 * each:.2f} ms, {result['tokens'] / each:,.0f} tokens/s"
+                if arguments.results:
+                    with arguments.results.open("a") as file:
+                        kept = {"program": program, "ms": 1000 * each, "tokens_per_second": result["tokens"] / each}
+                        file.write(json.dumps(kept) + "\n")
                 if program == "ours saving":
                     costs = save_costs(ends, arguments.skip, arguments.save)
                     line += f"; a save costs {', '.join(f'{cost:+.3f}' for cost in costs)} s"

@@ -79,9 +79,9 @@ def score(model: LoadedModel, given: argparse.Namespace) -> float:
     """Rows per second, of the size of HellaSwag's."""
     rows = [[(7 * row + place) % 50000 for place in range(min(80 + row % 20, given.context))] for row in range(given.items)]
     firsts = [max(1, len(row) - 20) for row in rows]
-    score_rows(model, rows[:64], firsts[:64])
+    score_rows(model.backend, rows[:64], firsts[:64])
     began = time.perf_counter()
-    score_rows(model, rows, firsts)
+    score_rows(model.backend, rows, firsts)
     return len(rows) / (time.perf_counter() - began)
 
 

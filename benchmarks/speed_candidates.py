@@ -3,7 +3,8 @@
 One engine per variant (none, each kernel alone, all of them, and each setting of --also), all with the micro-batch and the
 attention kernel that the first one chose, the same seed and the same batch. Each round times some steps of every variant; a ratio
 is the median over the rounds of its ms to those of the first, below 1 where it pays. `loss apart` is the largest difference of
-the two losses over all steps.
+the two losses over all steps. --also attention=cudnn-grouped is a variant with that attention kernel, and "A=1 + B=2" one with
+both settings.
 
 With --alone the kernels by themselves, in several block sizes, beside what the compiler makes of the plain form.
 
@@ -54,13 +55,15 @@ def measure(shape: Shape, names: list[str], also: Variants, rounds: int, steps: 
             variant, settings = next(iter(todo.items()))
             del todo[variant]
             began = time.perf_counter()
-            config = Shape(shape.recipe, {**shape.changes, "training.kernels": "off", **settings}).config()
+            changes = {**shape.changes, "training.kernels": "off", **settings}
+            attention = changes.pop("attention", None)
+            config = Shape(shape.recipe, changes).config()
             vocab_size = config.model.vocab_size or 0
             engine = open_engine(config, vocab_size)
             stack.callback(engine.close)
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
-            used = {**kept, "kernels": config.training.kernels} if kept else {}
+            used = {**kept, "kernels": config.training.kernels, "attention": attention or kept["attention"]} if kept else {}
             stepper = Stepper(config, engine, vocab_size, used)
             stepper.run(WARM_UP)
             if not kept:
@@ -213,7 +216,7 @@ def main() -> None:
     arguments = parser.parse_args()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     print(f"{date.today()}, {name}, torch {torch.__version__}", flush=True)
-    also = {given: settings_of([given]) for given in arguments.also}
+    also = {given: settings_of(given.split(" + ")) for given in arguments.also}
     if arguments.alone:
         alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return

@@ -13,7 +13,8 @@ H200 as measured). Element-wise bytes are those of a model whose every chain bet
 twice the forward; the loss reads its logits and writes their gradient once; the optimizer reads weight, gradient and two moments
 and writes all but the gradient in float32, and Muon adds its five iterations.
 
-    python benchmarks/step_profile.py [--shape golf-393k ...] [--steps 20] [--kernels 8] [--results steps.jsonl]
+    python benchmarks/step_profile.py [--shape golf-393k ...] [--set NAME=VALUE ...] [--steps 20] [--kernels 8]
+        [--results steps.jsonl]
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ SHAPES = {
     "frontier-c": Shape("golf/frontier", {"training.stages": [], "model.vocab_size": 8192}),  # its last stage
     "124m-64x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 65536}),
     "124m-12x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 12288}),
+    "llama-64x1024": Shape("gpt2", {"model.family": "llama", "training.tokens_per_step": 65536}),  # gpt-simple's 124M
 }
 TOY = Shape(
     "golf/baseline",
@@ -273,6 +275,7 @@ def show(found: dict[str, Any], kernels: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; all without it")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another setting of every shape")
     parser.add_argument("--steps", type=int, default=20, help="timed steps")
     parser.add_argument("--kernels", type=int, default=8, help="slowest kernels to name")
     parser.add_argument("--results", type=Path, help="file that a line of JSON per shape is appended to")
@@ -283,7 +286,7 @@ def main() -> None:
     shapes = {"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or SHAPES}
     for name, shape in shapes.items():
         try:
-            found = measure(name, shape, arguments.steps)
+            found = measure(name, replace(shape, changes={**shape.changes, **settings_of(arguments.set)}), arguments.steps)
             show(found, arguments.kernels)
         except Exception as error:  # one shape that does not run is no reason to lose the others
             traceback.print_exc()

@@ -2,8 +2,9 @@ import sys
 
 import pytest
 
-from ingot.artifact.fresh_process import alone, score_in_fresh_process
+from ingot.artifact.fresh_process import score_in_fresh_process
 from ingot.errors import RunError
+from ingot.runtime.ranks import without_ranks
 
 LAUNCHED = {
     "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "0", "ROLE_RANK": "1",
@@ -12,7 +13,7 @@ LAUNCHED = {
 
 
 def test_a_process_on_its_own_knows_nothing_of_the_ranks():
-    assert alone({**LAUNCHED, "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "2", "PYTHONPATH": "here"}) == {
+    assert without_ranks({**LAUNCHED, "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "2", "PYTHONPATH": "here"}) == {
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "2",
         "PYTHONPATH": "here",

@@ -5,7 +5,7 @@ import sys
 
 import frontier_h200
 import pytest
-from frontier_h200 import Case, table
+from frontier_h200 import case_of, table
 
 RUN = {
     "steps": 3500, "tokens_per_second": 1_540_000, "training_seconds": 300.0, "wall_seconds": 420.0, "passes": 5.1,
@@ -14,7 +14,7 @@ RUN = {
 
 
 def line(column, seed, bpb, size=15_900_000, seconds=300.0):
-    case = Case(column, seed, seconds, ())
+    case = case_of(column, seed, seconds, ())
     return {**RUN, "name": case.name, "column": column, "seed": seed, "val_bpb": bpb - 0.01, "artifact_bpb": bpb, "bytes": size}
 
 
@@ -47,7 +47,8 @@ def test_the_table_says_what_is_reached_and_what_is_too_large():
 
 
 def test_settings_make_another_case():
-    assert len({Case(1, 1, 300.0, settings).name for settings in ((), ("optimizer.ema_decay=0.99",), ("model.layers=9",))}) == 3
+    changes = ((), ("optimizer.ema_decay=0.99",), ("model.layers=9",))
+    assert len({case_of(1, 1, 300.0, settings).name for settings in changes}) == 3
 
 
 def test_without_a_text_it_asks_for_one(tmp_path, monkeypatch, capsys):

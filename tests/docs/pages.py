@@ -29,6 +29,7 @@ ELSEWHERE = {
     "fineweb": "needs the challenge's shards",
     "ingot serve": "goes on until Ctrl-C; tests/doors/serve has it",
     "--task-data": "needs the files of the tasks; tests/trained/test_tasks has made-up ones",
+    "task_data": "needs the files of the tasks; tests/train/test_task_runs has made-up ones",
     "ollama ": "needs ollama; tests/artifact/test_gguf has llama.cpp where it is installed",
     "ray": "needs the extra ray; tests/data/prepare has it where it is installed",
     "nproc_per_node=2": "takes long to start; tests/doors/nanogpt/test_nanogpt_resume has it",

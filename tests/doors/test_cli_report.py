@@ -56,6 +56,21 @@ def test_the_page_has_everything_inside_and_asks_nothing_of_anybody(call, runs, 
     assert set(data) == {"a", "b", "c"} and len(data["a"]["loss"]) > 5 and data["a"]["tokens_per_second"]
 
 
+def test_tasks_that_were_scored_while_training_have_a_table_and_a_curve(call, runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert "<h2>Tasks" not in (call("report", runs[0], "-o", tmp_path / "r.html"), (tmp_path / "r.html").read_text())[1]
+    scored = {"lambada": {"items": 100, "acc": 0.25, "acc_stderr": 0.0435, "perplexity": 30.0}, "piqa": {"items": 1, "acc": 1.0}}
+    with (runs[0] / "metrics.jsonl").open("a") as metrics:
+        metrics.write(
+            json.dumps({"kind": "evaluation", "step": 9, "val_bpb": 2.0, "elapsed_seconds": 1.0, "tasks": scored}) + "\n"
+        )
+    assert call("report", runs[0], "-o", tmp_path / "s.html").exit_code == 0
+    page = (tmp_path / "s.html").read_text()
+    assert "<td>9</td><td>lambada</td><td>0.2500</td><td>0.0435</td><td></td><td>100</td>" in page and "<td>piqa</td>" in page
+    assert '"tasks":{"lambada":[[9.0,0.25]]' in re.sub(r"\s", "", page)
+    assert "tasks, part of the answers that are right" in call("watch", runs[0]).stdout
+
+
 def test_of_one_run_the_settings_that_are_not_the_defaults_are_shown(call, runs, tmp_path):
     pytest.importorskip("matplotlib")
     assert call("report", runs[0], "-o", tmp_path / "r.html").exit_code == 0

@@ -51,6 +51,7 @@ FAMILIES = [
     {
         "model__family": "frontier", "model__kv_heads": 2, "model__window": 8, "optimizer__name": "muon",
         "optimizer__muon_beta2": 0.9, "optimizer__muon_cautious": "true", "optimizer__muon_weight_decay": 0.1,
+        "optimizer__epsilon": 1e-5,  # while branches are zero the mixes have no gradient but rounding: AdamW must not magnify it
     },
 ]  # fmt: skip
 

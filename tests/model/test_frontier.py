@@ -20,6 +20,20 @@ def test_the_recipes_have_the_weights_they_are_known_for(recipe, millions):
     assert count_parameters("frontier", vocab_size=8192, context=4096, **settings) / 1e6 == pytest.approx(millions, abs=0.05)
 
 
+def test_the_speed_run_has_at_most_125_million_weights():
+    config = load_config("speedrun/124m", environment={}).config
+    settings = config.model.model_dump(exclude={"family"})
+    assert (settings["vocab_size"], settings["context"], config.data.seq_len, config.stride) == (50304, 1024, 1024, 1024)
+    assert count_parameters("frontier", **settings) <= 125_000_000
+
+
+def test_the_layers_that_add_to_their_values_can_be_named():
+    plain = make("frontier", values="tables")
+    assert [block.attn.value_table is not None for block in plain.blocks] == [True, False, True, False, True]
+    named = make("frontier", values="tables", value_layers=[1, 2])
+    assert [block.attn.value_table is not None for block in named.blocks] == [False, True, True, False, False]
+
+
 @torch.no_grad()
 def test_a_new_model_predicts_from_the_embedding_alone():
     model, tokens = new("frontier"), tokens_of()
@@ -122,6 +136,7 @@ def test_a_stage_may_set_the_window_and_nothing_else():
     [
         ({"rope_part": 1.0}, r"model\.key_offset needs dimensions that are not turned; set model\.rope_part below 1"),
         ({"rope_part": 0.001}, r"model\.rope_part=0\.001 turns no pair of a head's 128 dimensions; raise it"),
+        ({"value_layers": [0, 10]}, r"model\.value_layers names layer 10; the last of 10 layers is 9"),
         ({"pattern": "SXL"}, "pattern"),
         ({"values": "some"}, "values"),
     ],

@@ -45,3 +45,27 @@ def test_a_compiled_model_with_kernels_is_one_graph():
         expected = gradients(model, tokens, targets)
         found = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), tokens, targets)
     assert_same({name.removeprefix("_orig_mod."): grad for name, grad in found.items()}, expected, atol=1e-6)
+
+
+def test_queries_keys_and_values_are_one_product_where_gradients_are_wanted_alone(monkeypatch):
+    model = make("llama", kv_heads=1, qkv_bias=True)
+    use_kernels(model, ["qkv"])
+    attention, made = model.blocks[0].attn, []
+    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
+        layer.register_forward_hook(lambda *_: made.append(1))
+    model(tokens_of(), targets_of())
+    assert not made
+    with torch.no_grad():  # those who watch what a layer is given see it
+        model(tokens_of(), targets_of())
+    assert len(made) == 3
+
+
+def test_a_product_of_several_layers_follows_autocast():
+    model = make("golf", kv_heads=1)
+    plain, fused = copy.deepcopy(model), model
+    use_kernels(fused, ["qkv"])
+    tokens, targets = tokens_of(), targets_of()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (gradients(one, tokens, targets) for one in (fused, plain))
+    assert_same(found, expected, atol=5e-3)
+    assert all(grad.dtype == torch.float32 for grad in found.values())

@@ -352,3 +352,49 @@ def test_a_compiled_step_is_the_plain_one_and_needs_one_graph_whatever_the_rates
             optimizer.step()
     torch.testing.assert_close(plain[0], compiled[0], atol=1e-5, rtol=0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("options", [{}, NORMUON[1]])
+def test_what_is_remembered_of_one_shape_stays_in_one_tensor(options):
+    params = matrices((8, 16), (16, 8), (8, 16), (8, 16))
+    optimizer = make(params, **options)
+    places = []
+    for step in range(3):
+        give_gradients(params, seed=step)
+        optimizer.step()
+        places.append([value.data_ptr() for p in params for value in optimizer.state[p].values()])
+    assert places[0] == places[1] == places[2]
+    stacks = {optimizer.state[p]["momentum"].untyped_storage().data_ptr() for p in params}
+    assert len(stacks) == 2
+
+
+@pytest.mark.parametrize("options", [{}, NORMUON[1]])
+def test_a_state_that_was_put_back_goes_on_as_if_it_had_stayed(options):
+    stayed, moved = (matrices((8, 16), (16, 8), (8, 16)) for _ in range(2))
+    one, other = make(stayed, **options), make(moved, **options)
+    for step in range(4):
+        for params, optimizer in ((stayed, one), (moved, other)):
+            give_gradients(params, seed=step)
+            optimizer.step()
+        if step == 1:  # as a checkpoint is loaded: tensors of their own
+            kept = {p: {key: value.clone() for key, value in state.items()} for p, state in other.state.items()}
+            other.state.clear()
+            other.state.update(kept)
+    assert equal(bits(stayed, one)[0], bits(moved, other)[0]) and equal(bits(stayed, one)[1], bits(moved, other)[1])
+
+
+def test_matrices_without_a_gradient_for_a_while_keep_their_own_memory():
+    together, apart = (matrices((8, 16), (8, 16), (8, 16)) for _ in range(2))
+    one, others = make(together), [make([p]) for p in apart]
+    for step, absent in enumerate([None, 0, 1, None, 0]):
+        for params in (together, apart):
+            give_gradients(params, seed=step)
+            if absent is not None:
+                params[absent].grad = None
+        one.step()
+        for number, optimizer in enumerate(others):
+            if number != absent:
+                optimizer.step()
+    for p, q, optimizer in zip(together, apart, others, strict=True):
+        torch.testing.assert_close(p, q, atol=1e-6, rtol=0)
+        torch.testing.assert_close(one.state[p]["momentum"], optimizer.state[q]["momentum"], atol=1e-6, rtol=0)

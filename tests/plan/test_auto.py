@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,11 +12,11 @@ from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import ConfigError
-from ingot.plan.auto import CHOSEN, MOST_PASSES, Facts, choose, resolve_auto
+from ingot.plan.auto import CHOSEN, MOST_PASSES, Facts, choose, choose_tokenizer, resolve_auto
 from ingot.train.start import run
 
-LAPTOP = Facts("cpu, 2 threads", False, 27e9, 90.0, 4_782_455, 257, True)
-H200 = Facts("NVIDIA H200", True, 0.33 * 782e12, 300.0, 90_500_000, 8192, True)
+LAPTOP = Facts("cpu, 2 threads", False, 37e9, 90.0, 1_790_000, 2048, True, 4_782_417, "bpe:2048")
+H200 = Facts("NVIDIA H200", True, 0.33 * 782e12, 300.0, 90_500_000, 8192, True, 321_000_000)
 
 
 def trained(facts):
@@ -24,17 +26,19 @@ def trained(facts):
     return facts.rate * facts.seconds / (6 * weights), weights
 
 
-@pytest.mark.parametrize("facts", [LAPTOP, H200, replace(LAPTOP, rate=3e9), replace(H200, seconds=3600.0, tokens=10**10)])
-def test_a_budget_is_spent_on_about_twenty_tokens_for_each_weight(facts):
+@pytest.mark.parametrize(
+    "facts", [LAPTOP, H200, replace(LAPTOP, rate=3e9, vocab_size=512), replace(H200, seconds=3600.0, tokens=10**10)]
+)
+def test_a_budget_is_spent_on_about_seven_tokens_for_each_weight(facts):
     tokens, weights = trained(facts)
-    assert 8 < tokens / weights < 50
+    assert 2 < tokens / weights < 16
     batch = choose(facts).settings["training.tokens_per_step"]
     assert batch == 262_144 or 1200 < tokens / batch < 5000 or batch == 2048
     assert choose(facts).settings["training.max_steps"] is None
 
 
 def test_a_faster_machine_and_a_longer_budget_get_a_larger_model():
-    widths = [choose(replace(LAPTOP, rate=rate)).settings["model.width"] for rate in (1e9, 27e9, 300e9)]
+    widths = [choose(replace(LAPTOP, rate=rate)).settings["model.width"] for rate in (1e9, 37e9, 300e9)]
     assert widths == sorted(widths) and widths[0] < widths[-1]
     assert choose(replace(LAPTOP, seconds=9000.0)).settings["model.width"] > choose(LAPTOP).settings["model.width"]
 
@@ -52,16 +56,27 @@ def test_text_that_is_read_again_is_redrawn_where_documents_are_known():
 
 
 def test_little_text_gets_a_smaller_model_and_an_early_end_and_is_told_so():
-    few = choose(replace(LAPTOP, tokens=30_000))
+    few = choose(replace(LAPTOP, tokens=30_000, bytes=30_000, vocab_size=260, tokenizer="byte"))
     steps, batch = few.settings["training.max_steps"], few.settings["training.tokens_per_step"]
     assert steps * batch <= MOST_PASSES * 30_000 and few.settings["model.width"] < choose(LAPTOP).settings["model.width"]
-    assert "30,000 tokens are few" in few.reasons[2] and "ends before its 90 s" in few.reasons[2]
+    assert batch < choose(LAPTOP).settings["training.tokens_per_step"] and few.settings["optimizer.muon_weight_decay"] == 1.0
+    assert "30,000 bytes are 30,000 tokens (bytes, too few for more ids), read 8.0 times" in few.reasons[2]
+    assert "they are few: 8 passes at most" in few.reasons[2] and "ends before its 90 s" in few.reasons[2]
 
 
 def test_three_lines_say_what_was_chosen_and_why():
     reasons = choose(LAPTOP).reasons
     assert [line.partition(":")[0] for line in reasons] == ["model", "batch", "data"]
-    assert "27.0 GFLOP/s" in reasons[0] and "in rows of 64" in reasons[1] and "4,782,455 tokens, read" in reasons[2]
+    assert "37.0 GFLOP/s" in reasons[0] and "in rows of 64" in reasons[1]
+    assert "4,782,417 bytes are 1,790,000 tokens (2,048 ids learned from them), read" in reasons[2]
+    assert choose(replace(LAPTOP, tokenizer=None)).reasons[2].startswith("data: 1,790,000 tokens, read")
+
+
+def test_the_vocabulary_grows_with_the_budget_and_the_text():
+    laptop, h200 = LAPTOP.rate * LAPTOP.seconds, H200.rate * H200.seconds
+    assert choose_tokenizer(laptop, 5_000_000) == "bpe:2048" and choose_tokenizer(h200, 321_000_000) == "bpe:8192"
+    assert choose_tokenizer(laptop, 30_000) == "byte" and choose_tokenizer(laptop, 1_100_000) == "bpe:1024"
+    assert choose_tokenizer(laptop / 1000, 5_000_000) == "bpe:1024"
 
 
 @pytest.fixture
@@ -99,6 +114,20 @@ def test_a_run_goes_on_with_what_was_chosen_when_it_began(load, tmp_path, monkey
     assert {name for name, origin in again.origins.items() if "measured" in origin} == {*CHOSEN} - {
         "training.max_steps"
     }  # which is given
+
+
+def test_text_without_a_tokenizer_gets_one_and_a_given_one_stays(load, tmp_path, monkeypatch):
+    monkeypatch.setattr("ingot.plan.auto.PROBE_SECONDS", 0.0)
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    words = "to be or not to be that is the question whether tis nobler in the mind to suffer the slings and arrows"
+    lines = [{"text": " ".join(random.Random(number).choices(words.split(), k=300))} for number in range(400)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told: list[str] = []
+    resolved = resolve_auto(load(data__path=str(tmp_path / "mine.jsonl")), 1, told.append)
+    assert resolved.config.data.tokenizer == "bpe:512" and resolved.origins["data.tokenizer"] == "recipe auto, measured"
+    assert "ids learned from them" in told[2]
+    resolved = resolve_auto(load(data__path=str(tmp_path / "mine.jsonl"), data__tokenizer="byte"), 1, told.append)
+    assert resolved.config.data.tokenizer == "byte" and resolved.origins["data.tokenizer"] == "command line"
 
 
 def test_what_cannot_be_planned_is_refused(load):

@@ -30,6 +30,12 @@ def test_loss_and_score_stand_over_the_axis_that_is_asked_for(tmp_path: Path, ax
     assert found.val_bpb == [(places[1], 3.0)]
 
 
+def test_every_task_has_a_curve_of_its_accuracy(tmp_path: Path):
+    of_two = {"lambada": {"items": 3, "acc": 0.5, "perplexity": 9.0}, "piqa": {"items": 3, "acc": 0.1, "acc_norm": 0.2}}
+    run = run_of(tmp_path, {"kind": "evaluation", "step": 2, "val_bpb": 3.0, "tasks": of_two}, {"kind": "evaluation", "step": 3})
+    assert read_curves(run).tasks == {"lambada": [(2, 0.5)], "piqa": [(2, 0.2)]}
+
+
 def test_a_number_that_is_not_finite_leaves_a_gap(tmp_path: Path):
     run = run_of(
         tmp_path, *({"kind": "train", "step": step, "loss": loss} for step, loss in enumerate([2.0, None, float("nan")]))

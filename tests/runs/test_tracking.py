@@ -1,11 +1,15 @@
-"""Weights & Biases and TensorBoard get the numbers of a run; what goes wrong there is told once and training goes on."""
+"""Weights & Biases, trackio and TensorBoard get the numbers of a run; what goes wrong there is told and training goes on."""
 
 from __future__ import annotations
 
 import builtins
 import importlib
+import importlib.util
 import json
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +113,74 @@ def test_without_the_package_there_is_one_warning_and_the_others_go_on(tmp_path:
 
     monkeypatch.setattr(importlib, "import_module", missing)
     said: list[str] = []
-    with opened(tmp_path, said, wandb_project="words", tensorboard=True) as tracking:
+    with opened(tmp_path, said, wandb_project="words", trackio_project="words", tensorboard=True) as tracking:
         for step in (1, 2):
             tracking.step(step_report(step), log=True)
-    [line] = said
-    assert "pip install 'ingot[wandb]'" in line and line.endswith("training goes on without it")
+    assert ["wandb" in said[0], "trackio" in said[1], len(said)] == [True, True, 2]
+    for name, line in zip(("wandb", "trackio"), said, strict=True):
+        assert f"pip install 'ingot[{name}]'" in line and line.endswith("training goes on without it")
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_trackio_goes_on_with_a_run_that_is_resumed_and_prints_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[dict[str, Any]] = []
+
+    class Package:
+        def init(self, **words: Any) -> Any:
+            print("* words of its own")
+            begun.append({**words, "sent": []})
+            return self
+
+        def log(self, values: Any, step: int) -> None:
+            begun[-1]["sent"].append((step, values["train/loss"]))
+
+        def finish(self) -> None:
+            print("* please wait")
+            begun[-1]["over"] = True
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: Package())
+    for step in (0, 4):
+        with opened(tmp_path / ".", [], step=step, trackio_project="words") as tracking:
+            tracking.step(step_report(step + 1), log=True)
+    assert capsys.readouterr().out == ""
+    assert [(words["project"], words["name"], words["resume"], words["sent"]) for words in begun] == [
+        ("words", tmp_path.name, "never", [(1, 2.5)]),
+        ("words", tmp_path.name, "allow", [(5, 2.5)]),
+    ]
+    assert begun[0]["config"] == {"model": {"width": 16}} and all(words["over"] for words in begun)
+
+
+IN_TRACKIO = """
+import json, sys
+from pathlib import Path
+from ingot.config.schema import TrackingSection
+from ingot.runs.report import EvaluationReport, StepReport
+from ingot.runs.tracking import open_tracking
+
+settings, words = TrackingSection(trackio_project="words"), lambda report: None
+for first, loss in ((0, 2.5), (1, 2.0), (0, 7.0)):  # a run, a session of it that goes on, a run that begins anew
+    with open_tracking(settings, Path("run"), first, None, {}, words, print) as told:
+        told.step(StepReport(first + 1, 20, loss, 0.5, 1e-3, 64, 640.0, 0.1, None, 0, None, 0.1), log=True)
+        if first:
+            told.evaluation(EvaluationReport(2, 2.0, 1.25, 100, 400, 0.1, 1.0, True))
+from trackio.sqlite_storage import SQLiteStorage
+runs = [SQLiteStorage.get_logs("words", one["name"], run_id=one["id"]) for one in SQLiteStorage.get_run_records("words")]
+print(json.dumps([[(one["step"], one.get("train/loss"), one.get("eval/bpb")) for one in run] for run in runs]))
+"""
+
+
+def test_the_real_trackio_keeps_the_numbers_on_this_machine(tmp_path: Path) -> None:
+    """In a process of its own, because it reads where its store lies when it is imported."""
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("trackio is not installed (the extra `trackio`)")
+    (tmp_path / "run").mkdir()
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", IN_TRACKIO], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[[1, 2.5, None], [2, 2.0, None], [2, None, 1.25]], [[1, 7.0, None]]]
+    assert (tmp_path / "store").is_dir()
 
 
 def test_what_takes_no_more_values_is_told_once_and_left_out(tmp_path: Path) -> None:

@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-GATHERING = ("tune", "score", "generate", "snapshot", "weights", "step")
+from tiny_runs import records
+
+import ingot
+from ingot.trained.tasks import read_items, score_tasks, task_rows
+
+GATHERING = ("tune", "score", "score_rows", "generate", "snapshot", "weights", "step")
 
 PROGRAM = """
 import json, sys
@@ -26,6 +31,8 @@ for name in {names}:
         return found
     setattr(TorchBackend, name, watched)
 data, folder, out = map(Path, sys.argv[1:])
+import ingot.trained.scoring
+ingot.trained.scoring.BATCH_TOKENS = 25  # of the task's rows few are scored at once, and of the last batch not all ranks have any
 # 3 ranks share 5 rows a step and score 7 rows, 2 at a time: one rank has 3 of them and two batches, the others 2 and one.
 train_tiny(data, folder, **{settings})
 import os
@@ -41,14 +48,18 @@ SETTINGS = {
     "evaluation__micro_batch": 2,
     "evaluation__sample_tokens": 3,
     "training__priming_steps": 1,
+    "evaluation__tasks": "blimp",
 }
+TASK = [{"sentence_good": "abcde" * (i % 2), "sentence_bad": f"edcb{'a' * i}"} for i in range(7)]
 
 
 def test_every_rank_makes_the_same_calls(data, tmp_path):
     count = 3
     out = tmp_path / "calls"
     out.mkdir()
-    program = PROGRAM.format(names=GATHERING, settings=SETTINGS)
+    (tmp_path / "blimp").mkdir()
+    (tmp_path / "blimp" / "made-up.jsonl").write_text("\n".join(map(json.dumps, TASK)))
+    program = PROGRAM.format(names=GATHERING, settings={**SETTINGS, "evaluation__task_data": str(tmp_path)})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "--no-python"]
     command += [sys.executable, "-c", program, str(data), str(tmp_path / "run"), str(out)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
@@ -56,4 +67,7 @@ def test_every_rank_makes_the_same_calls(data, tmp_path):
     assert done.returncode == 0, done.stderr
     calls = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(count)]
     assert all(one == calls[0] for one in calls)
-    assert {"score", "generate", "snapshot", "weights"} <= set(calls[0])
+    assert {"score", "score_rows", "generate", "snapshot", "weights"} <= set(calls[0])
+    model = ingot.load(tmp_path / "run", device="cpu")
+    alone = score_tasks(task_rows(read_items(["blimp"], tmp_path), model.tokenizer, model.context, None), model.backend)
+    assert records(tmp_path / "run", "evaluation")[-1]["tasks"]["blimp"] == alone["blimp"].record()

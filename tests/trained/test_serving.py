@@ -45,7 +45,7 @@ def pieces(found):
 def test_scores_are_those_of_each_row_alone_whatever_its_company(model):
     rows = [[1, 70, 80, 90], [1, 5], list(range(4, 60)), [9, 8, 7, 6, 5]]
     firsts = [1, 1, 30, 3]
-    found = score_rows(model, rows, firsts, top=2)
+    found = score_rows(model.backend, rows, firsts, top=2)
     for row, first, scores in zip(rows, firsts, found, strict=True):
         with torch.no_grad():
             alone = model.backend.model(torch.tensor([row[:-1]]))[0].log_softmax(-1)
@@ -87,7 +87,7 @@ def test_a_stop_ends_a_text_before_it_and_is_never_shown_in_part(engine):
 def test_scores_of_what_is_written_come_in_a_stream_too(engine, model):
     whole = pieces(ask(engine, [1, 70, 71], tokens=20, seed=2, logprobs=2)[1])[0]
     parts = pieces(ask(engine, [1, 70, 71], tokens=20, seed=2, logprobs=2, stream=True)[1])
-    [expected] = score_rows(model, [[1, 70, 71, *whole.ids]], [3])
+    [expected] = score_rows(model.backend, [[1, 70, 71, *whole.ids]], [3])
     np.testing.assert_allclose(whole.scores.chosen, expected.chosen, atol=1e-6)
     np.testing.assert_allclose(np.concatenate([part.scores.chosen for part in parts]), expected.chosen, atol=1e-5)
 

@@ -18,9 +18,9 @@ from ingot.data.tokenizers.huggingface import from_json
 from ingot.data.tokenizers.plain import CharTokenizer
 from ingot.data.tokenizers.training import learn
 from ingot.doors.cli import eval as verb
-from ingot.errors import ConfigError, DataError
+from ingot.errors import ConfigError, DataError, Setting
 from ingot.eval.tasks import TASKS, Item, read_task, score_items, task_names
-from ingot.trained.tasks import encode_pair, run_tasks
+from ingot.trained.tasks import encode_pair, read_items, score_tasks, task_rows
 
 HELLASWAG = {
     "activity_label": "Baking", "ctx_a": "A man takes flour.", "ctx_b": "he", "ctx": "A man takes flour. he", "label": "1",
@@ -72,6 +72,11 @@ def folder(tmp_path):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_small_model(tmp_path_factory.mktemp("model") / "small.ingot")
+
+
+def run_tasks(model, names, folder, truncate=False):
+    cut = None if truncate else Setting("--truncate")
+    return score_tasks(task_rows(read_items(names, folder), model.tokenizer, model.context, cut), model.backend)
 
 
 def test_items_are_what_lm_eval_asks(folder):
@@ -197,7 +202,6 @@ def test_the_verb_prints_accuracies_and_says_what_does_not_go_together(model, fo
     told = json.loads(call("--tasks", "piqa,winogrande", "--task-data", folder, "--limit", 1, "--json").stdout)["tasks"]
     assert (told["piqa"]["items"], sorted(told["winogrande"])) == (1, ["acc", "acc_stderr", "items"])
     assert "+-" in call("--tasks", "piqa", "--task-data", folder).stdout
-    assert "needs --task-data DIR" in str(call("--tasks", "piqa").exception)
     assert "--limit and --truncate are for --tasks" in str(call("--limit", 3).exception)
     assert "leave --data, --rows" in str(call("--tasks", "piqa", "--task-data", folder, "--rows", 3).exception)
 

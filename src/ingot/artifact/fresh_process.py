@@ -7,16 +7,13 @@ import os
 import re
 import select
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import RunError
 from ingot.runtime.children import python_command
-
-# What a launcher tells its ranks. A child that found these would wait for the other ranks of a group it is not part of.
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
-RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
+from ingot.runtime.ranks import without_ranks
 
 RUN_INGOT = "from ingot.runtime.children import end_with_parent; end_with_parent(); from ingot.doors.cli.main import run; run()"
 SCORING = "scoring the artifact"  # what is waited for meanwhile
@@ -42,7 +39,7 @@ def score_in_fresh_process(
     progress(0, 0)
     heard: list[str] = []
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, env=alone(os.environ), **pipes) as child:
+    with subprocess.Popen(command, env=without_ranks(os.environ), **pipes) as child:
         assert child.stdout is not None and child.stderr is not None
         for line in _lines(child.stderr.fileno()):
             if told := ROWS.fullmatch(line):
@@ -74,8 +71,3 @@ def _lines(pipe: int) -> Iterator[str]:
         else:
             yield rest.decode(errors="replace").strip()
             return
-
-
-def alone(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that belongs to no group."""
-    return {k: v for k, v in environment.items() if k not in RANK_VARIABLES and not k.startswith(RANK_PREFIXES)}

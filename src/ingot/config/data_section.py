@@ -24,13 +24,14 @@ class DataSection(Section):
     path: str = Field(
         "sample:shakespeare",
         description="Folder that `ingot data prepare` made, {train,val}/BUCKET/ with .bin and .idx or with .jsonl, one .jsonl "
-        "file, or sample:shakespeare for the text inside the package.",
+        "file, or sample:shakespeare for the text inside the package; sample:shakespeare+bpe:2048 has that tokenizer where "
+        "data.tokenizer is null.",
     )
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer for a bundled sample, .jsonl or .bin with .idx: byte, char, gpt2, a file (.model or "
-        "tokenizer.json) or a hub name; null: byte for a sample. A prepared folder brings its own; if both are given they must "
-        "agree.",
+        description="Tokenizer for a bundled sample, .jsonl or .bin with .idx: byte, char, bpe:N (byte-level BPE with N ids "
+        "that are learned from the training text), gpt2, a file (.model or tokenizer.json) or a hub name; null: byte for a "
+        "sample. A prepared folder brings its own; if both are given they must agree.",
     )
     trust_tokens: bool = Field(
         False,

@@ -67,7 +67,8 @@ def _words(part: Mapping[str, Any]) -> list[str]:
 def _kind(part: Mapping[str, Any]) -> list[str]:
     if part["type"] == "boolean":
         return ["true", "false"]
-    listed = "mappings" if "$ref" in part.get("items", {}) else "numbers"
+    items = part.get("items", {})
+    listed = "mappings" if "$ref" in items else "words" if items.get("type") == "string" else "numbers"
     name = {"string": "text", "object": "mapping", "array": f"list of {listed}"}.get(part["type"], part["type"])
     if isinstance(part.get("additionalProperties"), dict):
         name = "mapping of names to numbers"

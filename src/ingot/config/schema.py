@@ -1,8 +1,8 @@
 """Every setting of a run: its name, type, default and meaning.
 
-This file, with data_section.py beside it, is the one source of `--help`, the commented YAML of `ingot init`,
-docs/configuration.md and the JSON schema. A field's description is its documentation, so it says what the value does and in which
-unit.
+This file, with data_section.py and evaluation_section.py beside it, is the one source of `--help`, the commented YAML of
+`ingot init`, docs/configuration.md and the JSON schema. A field's description is its documentation: it says what the value does
+and in which unit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from ingot.config.checks import check
 from ingot.config.data_section import DataSection
+from ingot.config.evaluation_section import EvaluationSection
 from ingot.config.families import AnyModel
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
@@ -163,7 +164,9 @@ class TrainingSection(Section):
         [], description="Stages with a batch, a row length and rates of their own, one after the other. Empty: one for all."
     )
     micro_batch: Positive | Literal["auto"] = Field(
-        "auto", description="Rows in one forward pass of one rank. auto: as many as the step has and the device holds."
+        "auto",
+        description="Rows in one forward pass of one rank. auto: on a GPU the least of the step's halves, quarters and so on "
+        "that is hardly slower than the fastest that fits, as tried; elsewhere as many as the step has, at most 16,384 tokens.",
     )
     seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the best one of torch's.")
@@ -182,6 +185,9 @@ class TrainingSection(Section):
         description="torch.compile. true: the whole model. blocks: each block and the loss by themselves, which shortens the "
         "time before the first step and may make steps a little slower. auto: the whole model, on CUDA only, where it pays.",
     )
+    compile_optimizer: bool | Literal["auto"] = Field(
+        "auto", description="Compile Muon's step on CUDA: fewer kernels, a longer start. auto: NorMuon's, where the model is."
+    )
     deterministic: bool = Field(
         False,
         description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "
@@ -192,11 +198,11 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary"]] = Field(
+    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary", "qkv"]] = Field(
         "auto",
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
-        "logits; rotary: norm, rotation and gain of queries and keys in one. A list: these. auto: those that were seen to pay "
-        "and run here, none of them so far. off: none.",
+        "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values. A "
+        "list: these. auto: those that were seen to pay and run here, loss so far. off: none.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
@@ -262,49 +268,6 @@ class BudgetSection(Section):
     artifact_bytes: Positive | None = Field(None, description="Largest size of the exported model in bytes. null: no limit.")
 
 
-class EvaluationSection(Section):
-    """How the model is judged while and after it trains."""
-
-    every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
-    at_start: bool = Field(False, description="Evaluate before the first step too.")
-    at_end: bool = Field(True, description="Evaluate when the run is complete.")
-    rows: Positive | None = Field(
-        None,
-        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation reads "
-        "final_rows.",
-    )
-    final_rows: Positive | Literal["auto"] | None = Field(
-        "auto",
-        description="Rows that the last evaluation and the artifact's scoring read, spread evenly over the validation split. "
-        "null: all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and all would take longer than 10 "
-        "seconds and half the budget: then as many as that time allows, in evaluations during training too, which also "
-        "take no longer in all than the training. A score of a part says so.",
-    )
-    train_rows: Positive | None = Field(
-        None, description="Rows of the training split that are scored beside the validation split. null: none."
-    )
-    whole_rows: bool = Field(
-        False, description="Leave out the last row where the text does not fill it. false: score every token."
-    )
-    stride: Positive | None = Field(
-        None,
-        description="Tokens from one validation row to the next. null: data.seq_len, rows that do not overlap. Less: each row "
-        "scores only its last `stride` tokens, which see more context; takes seq_len / stride times as long.",
-    )
-    micro_batch: Positive = Field(64, description="Rows in one forward pass of one rank.")
-    bytes: Literal["text", "pieces"] = Field(
-        "text",
-        description="What val_bpb divides by. text: the UTF-8 bytes of the original text, as preparation counted them. pieces: "
-        "the bytes of the tokenizer's pieces, as golf counts them. The other is reported beside it where it differs.",
-    )
-    sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="Tokens of sample text written at each evaluation, into samples/. 0: no samples."
-    )
-    sample_prompt: str = Field("", description="What the samples begin with. Empty: the start of a document.")
-    temperature: Rate = Field(0.8, description="Temperature of the samples.")
-    top_k: Count = Field(0, description="Samples are drawn from this many most likely tokens. 0: from all.")
-
-
 Spreads = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -362,6 +325,11 @@ class TrackingSection(Section):
     wandb_mode: Literal["online", "offline"] | None = Field(
         None,
         description="offline: keep the numbers in the run folder until `wandb sync`. null: what WANDB_MODE says, else online.",
+    )
+    trackio_project: str | None = Field(
+        None,
+        description="Project of trackio, in its store on this machine, that gets the numbers too under the name of the run "
+        "folder; needs the extra `trackio`. null: none.",
     )
     tensorboard: bool = Field(
         False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."

@@ -47,7 +47,7 @@ TRANSIENT = (408, 429, 500, 502, 503, 504)
 LONGEST_WAIT = 30.0  # seconds between two attempts, unless the hub asks for more
 LONGEST_ASKED_WAIT = 300.0
 ANSWER_SECONDS = 30.0
-CONNECT_SECONDS = 4.0  # to find somebody who answers at all
+CONNECT_SECONDS = 3.0  # to find somebody who answers at all
 TRANSFERS = 3  # of a file that arrives damaged
 
 

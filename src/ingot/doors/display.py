@@ -19,6 +19,7 @@ from ingot.runs.report import (
     begin_line,
     evaluation_line,
     saved_line,
+    tasks_line,
 )
 from ingot.runs.steps import Kind
 from ingot.runtime.ranks import ranks_from_environment
@@ -78,6 +79,8 @@ class LiveReporter(Reporter):
         self._bpb = f"bpb {report.val_bpb:.4f}"
         self._work = None if self._step is not None else Work("training")
         self._say(evaluation_line(report))
+        if report.tasks:
+            self._say(tasks_line(report))
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         self._say(saved_line(path, kind))

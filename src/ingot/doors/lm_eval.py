@@ -70,7 +70,7 @@ class IngotLM(TemplateLM):
         """The log-probability of each continuation, and whether it is the likeliest."""
         rows = [(before + after)[-(self.max_length + 1) :] for _, before, after in requests]
         firsts = [max(1, len(row) - len(after)) for row, (_, _, after) in zip(rows, requests, strict=True)]
-        scores = score_rows(self.model, rows, firsts)
+        scores = score_rows(self.model.backend, rows, firsts)
         return [(one.total, one.is_greedy(row[one.first :])) for one, row in zip(scores, rows, strict=True)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:

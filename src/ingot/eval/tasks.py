@@ -1,4 +1,6 @@
-"""Tasks that people compare models by: questions with choices, and the last word of a text, from files as they are published.
+"""Tasks that people compare models by: questions with choices, and the last word of a text, as they are published.
+
+They are read from files on the disk, or from the datasets on the Hugging Face hub that lm-eval reads.
 
 Each becomes what lm-eval 0.4 asks a model: the log-probability of a continuation after a context, with lm-eval's words around a
 question and a space between the two. Accuracies are then the same numbers to the last digit.
@@ -10,8 +12,9 @@ import json
 import math
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task lies below a folder, and what a line of it says. `files` are patterns; the first that fits is taken."""
+    """Where a task lies below a folder and on the hub, and what a line of it says; of the patterns `files` the first that fits
+    is taken."""
 
     files: tuple[str, ...]
+    hub: str
     read: Callable[[Mapping[str, Any]], Item]
     metrics: tuple[str, ...] = ("acc", "acc_norm")
 
@@ -116,15 +121,31 @@ def _blimp(line: Mapping[str, Any]) -> Item:
 
 
 TASKS = {
-    "hellaswag": Task(("hellaswag_val.jsonl", "hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl"), _hellaswag),
-    "lambada": Task(("lambada_openai.jsonl", "lambada_test.jsonl", "lambada.jsonl"), _lambada, ("acc", "perplexity")),
-    "arc_easy": Task(("arc_easy.jsonl", "ARC-Easy-Test.jsonl", "ARC-Easy/ARC-Easy-Test.jsonl"), _question),
-    "arc_challenge": Task(
-        ("arc_challenge.jsonl", "ARC-Challenge-Test.jsonl", "ARC-Challenge/ARC-Challenge-Test.jsonl"), _question
+    "hellaswag": Task(
+        ("hellaswag_val.jsonl", "hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl"), "hf:Rowan/hellaswag:validation", _hellaswag
     ),
-    "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), _piqa),
-    "winogrande": Task(("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"), _winogrande, ("acc",)),
-    "blimp": Task(("blimp.tar.xz", "blimp/data/*.jsonl", "blimp/*.jsonl"), _blimp, ("acc",)),
+    "lambada": Task(
+        ("lambada_openai.jsonl", "lambada_test.jsonl", "lambada.jsonl"),
+        "hf:EleutherAI/lambada_openai/default:test",
+        _lambada,
+        ("acc", "perplexity"),
+    ),
+    "arc_easy": Task(
+        ("arc_easy.jsonl", "ARC-Easy-Test.jsonl", "ARC-Easy/ARC-Easy-Test.jsonl"), "hf:allenai/ai2_arc/ARC-Easy:test", _question
+    ),
+    "arc_challenge": Task(
+        ("arc_challenge.jsonl", "ARC-Challenge-Test.jsonl", "ARC-Challenge/ARC-Challenge-Test.jsonl"),
+        "hf:allenai/ai2_arc/ARC-Challenge:test",
+        _question,
+    ),
+    "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), "hf:baber/piqa:validation", _piqa),
+    "winogrande": Task(
+        ("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"),
+        "hf:allenai/winogrande/winogrande_xl:validation",
+        _winogrande,
+        ("acc",),
+    ),
+    "blimp": Task(("blimp.tar.xz", "blimp/data/*.jsonl", "blimp/*.jsonl"), "hf:nyu-mll/blimp/*:train", _blimp, ("acc",)),
 }
 
 
@@ -138,9 +159,11 @@ def task_names(words: str) -> list[str]:
     return names
 
 
-def read_task(name: str, folder: Path, limit: int | None = None) -> dict[str, list[Item]]:
-    """The items of a task, or the first of each file, by the name of the file."""
+def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[str, list[Item]]:
+    """The items of a task, or the first of each file, by the name of the file; without a folder those on the hub."""
     task = TASKS[name]
+    if folder is None:
+        return _from_hub(name, task, limit)
     for pattern in task.files:
         if found := sorted(folder.glob(pattern)):
             parts = _archive(found[0]) if found[0].suffix == ".xz" else {path.stem: path.read_bytes() for path in found}
@@ -148,6 +171,22 @@ def read_task(name: str, folder: Path, limit: int | None = None) -> dict[str, li
             given = labels.read_text().split() if labels.is_file() else None
             return {part: _items(task, found[0], part, text, limit, given) for part, text in parts.items()}
     raise DataError(f"there is no {task.files[0]} in {folder}, nor {' or '.join(task.files[1:])}; the task {name} needs it")
+
+
+def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]:
+    """The items of a task's dataset on the hub, by its configurations where these are parts of the task."""
+    from ingot.data.text.hub_datasets import EVERY, fetch, folder_of
+    from ingot.data.text.records import check_pyarrow, parquet_rows
+
+    check_pyarrow(f"the task {name} from the hub")
+    parts: dict[str, list[Path]] = {}
+    for path in fetch(task.hub, "give the folder with its files"):
+        parts.setdefault(folder_of(path) if f"/{EVERY}:" in task.hub else name, []).append(path)
+    found = {}
+    for part, paths in parts.items():
+        records = (record for path in paths for rows in parquet_rows(path) for record in rows)
+        found[part] = _read_items(lambda _, record: task.read(record), task.hub, part, islice(records, limit))
+    return found
 
 
 def _archive(path: Path) -> dict[str, bytes]:
@@ -161,21 +200,28 @@ def _archive(path: Path) -> dict[str, bytes]:
 
 
 def _items(task: Task, path: Path, part: str, text: bytes, limit: int | None, labels: list[str] | None) -> list[Item]:
+    """The items of a file of JSON lines, whose labels may stand in another one."""
+
+    def read(number: int, line: str) -> Item:
+        record = json.loads(line)
+        if labels is not None:
+            record["label"] = labels[number]
+        return task.read(record)
+
+    return _read_items(read, path, part, islice(_lines(path, text), limit))
+
+
+def _read_items(read: Callable[[int, Any], Item], where: Path | str, part: str, lines: Iterable[Any]) -> list[Item]:
     found: list[Item] = []
-    for number, line in enumerate(_lines(path, text)):
-        if limit is not None and len(found) == limit:
-            break
+    for number, line in enumerate(lines):
         try:
-            record = json.loads(line)
-            if labels is not None:
-                record["label"] = labels[number]
-            found.append(task.read(record))
+            found.append(read(number, line))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DataError(
-                f"{path}: line {number + 1} of {part} is not an item of the task: {type(error).__name__} {error}"
+                f"{where}: line {number + 1} of {part} is not an item of the task: {type(error).__name__} {error}"
             ) from None
     if not found:
-        raise DataError(f"{path} has no items in {part}")
+        raise DataError(f"{where} has no items in {part}")
     return found
 
 

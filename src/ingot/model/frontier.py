@@ -31,6 +31,7 @@ from ingot.model.layers import (
     fused,
     is_fused,
     positions,
+    project,
     rotate,
 )
 from ingot.model.loss import head_logits, head_loss
@@ -94,6 +95,8 @@ class Gate(nn.Module):
 
 
 class Attention(nn.Module):
+    fused_qkv = False  # whether queries, keys and values are one product
+    grouped_heads = False  # whether attention takes keys and values with the heads they have
     fused_rotary = False  # whether norm and rotation are one kernel of ours
 
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
@@ -113,10 +116,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, x0: Tensor, tokens: Tensor, at: Places, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
-        q, k, v = (y.view(B, T, -1, self.head_size) for y in (self.q(x), self.k(x), self.v(x)))  # (B, T, H, D), 2 x (B, T, K, D)
+        projected = project(x, self.q, self.k, self.v, at_once=self.fused_qkv)
+        q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), 2 x (B, T, K, D)
         if self.value_gate is not None:
-            table, project = self.value_table, self.value_projection
-            more = project(x0) if project is not None else table(tokens).to(x.dtype) if table is not None else x0
+            table, projection = self.value_table, self.value_projection
+            more = projection(x0) if projection is not None else table(tokens).to(x.dtype) if table is not None else x0
             v = v + self.value_gate(x) * more.view_as(v)
         # Heads stay beside each other in memory until attention, whose output is then laid out as the next product wants it.
         if self.fused_rotary and cache is None:
@@ -129,7 +133,8 @@ class Attention(nn.Module):
         if self.offset:
             k = self._offset(k, at.starts)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, H, T, D), 2 x (B, K, S, D)
-        y = causal_attention(q, k, v, mask=at.whole if self.long else at.window).transpose(1, 2)  # (B, T, H, D)
+        mask = at.whole if self.long else at.window
+        y = causal_attention(q, k, v, mask=mask, grouped=self.grouped_heads).transpose(1, 2)  # (B, T, H, D)
         if self.head_gate is not None:
             y = y * self.head_gate(x)
         return self.o(y.reshape(B, T, C))

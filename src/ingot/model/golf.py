@@ -16,7 +16,17 @@ from torch import Tensor, nn
 
 from ingot.model.golf_settings import GolfSettings
 from ingot.model.kernels.rotary import fused_rotation
-from ingot.model.layers import LayerCache, Mask, RotaryTables, Rotation, attention_mask, causal_attention, positions, rotate
+from ingot.model.layers import (
+    LayerCache,
+    Mask,
+    RotaryTables,
+    Rotation,
+    attention_mask,
+    causal_attention,
+    positions,
+    project,
+    rotate,
+)
 from ingot.model.loss import head_logits, head_loss
 
 
@@ -36,6 +46,8 @@ class Linear(nn.Linear):
 
 
 class Attention(nn.Module):
+    fused_qkv = False  # whether queries, keys and values are one product
+    grouped_heads = False  # whether attention takes keys and values with the heads they have
     fused_rotary = False  # whether norm, rotation and gain are one kernel of ours
 
     def __init__(self, width: int, heads: int, kv_heads: int, qk_gain: float):
@@ -49,7 +61,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
-        projected = self.c_q(x), self.c_k(x), self.c_v(x)
+        projected = project(x, self.c_q, self.c_k, self.c_v, at_once=self.fused_qkv)
         q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), twice (B, T, K, D)
         v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
         if self.fused_rotary and cache is None:
@@ -59,7 +71,7 @@ class Attention(nn.Module):
             q = q * self.q_gain.to(q.dtype)[:, None, None]
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
-        y = causal_attention(q, k, v, mask=mask)
+        y = causal_attention(q, k, v, mask=mask, grouped=self.grouped_heads)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))
 
 

@@ -7,7 +7,7 @@ models keep no buffers, so nothing has to be moved, saved or made anew with them
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -118,6 +118,20 @@ def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
     return torch.cat([*parts, rest] if rest.size(-1) else parts, dim=-1)
 
 
+def project(x: Tensor, *layers: nn.Linear, at_once: bool = False) -> Sequence[Tensor]:
+    """What linear layers make of the same (B, T, C), each by itself; `at_once`, and where gradients are wanted, as one product.
+
+    The weights are then put side by side as they are brought into the number format of the product, which happens anyway.
+    """
+    if not (at_once and torch.is_grad_enabled()):
+        return [layer(x) for layer in layers]
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    weight = torch.cat([layer.weight.to(dtype) for layer in layers])
+    bias = torch.cat([layer.bias.to(dtype) for layer in layers]) if layers[0].bias is not None else None
+    return F.linear(x, weight, bias).split_with_sizes([layer.out_features for layer in layers], dim=-1)
+
+
 def attention_mask(
     documents: Tensor | None, cache: list[LayerCache] | None, head_size: int = FUSED_HEAD_SIZE, dropout: float = 0.0
 ) -> Mask | None:
@@ -151,10 +165,13 @@ def document_mask(documents: Tensor | None, head_size: int = FUSED_HEAD_SIZE, dr
     return fused(create_block_mask)(attention_mask, B, None, T, T, device=device)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask: Mask | None = None) -> Tensor:
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask: Mask | None = None, grouped: bool = False
+) -> Tensor:
     """Attention of T queries that stand at the end of S keys; query i sees the keys up to its own place, or what `mask` says.
 
-    k and v may have fewer heads than q; each then serves a group of neighbouring ones.
+    k and v may have fewer heads than q; each then serves a group of neighbouring ones. `grouped`: torch's kernel is given them
+    so, which not every one can take; else they are repeated first.
     """
     T, S = q.size(-2), k.size(-2)
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
@@ -163,6 +180,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask
         if dropout:
             raise ValueError("this mask knows no dropout; make it with document_mask(documents, head_size, dropout)")
         return fused(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
+    if grouped and mask is None and T == S and k.size(1) != q.size(1):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=True)
     k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
     if mask is None and T == S:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
@@ -172,7 +191,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """Repeat (B, K, S, D) keys or values for every head they serve. Not `enable_gqa`: only some kernels know it."""
+    """Repeat (B, K, S, D) keys or values for every head they serve."""
     return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
 
 

@@ -17,7 +17,17 @@ from torch import Tensor, nn
 
 from ingot.model.gpt2 import initialise
 from ingot.model.kernels.rotary import fused_rotation
-from ingot.model.layers import LayerCache, Mask, RotaryTables, Rotation, attention_mask, causal_attention, positions, rotate
+from ingot.model.layers import (
+    LayerCache,
+    Mask,
+    RotaryTables,
+    Rotation,
+    attention_mask,
+    causal_attention,
+    positions,
+    project,
+    rotate,
+)
 from ingot.model.llama_settings import LlamaSettings
 from ingot.model.loss import head_logits, head_loss
 
@@ -26,6 +36,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": pa
 
 
 class Attention(nn.Module):
+    fused_qkv = False  # whether queries, keys and values are one product
+    grouped_heads = False  # whether attention takes keys and values with the heads they have
     fused_rotary = False  # whether the rotation is a kernel of ours
 
     def __init__(self, width: int, heads: int, kv_heads: int, qkv_bias: bool, out_bias: bool, dropout: float):
@@ -39,7 +51,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
-        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        projected = project(x, self.q_proj, self.k_proj, self.v_proj, at_once=self.fused_qkv)
         q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), twice (B, T, K, D)
         v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
         if self.fused_rotary and cache is None:
@@ -48,7 +60,7 @@ class Attention(nn.Module):
             q, k = (rotate(y.transpose(1, 2), rotary) for y in (q, k))
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
-        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask)
+        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask, self.grouped_heads)
         y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 

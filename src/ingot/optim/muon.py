@@ -1,7 +1,8 @@
 """Muon: momentum whose update is replaced by the nearest semi-orthogonal matrix, for all matrices of one shape at once.
 
 Orthogonalising one small matrix is a chain of products too small to fill a device. Matrices of one shape are stacked and
-iterated together; the result is that of one by one.
+iterated together; the result is that of one by one. What is remembered of them stays stacked from step to step: the state of a
+parameter is its part of the stack.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def update_matrices(
     weight_decay: Number,
     skip: Tensor | None,
     o: Options,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One step of matrices of one shape (P, m, n): the new ones, their momentum and, of NorMuon, their running squares.
+) -> Tensor:
+    """One step of matrices of one shape (P, m, n): the new ones. Their momentum and, of NorMuon, running squares change in place.
 
     Nothing changes where `skip` is one.
     """
@@ -84,7 +85,10 @@ def update_matrices(
     if o.decays:
         # Cautious: only what the update brings nearer to zero as well.
         params = params * (1.0 - decay * (params * update >= 0) if o.cautious else 1.0 - decay)
-    return params - update, after, squares
+    momentum_before.copy_(after)
+    if squares_before is not None and squares is not None:
+        squares_before.copy_(squares)
+    return params - update
 
 
 class Muon(torch.optim.Optimizer):
@@ -110,6 +114,7 @@ class Muon(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
         self._compiled = compiled
+        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # and their parts, by name and first parameter
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:
@@ -151,20 +156,25 @@ class Muon(torch.optim.Optimizer):
         if self._compiled:  # as tensors: other numbers would be another graph
             lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
         update = _compiled_update() if self._compiled else update_matrices
-        new, momentum, squares = update(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
+        new = update(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
         torch._foreach_copy_(params, list(new.unbind(0)))
-        for name, kept in (("momentum", momentum), ("squares", squares)):
-            if kept is not None:
-                torch._foreach_copy_([self.state[p][name] for p in params], list(kept.unbind(0)))
 
     def _memory(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
-        """What is remembered of every parameter under a name, (P, ...); zeros at first."""
-        for p in params:
-            if name not in self.state[p]:
-                self.state[p][name] = p.new_zeros(shape)
-        return torch.stack([self.state[p][name] for p in params])
+        """What is remembered of every parameter under a name, (P, ...); zeros at first.
+
+        The stack of the step before, unless a state was put back or other parameters have gradients.
+        """
+        stack, parts = self._stacks.get((name, id(params[0])), (None, []))
+        kept = [self.state[p].get(name) for p in params]
+        if stack is None or len(kept) != len(parts) or any(one is not part for one, part in zip(kept, parts, strict=True)):
+            stack = torch.stack([p.new_zeros(shape) if one is None else one for p, one in zip(params, kept, strict=True)])
+            parts = list(stack.unbind(0))
+            for p, part in zip(params, parts, strict=True):
+                self.state[p][name] = part
+            self._stacks[name, id(params[0])] = stack, parts
+        return stack
 
 
 @functools.cache
-def _compiled_update() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
+def _compiled_update() -> Callable[..., Tensor]:
     return torch.compile(update_matrices, dynamic=False)

@@ -1,8 +1,10 @@
-"""`--recipe auto`: the shape of a model, its batch, rows and passes, out of a short measurement and the size of the data.
+"""`--recipe auto`: vocabulary, shape of a model, batch, rows and passes, out of a short measurement and the size of the data.
 
 One law chooses the size: a budget of F floating-point operations buys T tokens for N weights, F = 6 N T, and is spent best near
-T = 20 N. It gives 140,000 weights for 90 seconds of two CPU cores and 28 million for 300 seconds of an H200, which are the sizes
-that won there. Everything that was chosen is an ordinary setting of the recipe: what the user sets goes before it.
+T = 7 N. It gives 280,000 weights for 90 seconds of two CPU cores and 43 million for 300 seconds of an H200, near what won there.
+The vocabulary follows the weights, where it is not chosen yet: text is learned from in pieces of three bytes instead of one,
+which bought more than all else on a CPU. Everything that was chosen is an ordinary setting of the recipe: what the user sets goes
+before it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from ingot.backends.open import find_device, measure_flops, open_backend
 from ingot.config.fields import leaf_values
 from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
-from ingot.data.loading.open import open_dataset
-from ingot.data.store.dataset import Dataset
+from ingot.data.loading.open import open_dataset, text_bytes
+from ingot.data.tokenizers.made import BPE
 from ingot.errors import ConfigError, DataError
 from ingot.runs.folder import RunFolder
 from ingot.runs.run import Run
@@ -29,21 +31,33 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.plan import shapes
 
 RECIPE = "auto"
-TOKENS_PER_WEIGHT = 20.0
+# A quarter of 90 s of two cores came to 2.324 bits per byte with 3 tokens for each weight, to 2.352 with 1 and to 2.360 with 11;
+# the larger of the frontier's models, which is the better one after 300 s of an H200, has 6.
+TOKENS_PER_WEIGHT = 7.0
 OPERATIONS = 6.0  # of a token and a weight, forward and backward
 STEPS = 2500  # that fit into a budget: 2,543 of the demo in 90 s of two cores, 2,900 of the frontier in 300 s of an H200
 SMALLEST = 2048  # tokens of a step: 50 s of a core came to 2.499 bits per byte with them, to 2.540 with half of them
-MOST_PASSES = 16  # of little data, after which a small model learns it by heart
+# Of little data, after which a small model learns it by heart. 27 KB of English, by bytes, width 32: 4 passes of 2,048 tokens a
+# step came to 3.66 bits per byte, 8 to 3.36 and 16 to 3.39; 8 passes of 512 tokens with the decay below to 3.27.
+MOST_PASSES = 8
+READ_PER_WEIGHT = 20.0  # tokens of little data, that many times, for each weight: half of the width was 0.03 better there
+OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
+SMALLEST_OF_LITTLE = 512  # tokens of a step
 OF_A_GPU = 0.33  # of its matrix rate, that training reaches: 1.5 M tokens/s with 28 M weights on an H200 of 782 TFLOP/s
 PROBE_SECONDS = 1.5  # of steps that are timed where there is no GPU
+# Ids that are learned from text for a model of so many weights: in a quarter of 90 s of two cores 2,048 came to 2.37 bits per
+# byte, 1,024 to 2.42 and bytes to 2.55; the frontier's models have 8,192, so ids grow with the fourth root of the weights.
+PROBED_IDS, FOR_WEIGHTS = 2048, 280_000
+BYTES_PER_ID = 1000  # of text, at least: ids that are seen too seldom are not learned
 # What suits thousands of steps of a wide model with long rows, as in golf/frontier; the recipe has what suits a small one.
 ON_A_GPU: dict[str, Any] = {
-    "model.pattern": "SSSSL", "optimizer.embedding_learning_rate": 0.02, "optimizer.muon_weight_decay": 0.2,
-    "optimizer.muon_momentum_warmup_steps": 200, "optimizer.floor": 0.05, "optimizer.ema_decay": 0.99,
+    "model.pattern": "SSSSL", "model.softcap": 15.0,
+    "optimizer.embedding_learning_rate": 0.02, "optimizer.muon_weight_decay": 0.2, "optimizer.muon_momentum_warmup_steps": 200,
+    "optimizer.floor": 0.05, "optimizer.ema_decay": 0.99,
 }  # fmt: skip
 CHOSEN = (
-    *ON_A_GPU,
-    "model.layers", "model.heads", "model.width", "data.seq_len", "data.sampling", "evaluation.stride",
+    *ON_A_GPU, "optimizer.weight_decay",
+    "model.layers", "model.heads", "model.width", "data.tokenizer", "data.seq_len", "data.sampling", "evaluation.stride",
     "training.tokens_per_step", "training.max_steps",
 )  # fmt: skip
 
@@ -59,6 +73,13 @@ class Facts:
     tokens: int  # of the training text
     vocab_size: int
     has_documents: bool
+    bytes: int  # of the training text
+    tokenizer: str | None = None  # that was chosen for it; None: it had one
+
+    @property
+    def wanted(self) -> float:
+        """The weights on which the budget is spent best."""
+        return wanted_weights(self.rate * self.seconds)
 
 
 @dataclass(frozen=True)
@@ -69,11 +90,22 @@ class Choice:
     reasons: tuple[str, str, str]
 
 
+def wanted_weights(operations: float) -> float:
+    """The weights on which so many operations are spent best."""
+    return math.sqrt(operations / (OPERATIONS * TOKENS_PER_WEIGHT))
+
+
+def choose_tokenizer(operations: float, text_bytes: int) -> str:
+    """What text is made tokens with, by the operations of a budget and the size of the text."""
+    ids = PROBED_IDS * (wanted_weights(operations) / FOR_WEIGHTS) ** 0.25
+    most = 1 << int(math.log2(max(1, text_bytes // BYTES_PER_ID)))
+    return "byte" if most < 512 else f"{BPE}{min(_power(ids), most)}"
+
+
 def choose(facts: Facts) -> Choice:
     """The settings for a machine, a budget and a text."""
-    budget = facts.rate * facts.seconds
-    wanted = math.sqrt(budget / (OPERATIONS * TOKENS_PER_WEIGHT))
-    enough = facts.tokens * MOST_PASSES / TOKENS_PER_WEIGHT  # weights that the text can feed
+    budget, wanted = facts.rate * facts.seconds, facts.wanted
+    enough = facts.tokens * MOST_PASSES / READ_PER_WEIGHT
     width = _width(min(wanted, enough), facts)
     layers, weights = _layers(width), _weights(width, facts.vocab_size)
     trained = budget / (OPERATIONS * weights)
@@ -81,7 +113,7 @@ def choose(facts: Facts) -> Choice:
     trained = min(trained, MOST_PASSES * facts.tokens)
     # On a CPU 400 steps of 2,048 bytes came to 2.56 bits per byte in rows of 64, to 2.62 of 128 and 2.68 of 256.
     seq_len = min(2048 if facts.on_gpu else 64, _power(facts.tokens / 8))
-    batch = min(max(_power(trained / STEPS), seq_len, SMALLEST), 262_144)
+    batch = min(max(_power(trained / STEPS), seq_len, SMALLEST_OF_LITTLE if few else SMALLEST), 262_144)
     passes = trained / facts.tokens
     redrawn = passes > 1 and facts.has_documents
     settings = {
@@ -94,22 +126,34 @@ def choose(facts: Facts) -> Choice:
         "training.tokens_per_step": batch,
         "training.max_steps": max(1, int(trained / batch)) if few else None,
     }
-    settings |= ON_A_GPU if facts.on_gpu else {}
-    order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
-    data = f"data: {facts.tokens:,} tokens, read {passes:.1f} times; {order}"
-    if few:
-        data = (
-            f"data: {facts.tokens:,} tokens are few: {MOST_PASSES} passes at most, because more would be learned by heart, and "
-            f"{weights:,} weights instead of {wanted:,.0f}; the run ends before its {facts.seconds:g} s"
-        )
+    settings |= (ON_A_GPU if facts.on_gpu else {}) | (OF_LITTLE if few else {})
+    settings |= {"data.tokenizer": facts.tokenizer} if facts.tokenizer else {}
     return Choice(
         settings,
         (
             f"model: {layers} layers x {width}, {weights:,} weights: {facts.device} trains at {facts.rate / 1e9:,.1f} GFLOP/s, "
             f"and {facts.seconds:g} s of it are spent best on about {TOKENS_PER_WEIGHT:g} tokens for each weight",
             f"batch: {batch:,} tokens in rows of {seq_len:,}, so that about {trained / batch:,.0f} steps fit",
-            data,
+            f"data: {_of_data(facts, redrawn, passes)}" + (_of_little(facts, weights) if few else ""),
         ),
+    )
+
+
+def _of_data(facts: Facts, redrawn: bool, passes: float) -> str:
+    order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
+    text = f"{facts.tokens:,} tokens"
+    if facts.tokenizer is not None:
+        learned = (
+            f"{facts.vocab_size:,} ids learned from them" if facts.tokenizer.startswith(BPE) else "bytes, too few for more ids"
+        )
+        text = f"{facts.bytes:,} bytes are {text} ({learned})"
+    return f"{text}, read {passes:.1f} times; {order}"
+
+
+def _of_little(facts: Facts, weights: int) -> str:
+    return (
+        f"; they are few: {MOST_PASSES} passes at most, because more would be learned by heart, {weights:,} weights instead of "
+        f"{facts.wanted:,.0f} and ten times the weight decay; the run ends before its {facts.seconds:g} s"
     )
 
 
@@ -126,9 +170,7 @@ def resolve_auto(
         raise ConfigError("--recipe auto plans for budget.seconds, which is null; set it")
     if (kept := _kept(before.config)) is not None:
         return load(kept)
-    data = before.config.data
-    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
-    choice = choose(_facts(before.config, dataset))
+    choice = choose(_facts(before.config))
     resolved = load(choice.settings)
     for line in choice.reasons:
         say(line)
@@ -138,16 +180,23 @@ def resolve_auto(
     return resolved
 
 
-def _facts(config: Config, dataset: Dataset) -> Facts:
-    split, device = dataset.split("train"), find_device(config.training.device)
+def _facts(config: Config) -> Facts:
+    data, device, seconds = config.data, find_device(config.training.device), float(config.budget.seconds or 0)
+    size = text_bytes(data.path) if data.tokenizer is None else None
+    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens) if size is None else None
+    on_gpu = device.kind not in ("cpu", "mlx")
+    probed = dataset.tokenizer.vocab_size if dataset else PROBED_IDS
+    name, rate = (device.name, OF_A_GPU * measure_flops(device)) if on_gpu else _timed(config, probed)
+    chosen = None
+    if dataset is None:
+        chosen = choose_tokenizer(rate * seconds, size or 0)
+        dataset = open_dataset(data.path, chosen)
+    split = dataset.split("train")
     try:
         documents = len(split.document_starts()) > 2
     except DataError:  # nothing says where they begin
         documents = False
-    on_gpu = device.kind not in ("cpu", "mlx")
-    vocab_size, seconds = dataset.tokenizer.vocab_size, float(config.budget.seconds or 0)
-    name, rate = (device.name, OF_A_GPU * measure_flops(device)) if on_gpu else _timed(config, vocab_size)
-    return Facts(name, on_gpu, rate, seconds, split.tokens, vocab_size, documents)
+    return Facts(name, on_gpu, rate, seconds, split.tokens, dataset.tokenizer.vocab_size, documents, split.bytes, chosen)
 
 
 def _timed(config: Config, vocab_size: int) -> tuple[str, float]:

@@ -16,6 +16,7 @@ from ingot.data.loading.open import open_dataset, resolve
 from ingot.data.prepare.sample import PREFIX
 from ingot.data.store.dataset import MANIFEST, SPLITS, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers.made import is_made
 from ingot.errors import DataError, IngotError, Setting
 from ingot.plan.findings import Finding
 from ingot.train.fitting import fitting_tokenizer
@@ -100,7 +101,7 @@ def _code(config: Config, error: IngotError) -> str | None:
     folder = None if config.data.path.startswith(PREFIX) else resolve(config.data.path)
     if folder is not None and not folder.exists():
         return "data.path.missing"
-    if config.data.tokenizer not in (None, "char"):
+    if config.data.tokenizer is not None and not is_made(config.data.tokenizer):
         try:
             open_tokenizer(config.data.tokenizer)
         except IngotError:
@@ -114,7 +115,7 @@ def _code(config: Config, error: IngotError) -> str | None:
 
 def _look_at_tokenizer(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
     name = config.data.tokenizer
-    if name in (None, "char"):
+    if name is None or is_made(name):
         return
     try:
         facts.tokenizer = open_tokenizer(name)

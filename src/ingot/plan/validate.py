@@ -28,6 +28,7 @@ from ingot.plan.training import (
 from ingot.runtime.memory import host_bytes
 from ingot.train.sources import begins_new, check_weights
 from ingot.train.start import open_data
+from ingot.train.tasks import open_tasks
 from ingot.train.walltime import find_walltime
 
 GPT2_ROWS = 50304  # of the embedding, where nothing says how many ids there are
@@ -91,6 +92,11 @@ def validate(
             check_weights(config, data.tokenizer)
         except CheckpointError as error:
             findings.append(Finding.of("resume.weights_unusable", error))
+    if thorough and config.evaluation.tasks and data.tokenizer is not None:
+        try:
+            open_tasks(config, data.tokenizer)
+        except IngotError as error:
+            findings.append(Finding.of("evaluation.tasks_unusable", error))
     report.seconds = _session_seconds(config, began, findings)
     if report.resume is not None and plan.total_tokens is not None:
         left = plan.total_tokens - (report.resume.tokens or 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ class Curves:
 
     loss: list[Point]
     val_bpb: list[Point]
+    tasks: dict[str, list[Point]] = field(default_factory=dict)  # the accuracy on each task that evaluations scored
 
 
 def read_curves(run: Run, axis: Axis = "steps") -> Curves:
@@ -32,7 +33,17 @@ def read_curves(run: Run, axis: Axis = "steps") -> Curves:
     if axis == "tokens":  # an evaluation tells the tokens that it scored, not those trained on
         seen = {record.get("step"): record.get("tokens") for record in trained}
         judged = [{**record, "tokens": seen.get(record.get("step"), 0)} for record in judged]
-    return Curves(thinned(_points(trained, axis, "loss")), _points(judged, axis, "val_bpb"))
+    return Curves(thinned(_points(trained, axis, "loss")), _points(judged, axis, "val_bpb"), _accuracies(judged, axis))
+
+
+def _accuracies(judged: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, list[Point]]:
+    """By task: per character where answers are of different lengths, as papers have it of most."""
+    found: dict[str, list[Point]] = {}
+    for record in judged:
+        for name, task in (record.get("tasks") or {}).items():
+            score = {**record, "accuracy": task.get("acc_norm", task.get("acc"))}
+            found.setdefault(name, []).extend(_points([score], axis, "accuracy"))
+    return found
 
 
 def read_line(records: Iterable[Mapping[str, Any]], name: str, axis: Axis = "steps") -> list[Point]:

@@ -69,6 +69,7 @@ class EvaluationReport:
     rows: int = 0  # of the validation split that were scored
     rows_of: int = 0  # that it has
     buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # val_loss, val_bpb, tokens and bytes of each bucket
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # items, metrics and their standard errors of each task
 
 
 class Reporter:
@@ -99,11 +100,11 @@ class Reporter:
         """A checkpoint is on the disk; called from another thread. A regular one may be told again with its last kind."""
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
-        """What Weights & Biases and TensorBoard get of a report; None: the numbers under Ingot's names."""
+        """What Weights & Biases, trackio and TensorBoard get of a report; None: the numbers under Ingot's names."""
         return None
 
     def tracked_config(self) -> Mapping[str, Any] | None:
-        """What Weights & Biases shows as the config of the run; None: Ingot's."""
+        """What Weights & Biases and trackio show as the config of the run; None: Ingot's."""
         return None
 
     def message(self, text: str) -> None:
@@ -141,6 +142,8 @@ class LineReporter(Reporter):
 
     def evaluation(self, report: EvaluationReport) -> None:
         self._write(evaluation_line(report))
+        if report.tasks:
+            self._write(tasks_line(report))
 
     def phase(self, number: int, tokens: int) -> None:
         self._write(f"phase {number} begins after {tokens:,} tokens")
@@ -203,6 +206,21 @@ def evaluation_line(report: EvaluationReport) -> str:
     train = f"  train_loss {report.train_loss:.4f}" if report.train_loss is not None else ""
     score = f"val_loss {report.val_loss:.4f}  val_bpb {report.val_bpb:.4f}{other}"
     return f"eval {report.step}{train}  {score}{by_rows(report.rows, report.rows_of)}  ({report.seconds:.1f} s){best}"
+
+
+def task_metrics(task: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a task, without their standard errors."""
+    return {name: value for name, value in task.items() if name != "items" and not name.endswith("_stderr")}
+
+
+def tasks_line(report: EvaluationReport) -> str:
+    """The tasks of an evaluation as one line."""
+    shown = {"perplexity": ".4g"}
+    told = (
+        " ".join([name, *(f"{metric} {value:{shown.get(metric, '.4f')}}" for metric, value in task_metrics(task).items())])
+        for name, task in report.tasks.items()
+    )
+    return f"tasks {report.step}  {'  '.join(told)}"
 
 
 def by_rows(rows: int | None, rows_of: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go besides metrics.jsonl: Weights & Biases and TensorBoard, by one interface.
+"""Where the numbers of a run go besides metrics.jsonl: Weights & Biases, trackio and TensorBoard, by one interface.
 
 A failure there never ends training: it is told once, and the numbers go on to the others.
 """
@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from ingot.config.schema import TrackingSection
 from ingot.errors import IngotError
 from ingot.runs.folder import EVENTS
-from ingot.runs.report import EvaluationReport, Reporter, StepReport
+from ingot.runs.report import EvaluationReport, Reporter, StepReport, task_metrics
 from ingot.runs.tensorboard import EventFile
+from ingot.runs.trackio import TrackioRun
 from ingot.runs.wandb import WandbRun, check_installed
 
 Report = StepReport | EvaluationReport
@@ -81,17 +82,22 @@ def open_tracking(
     warn: Callable[[str], None],
 ) -> Tracking:
     """The sinks that the settings ask for, of a session that goes on after a step; one that cannot be had is told and omitted."""
-    tracking = Tracking(words, warn)
+    tracking, own_name = Tracking(words, warn), folder.resolve().name
     if settings.wandb_project is not None:
         try:
             check_installed(f"tracking.wandb_project={settings.wandb_project}")
-            name = settings.wandb_run_name or folder.resolve().name
+            name = settings.wandb_run_name or own_name
             run = WandbRun(folder, settings.wandb_project, name, settings.wandb_mode, config, wandb_id)
         except IngotError as error:
             warn(f"{error}; training goes on without it")
         else:
             tracking.add("Weights & Biases", run)
             tracking.wandb_id = run.id
+    if settings.trackio_project is not None:
+        try:
+            tracking.add("trackio", TrackioRun(settings.trackio_project, own_name, config, goes_on=step > 0))
+        except IngotError as error:
+            warn(f"{error}; training goes on without it")
     if settings.tensorboard:
         try:
             tracking.add("TensorBoard", EventFile(folder / EVENTS, step))
@@ -105,8 +111,9 @@ def numbers_of(report: Report) -> dict[str, float]:
     if isinstance(report, EvaluationReport):
         train = {"eval/train_loss": report.train_loss} if report.train_loss is not None else {}
         buckets = {f"eval/{name}/loss": score["val_loss"] for name, score in report.buckets.items()}
-        perplexity = math.exp(min(report.val_loss, 20.0))
-        return {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb, **train, **buckets}
+        scores = {f"tasks/{name}/{metric}": v for name, task in report.tasks.items() for metric, v in task_metrics(task).items()}
+        told = {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, 20.0)), "eval/bpb": report.val_bpb}
+        return {**told, **train, **buckets, **scores}
     return {
         "train/loss": report.loss,
         "train/learning_rate": report.learning_rate,

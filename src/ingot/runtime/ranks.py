@@ -9,6 +9,10 @@ from itertools import pairwise
 
 from ingot.errors import ConfigError
 
+# What a launcher tells its ranks. A child that found these would wait for the other ranks of a group it is not part of.
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
+RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -44,3 +48,8 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
     if not 0 <= ranks.rank < ranks.world_size:
         raise ConfigError(f"RANK={ranks.rank} does not fit WORLD_SIZE={ranks.world_size}")
     return ranks
+
+
+def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that belongs to no group."""
+    return {k: v for k, v in environment.items() if k not in RANK_VARIABLES and not k.startswith(RANK_PREFIXES)}

@@ -48,7 +48,8 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     reason = int(trainer.backend.maximum([shutdown.reason])[0]) if status == "stopped" else 0
     told = reason_name(reason) if reason else trainer.end_reason
     found = _result(config, progress, status, told, exported, outputs, trainer.last_sample)
-    result = replace(found, data_fingerprint=trainer.dataset.fingerprint)
+    memory = trainer.backend.peak_memory()[0]
+    result = replace(found, data_fingerprint=trainer.dataset.fingerprint, peak_memory_bytes=memory)
     if outputs is not None:
         outputs.folder.write_result(result, exported.facts if exported is not None else {})
         outputs.folder.forget_stop()

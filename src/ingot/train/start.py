@@ -42,6 +42,7 @@ from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
 from ingot.train.sources import begin_with_weights, begins_new, check_sources
 from ingot.train.stopping import STOP_FILE, Shutdown
+from ingot.train.tasks import open_tasks
 from ingot.train.trainer import Trainer
 from ingot.train.walltime import Walltime, find_walltime
 from ingot.trained.weights import locate_weights
@@ -71,6 +72,7 @@ def run(
         stack.enter_context(starting(user_path(named) if named else None))
         reporter.waiting("opening the data")
         dataset, rows = open_data(config, ranks.world_size, dataset)
+        tasks = open_tasks(config, dataset.tokenizer) if config.evaluation.tasks else None
         facts = facts_of(config, dataset)
         reporter.waiting("building the model")
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
@@ -90,7 +92,8 @@ def run(
         progress = resume(backend, checkpoint)
         reporter = _tracked(config, outputs, progress, door, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
-        trainer.facts = facts
+        trainer.saved_step = checkpoint.step if checkpoint is not None else None
+        trainer.facts, trainer.tasks = facts, tasks
         reporter.waiting("choosing kernels")
         trainer.prepare(_choices(checkpoint))
         if outputs is not None:
@@ -246,7 +249,8 @@ def _tracked(
     config: Config, outputs: RunOutputs | None, progress: Progress, door: Reporter, reporter: Reporter, stack: ExitStack
 ) -> Reporter:
     """The reporter, and what sends numbers where the settings ask for it, in the words of the door."""
-    if outputs is None or (config.tracking.wandb_project is None and not config.tracking.tensorboard):
+    t = config.tracking
+    if outputs is None or (t.wandb_project is None and t.trackio_project is None and not t.tensorboard):
         return reporter
     told = door.tracked_config() or config.model_dump(mode="json")
     folder, known = outputs.folder.path, progress.wandb_id

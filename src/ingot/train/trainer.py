@@ -32,6 +32,8 @@ from ingot.train.plan import following, plan_step, shapes, starts_with
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.sample import write_sample
 from ingot.train.stopping import Shutdown, sync_clock_and_stop
+from ingot.train.tasks import task_records
+from ingot.trained.tasks import TaskRows
 
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
@@ -58,11 +60,12 @@ class Trainer:
         self.progress, self.reporter, self.outputs = progress, reporter, outputs
         self.clock = Clock(progress.elapsed_seconds)
         self.facts: dict[str, Any] = {}  # goes into every checkpoint beside the progress
+        self.saved_step: int | None = None  # of the checkpoint that was written last or that it resumed from
+        self.tasks: TaskRows | None = None  # that evaluations score too
         self.last_sample: str | None = None
         self.bounds = Bounds(config, backend, reporter, dataset.tokenizer.vocab_size)
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._saved_at = progress.elapsed_seconds
-        self._saved_step = progress.step or None  # what it resumed from is on the disk already
         self._shutdown: Shutdown | None = None
         self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
         self.end_reason: str | None = None  # where the data ended the run
@@ -273,7 +276,7 @@ class Trainer:
             self.save()
 
     def evaluate(self, limit: int | None, final: bool = False) -> bool:
-        """Score the validation split, or `limit` rows of it, and write a sample; True: the best score so far."""
+        """Score the validation split, or `limit` rows of it, and tasks, and write a sample; True: the best score so far."""
         c, p = self.config, self.progress
         with self.clock.paused():
             began = self.clock.now()
@@ -283,7 +286,9 @@ class Trainer:
             judged = found if limit == during else self.score("val", during)
             train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
             seconds = self.clock.now() - began
-            text = self._sample() if c.evaluation.sample_tokens else None  # a stop in here leaves the step unjudged
+            # A stop in here leaves the step unjudged.
+            tasks = task_records(self.tasks, self.backend, self.reporter, self._asked_to_stop) if self.tasks is not None else {}
+            text = self._sample() if c.evaluation.sample_tokens else None
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
             p.val_step, p.val_whole, p.val_other = p.step, found.rows == found.rows_of, found.other
             p.val_rows, p.val_rows_of, p.val_final = found.rows, found.rows_of, final
@@ -304,6 +309,7 @@ class Trainer:
                 rows=found.rows,
                 rows_of=found.rows_of,
                 buckets={name: bucket_record(score) for name, score in found.buckets.items()},
+                tasks=tasks,
             )
             if self.outputs is not None:
                 self.outputs.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
@@ -370,13 +376,13 @@ class Trainer:
     def save(self, kind: Kind = "regular", wait: bool = False) -> None:
         """Copy the state and let the saver write it; with `wait`, until it is on the disk or cannot be. Every rank calls it."""
         with self.clock.paused():
-            if self.progress.step != self._saved_step:
+            if self.progress.step != self.saved_step:
                 self.progress.elapsed_seconds = self.clock.elapsed
                 state = self.backend.snapshot()
                 if self.outputs is not None:
                     self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
-                self._saved_step = self.progress.step
-            elif kind != "regular" and self.progress.step and self.outputs is not None:
+                self.saved_step = self.progress.step
+            elif kind != "regular" and self.outputs is not None:
                 self.outputs.saver.note(self.progress.step, self._record(), kind)
             if wait and self.outputs is not None:
                 self.reporter.waiting("saving")

@@ -136,7 +136,7 @@ class Engine:
         """Texts of which nothing is written: their prompts are scored together."""
         asked = [text for text in texts if text.logprobs is not None and len(text.ids) > 1]
         top = max((max(1, text.logprobs or 0) for text in asked), default=1)
-        found = score_rows(self.model, [text.ids for text in asked], [1] * len(asked), top)
+        found = score_rows(self.model.backend, [text.ids for text in asked], [1] * len(asked), top)
         by_text = {id(text): scores for text, scores in zip(asked, found, strict=True)}
         for text in texts:
             told = self._decoded(text) if text.echo else ""
@@ -231,6 +231,6 @@ class Writing:
         ids, first = self._row[self._told :], max(1, self._told)
         scores = None
         if self.text.logprobs is not None and ids:
-            [scores] = score_rows(self._model, [self._row], [first], max(1, self.text.logprobs))
+            [scores] = score_rows(self._model.backend, [self._row], [first], max(1, self.text.logprobs))
         self._told = len(self._row)
         self.text.put(Piece(shown, ids, scores, finish))

@@ -1,43 +1,68 @@
-"""A trained model's scores on tasks: every item is read and measured before the first is scored."""
+"""A model's scores on tasks: every item is read and measured before the first is scored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.backends.base import Inference
 from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer
-from ingot.errors import ConfigError, DataError
+from ingot.errors import ConfigError, DataError, Setting
 from ingot.eval.tasks import TASKS, Item, Score, read_task, score_items
-from ingot.trained.model import LoadedModel
-from ingot.trained.scoring import score_rows
+from ingot.trained.scoring import score_batches
 
 Row = tuple[list[int], int]  # tokens, and the place of the first that is scored
+Key = tuple[str, str]  # a task and one of its files
 
 
-def run_tasks(
-    model: LoadedModel,
-    names: Sequence[str],
-    folder: Path,
-    limit: int | None = None,
-    truncate: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Score]:
-    """The scores of tasks whose files lie in a folder; of each file the first `limit` items. `truncate` cuts the beginning of
-    contexts that are too long, as lm-eval does."""
-    if not folder.is_dir():
+Items = Mapping[Key, list[Item]]
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """The items of tasks, and the rows of tokens of all their pairs."""
+
+    items: Items
+    rows: Sequence[Row]
+
+
+def read_items(names: Sequence[str], folder: Path | None, limit: int | None = None) -> Items:
+    """The items of tasks whose files lie in a folder, or on the hub; of each file the first `limit`."""
+    if folder is not None and not folder.is_dir():
         raise DataError(f"there is no folder {folder}; give the one with the files of the tasks")
-    read = {(name, part): items for name in names for part, items in read_task(name, folder, limit).items()}
-    rows = {key: _rows(model, key, items, truncate) for key, items in read.items()}
-    flat = [row for found in rows.values() for row in found]
-    scores = score_rows(model, [tokens for tokens, _ in flat], [first for _, first in flat], progress=progress)
-    found = iter([(one.total, one.is_greedy(tokens[first:])) for one, (tokens, first) in zip(scores, flat, strict=True)])
-    answers = {key: [[next(found) for _ in item.pairs] for item in items] for key, items in read.items()}
-    return {name: _score(name, read, answers) for name in names}
+    return {(name, part): found for name in names for part, found in read_task(name, folder, limit).items()}
 
 
-def _score(
-    name: str, read: Mapping[tuple[str, str], list[Item]], answers: Mapping[tuple[str, str], list[list[tuple[float, bool]]]]
-) -> Score:
+def task_rows(items: Items, tokenizer: Tokenizer, context: int, truncate: Setting | None) -> TaskRows:
+    """The rows of items; what is longer than the context is told now.
+
+    `truncate` names the setting that would cut the beginnings of such texts, as lm-eval does; None: they are cut.
+    """
+    return TaskRows(items, [row for key, some in items.items() for row in _rows(tokenizer, context, key, some, truncate)])
+
+
+def score_tasks(
+    tasks: TaskRows,
+    backend: Inference,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Score]:
+    """The scores of tasks. Every rank calls it and gets them; Interrupted, on all of them, where `stop` says so on any."""
+    rows, firsts = [tokens for tokens, _ in tasks.rows], [first for _, first in tasks.rows]
+    logs, greedy = [0.0] * len(rows), [0.0] * len(rows)  # what other ranks find is added to what this one does
+    progress(0, len(rows))
+    for done, scores in score_batches(backend, rows, firsts, stop=stop):
+        for row, one in scores.items():
+            logs[row], greedy[row] = one.total, float(one.is_greedy(rows[row][firsts[row] :]))
+        progress(done, len(rows))
+    summed = backend.total([*logs, *greedy])
+    found = iter(list(zip(summed[: len(rows)], map(bool, summed[len(rows) :]), strict=True)))
+    answers = {key: [[next(found) for _ in item.pairs] for item in items] for key, items in tasks.items.items()}
+    return {name: _score(name, tasks.items, answers) for name in dict.fromkeys(name for name, _ in tasks.items)}
+
+
+def _score(name: str, read: Items, answers: Mapping[Key, list[list[tuple[float, bool]]]]) -> Score:
     keys = [key for key in read if key[0] == name]
     parts = {part: score_items(TASKS[name], read[name, part], answers[name, part]) for _, part in keys}
     if len(parts) == 1:
@@ -46,23 +71,24 @@ def _score(
     return Score(whole.items, whole.metrics, parts)
 
 
-def _rows(model: LoadedModel, key: tuple[str, str], items: Sequence[Item], truncate: bool) -> list[Row]:
+def _rows(tokenizer: Tokenizer, context: int, key: Key, items: Sequence[Item], truncate: Setting | None) -> list[Row]:
     """The rows of all pairs; one that the model cannot see is told at once."""
-    tokenizer, most, found = model.tokenizer, model.context + 1, []  # the last token is only asked for
+    most, found = context + 1, []  # the last token is only asked for
     pairs = [pair for item in items for pair in item.pairs]
     longer = 0
-    for context, continuation in pairs:
-        before, after = encode_pair(tokenizer, context, continuation)
-        row = before + after
+    for before, continuation in pairs:
+        known, after = encode_pair(tokenizer, before, continuation)
+        row = known + after
         longer += len(row) > most
         if len(after) >= most:
-            raise DataError(f"{key[1]} has a continuation of {len(after):,} tokens, and the model sees {most - 1:,} at most")
+            raise DataError(f"{key[1]} has a continuation of {len(after):,} tokens, and the model sees {context:,} at most")
         row = row[-most:]
         found.append((row, max(1, len(row) - len(after))))
-    if longer and not truncate:
+    if longer and truncate is not None:
         raise ConfigError(
-            f"{longer:,} of {len(pairs):,} texts of {key[1]} are longer than the {most - 1:,} tokens that the model sees",
-            advice="--truncate cuts their beginnings off",
+            f"{longer:,} of {len(pairs):,} texts of {key[1]} are longer than the {context:,} tokens that the model sees",
+            truncate,
+            advice="{0} cuts their beginnings off",
         )
     return found
 

@@ -1,16 +1,18 @@
 """Attention by itself: what a pass of a model asks for, and that it can be asked for again without the model."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.backends.torch.attention import recorded_attention, replay
+from ingot.backends.torch.attention import Operand, candidates, enough, group_heads, recorded_attention, replay
 from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)
 
 
-def calls_of(family, rows=1, **settings):
+def calls_of(family, rows=1, grouped=False, **settings):
     model = FAMILIES[family](vocab_size=50, context=16, layers=3, heads=4, width=32, **settings)
+    group_heads(model, grouped)
     tokens = torch.randint(50, (rows, 16))
     with recorded_attention() as calls:
         model(tokens, tokens).backward()
@@ -32,7 +34,7 @@ def test_a_replay_makes_the_same_calls_for_other_rows():
     calls = calls_of("gpt2")
     with recorded_attention() as again:
         replay(calls, 5, torch.device("cpu"))
-    assert not again  # it says no dropout_p
+    assert again == calls
     seen = []
     plain = F.scaled_dot_product_attention
     try:
@@ -43,6 +45,57 @@ def test_a_replay_makes_the_same_calls_for_other_rows():
     assert [tuple(q.shape) for q in seen] == [(5, 4, 16, 8)] * 3
     ((operands, _),) = calls.items()
     assert all(sorted(range(4), key=q.stride, reverse=True) == list(operands[0].order) for q in seen)
+
+
+def test_long_calls_are_timed_less_often_than_a_pass_makes_them():
+    def operands(length):
+        return (Operand((8, length, 64), (0, 2, 1, 3), torch.bfloat16),) * 3
+
+    golf, mixed, small = {operands(4096): 9}, {operands(1024): 2, operands(512): 8}, {operands(64): 12}
+    assert list(enough(golf, 96).values()) == [1]
+    assert list(enough(mixed, 256).values()) == [1, 4]  # half of what a pass has
+    assert enough(small, 12) == small and not enough({}, 12)
+
+
+@pytest.mark.parametrize("family", ["golf", "llama"])
+def test_keys_and_values_can_be_given_with_the_heads_they_have(family):
+    (((query, key, value), times),) = calls_of(family, kv_heads=2, grouped=True).items()
+    assert times == 3 and query.sizes == (4, 16, 8) and key.sizes == value.sizes == (2, 16, 8)
+
+
+@pytest.mark.parametrize("family", ["golf", "llama", "frontier"])
+def test_a_model_computes_the_same_whether_its_heads_are_grouped_or_repeated(family):
+    torch.manual_seed(1)
+    model = FAMILIES[family](vocab_size=50, context=16, layers=3, heads=4, width=32, kv_heads=2)
+    tokens, losses, grads = torch.randint(50, (2, 16)), [], []
+    for grouped in (False, True):
+        group_heads(model, grouped)
+        model.zero_grad()
+        losses.append(loss := model(tokens, tokens))
+        loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-5)
+
+
+def test_grouped_heads_are_tried_where_there_are_fewer_of_keys():
+    assert candidates(calls_of("golf", kv_heads=2, grouped=True)) == [
+        "cudnn", "flash", "efficient", "cudnn-grouped", "flash-grouped", "efficient-grouped",
+    ]  # fmt: skip
+    assert candidates(calls_of("gpt2")) == ["cudnn", "flash", "efficient"] == candidates({})
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_replay_repeats_keys_and_values_unless_they_are_grouped(grouped, monkeypatch):
+    calls, heads, plain = calls_of("golf", kv_heads=2, grouped=True), [], F.scaled_dot_product_attention
+
+    def noted(q, k, v, **how):
+        heads.append(k.size(1))
+        return plain(q, k, v, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    replay(calls, 2, torch.device("cpu"), grouped)
+    assert heads == [2 if grouped else 4] * 3
 
 
 def test_torch_has_its_own_function_back():

@@ -9,7 +9,7 @@ from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, plan_of, 
 
 from ingot.backends.torch import backend as torch_backend
 from ingot.backends.torch.backend import TorchBackend
-from ingot.backends.torch.parallel import compiles
+from ingot.backends.torch.parallel import compiles, compiles_optimizer
 from ingot.backends.torch.state import tensor
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
@@ -86,6 +86,16 @@ def test_gradients_are_clipped_to_the_norm():
     torch.testing.assert_close(tight, loose / 10, atol=1e-8, rtol=1e-3)
 
 
+def test_heads_are_grouped_while_a_kernel_that_takes_them_so_is_used():
+    backend = make({"family": "golf", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32})
+    parts = [block.attn for block in backend.model.blocks]
+    with backend._arithmetic("flash-grouped"):
+        assert all(part.grouped_heads for part in parts)
+    take(backend, 1)
+    assert not any(part.grouped_heads for part in parts)
+    assert backend._fastest_attention(rows_of(0)).removesuffix("-grouped") in ("default", "cudnn", "flash", "efficient")
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_learning_rate_scale_scales_every_update(name):
     no_decay = {"name": name, "weight_decay": 0.0, "muon_weight_decay": 0.0}
@@ -160,6 +170,22 @@ def test_what_is_compiled_in_deterministic_mode(family, compile_as, on_cuda, exp
     model = {"family": family, "layers": 2, "heads": 4, "width": 32}
     assert compiles(Config(model=model, training=training), on_cuda) is expected
     assert compiles(Config(model=model, training={**training, "deterministic": False, "compile": "auto"}), on_cuda) is on_cuda
+
+
+@pytest.mark.parametrize(
+    ("asked", "optimizer", "on_cuda", "expected"),
+    [
+        ("auto", {"muon_beta2": 0.95}, True, True),
+        ("auto", {"muon_beta2": 0.95}, False, False),
+        ("auto", {}, True, False),
+        (True, {}, True, True),
+        (True, {}, False, False),
+        (False, {"muon_beta2": 0.95}, True, False),
+    ],
+)
+def test_muons_step_is_compiled_on_cuda_where_it_is_asked_for_or_normuons(asked, optimizer, on_cuda, expected):
+    training = {"max_steps": 1, "compile_optimizer": asked}
+    assert compiles_optimizer(Config(optimizer={"name": "muon", **optimizer}, training=training), on_cuda) is expected
 
 
 def test_a_family_that_cannot_be_compiled_in_deterministic_mode_says_so():

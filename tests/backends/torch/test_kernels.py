@@ -40,7 +40,8 @@ def settled(asked, kept=None, able=True, broken=(), has=NAMES):
 def test_kernels_that_are_asked_for_are_used_where_the_model_has_them():
     assert settled(["rotary", "loss"]) == ["loss", "rotary"]
     assert settled(["rotary", "loss"], has=["loss"]) == ["loss"]
-    assert settled("off") == settled("auto") == []
+    assert settled("off") == []
+    assert settled("auto") == ["loss"]
 
 
 def test_other_devices_have_none():
@@ -54,7 +55,7 @@ def test_a_run_goes_on_with_the_kernels_that_it_began_with():
 
 def test_of_those_known_to_pay_the_ones_that_run_are_used(monkeypatch):
     monkeypatch.setattr("ingot.backends.torch.kernels.PAYING", NAMES)
-    assert settled("auto", broken=["loss"]) == ["rotary"]
+    assert settled("auto", broken=["loss"]) == ["rotary", "qkv"]
 
 
 def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():

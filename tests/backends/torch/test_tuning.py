@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ingot.backends.torch import tuning
+from ingot.backends.torch import threads
 from ingot.backends.torch.precision import ATTENTION, LossScale
 from ingot.backends.torch.state import record
-from ingot.backends.torch.tuning import fastest_attention, largest_micro_batch
+from ingot.backends.torch.tuning import fastest_attention, largest_micro_batch, smallest_micro_batch
 from ingot.errors import ConfigError
 
 
@@ -42,8 +42,50 @@ def test_a_row_that_does_not_fit_is_told_with_what_helps():
 def clock(monkeypatch):
     """Time that passes only in the trials."""
     now = [0.0]
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
     return now
+
+
+@pytest.mark.parametrize(
+    ("largest", "per_pass", "found", "tried"),
+    [
+        (96, 0.014, 48, [96, 48, 24]),  # seconds that a pass takes beside one per row: 96 rows are cut once
+        (96, 0.0, 3, [96, 48, 24, 12, 6, 3]),  # equal rows: down to what cannot be halved
+        (96, 2.0, 96, [96, 48]),
+        (64, -0.5, 1, [64, 32, 16, 8, 4, 2, 1]),  # small ones faster
+        (7, 0.0, 7, [7]),
+    ],
+)
+def test_a_gpu_takes_the_smallest_micro_batch_that_is_hardly_slower(clock, largest, per_pass, found, tried):
+    sizes, computed = [], []
+
+    def attempt(size, times):
+        sizes.append(size)
+        computed.append(size * times)
+        clock[0] += times * (size + per_pass * largest)
+
+    assert smallest_micro_batch(largest, attempt, list) == found
+    assert list(dict.fromkeys(sizes)) == tried
+    assert sum(computed) <= largest * (1 + 1.5 * len(tried))  # what it costs: less than this many rows
+
+
+def test_the_first_pass_of_a_smaller_micro_batch_is_not_timed(clock):
+    cold = {8: 50.0, 4: 50.0}
+
+    def attempt(size, times):
+        clock[0] += times * size + cold.pop(size, 0.0)
+
+    assert smallest_micro_batch(16, attempt, list) == 1
+
+
+def test_the_slowest_rank_decides_how_small_a_micro_batch_is(clock):
+    def attempt(size, times):
+        clock[0] += times * size
+
+    def maximum(values):
+        return [max(value, 2.0 * 8) for value in values]  # half of the rows take another rank as long as all of them
+
+    assert smallest_micro_batch(16, attempt, maximum) == 16
 
 
 def test_the_fastest_kernel_is_taken_and_one_that_cannot_is_no_candidate(clock):
@@ -54,8 +96,8 @@ def test_the_fastest_kernel_is_taken_and_one_that_cannot_is_no_candidate(clock):
             raise RuntimeError("No available kernel")
         clock[0] += times * seconds[name]
 
-    assert fastest_attention(attempt, deterministic=False, maximum=list) == "flash"
-    assert fastest_attention(attempt, deterministic=True, maximum=list) == "cudnn"
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "flash"
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=True, maximum=list) == "cudnn"
 
 
 def test_the_first_trial_of_a_kernel_is_not_timed(clock):
@@ -64,14 +106,14 @@ def test_the_first_trial_of_a_kernel_is_not_timed(clock):
     def attempt(name, times):
         clock[0] += cold.pop(name, 0.0) + times * {"cudnn": 1.0}.get(name, 2.0)
 
-    assert fastest_attention(attempt, deterministic=False, maximum=list) == "cudnn"
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "cudnn"
 
 
 def test_where_no_kernel_can_the_choice_is_torchs():
     def attempt(name, times):
         raise RuntimeError("No available kernel")
 
-    assert fastest_attention(attempt, deterministic=False, maximum=list) == "default"
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "default"
 
 
 def test_a_loss_scale_halves_where_a_gradient_overflows_and_is_kept_with_the_optimizer():

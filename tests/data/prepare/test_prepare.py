@@ -757,3 +757,15 @@ def test_a_leftover_with_links_in_it_is_not_continued_and_changes_nothing_elsewh
     prepare([text], tmp_path / "out", "byte")
     assert (mine / "journal.jsonl").read_text() == "{}\nlines of mine, the last without an end"
     assert (tmp_path / "out").is_dir()
+
+
+def test_a_vocabulary_is_learned_from_the_text_that_is_not_held_out(tmp_path):
+    lines = [{"text": ("never seen " if number % 10 == 0 else "always here ") * 20} for number in range(30)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    prepare([tmp_path / "a.jsonl"], tmp_path / "out", "bpe:300")
+    dataset = Dataset.open(tmp_path / "out")
+    held_out, kept = dataset.split("val"), dataset.split("train")
+    assert held_out.documents == 3  # every tenth
+    words = [dataset.tokenizer.encode(f"a {word}").size for word in ("always", "here", "never", "seen")]
+    assert max(words[:2]) < min(words[2:])
+    assert held_out.bytes / held_out.tokens < 1.7 < kept.bytes / kept.tokens

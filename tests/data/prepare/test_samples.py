@@ -11,7 +11,7 @@ import pytest
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.data.loading.open import open_dataset, resolve
-from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.prepare.sample import sample_path
 from ingot.data.tokenizers import CharTokenizer
 from ingot.data.verify.audit import audit
@@ -55,6 +55,15 @@ def test_a_sample_opens_with_either_tokenizer(tokenizer, extra):
     assert [split.documents for split in splits] == [38, 4]
     assert sum(split.bytes for split in splits) == 5_057_198
     assert sum(split.tokens for split in splits) == 5_057_198 + extra
+
+
+def test_a_sample_opens_with_a_vocabulary_learned_from_it_and_counts_the_same_bytes():
+    dataset = open_dataset("sample:shakespeare", "bpe:512")
+    assert dataset.tokenizer.vocab_size == 512 and dataset.tokenizer.lossless
+    splits = [dataset.split(name) for name in ("train", "val")]
+    assert sum(split.bytes for split in splits) == 5_057_198
+    assert all(1.8 < split.bytes / split.tokens < 2.0 for split in splits)
+    assert open_dataset("sample:shakespeare", "bpe:512").folder == dataset.folder
 
 
 def test_a_sample_is_prepared_once():
@@ -152,6 +161,19 @@ def test_a_tokenizer_that_is_given_must_be_the_datasets_by_its_fingerprint(tmp_p
 def test_char_is_given_for_any_characters(tmp_path):
     write_dataset([("train", "abc")], tmp_path / "data", CharTokenizer("abc"), source=None)
     assert open_dataset(str(tmp_path / "data"), "char").tokenizer.vocab_size == 3
+
+
+def test_a_learned_vocabulary_is_given_for_one_of_that_size_or_less_and_for_no_other(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "to be or not to be " * 9}) + "\n")
+    prepare([tmp_path / "a.jsonl"], tmp_path / "data", "bpe:300")
+    found = open_dataset(str(tmp_path / "data"), "bpe:300").tokenizer
+    assert 257 < found.vocab_size <= 300  # the text has no more pieces
+    assert open_dataset(str(tmp_path / "data"), "bpe:4096").tokenizer.fingerprint() == found.fingerprint()
+    for name in ("bpe:257", "char"):
+        with pytest.raises(DataError, match=f"data.tokenizer is {name} and .* was prepared with huggingface"):
+            open_dataset(str(tmp_path / "data"), name)
+    with pytest.raises(ConfigError, match="bpe:many does not say how many ids to learn; give bpe:N, with N from 257 to 65,536"):
+        open_dataset(str(tmp_path / "data"), "bpe:many")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make what another user owns")

@@ -107,13 +107,14 @@ def test_a_file_that_is_not_there_is_no_name_of_the_hub(tmp_path, monkeypatch, n
 @pytest.mark.parametrize("name", ["bpe", "GPT2", "", "two words"])
 def test_a_name_that_means_nothing_is_refused_with_what_can_be_given(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path / "..")
-    with pytest.raises(ConfigError, match=f"unknown tokenizer '{name}'; give byte, char, gpt2, a file"):
+    with pytest.raises(ConfigError, match=f"unknown tokenizer '{name}'; give byte, char, bpe:N, gpt2, a file"):
         open_tokenizer(name)
 
 
-def test_char_needs_its_text():
-    with pytest.raises(ConfigError, match=r"made from the text it is for; prepare that text with --tokenizer char"):
-        open_tokenizer("char")
+@pytest.mark.parametrize("name", ["char", "bpe:1024"])
+def test_what_is_made_from_a_text_needs_that_text(name):
+    with pytest.raises(ConfigError, match=f"made from the text it is for; prepare that text with --tokenizer {name}"):
+        open_tokenizer(name)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -30,6 +31,19 @@ TOY = {
     "MAX_WALLCLOCK_SECONDS": "0", "RUN_ID": "toy",
 }  # fmt: skip
 ROWS = 16  # of a toy step
+REFUSED = (
+    "brotli", "huggingface_hub", "ingot", "rich", "safetensors", "tiktoken", "tokenizers", "transformers", "typer", "yaml",
+    "zstandard",
+)  # fmt: skip
+# Python runs this file at its start; the finder of the one file comes before this one, and no other may find what is refused.
+BARE = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {REFUSED}:
+            raise ModuleNotFoundError(f"{{name}} is not installed", name=name)
+sys.meta_path.insert(0, Refuse())
+"""
 WORDS = ["The", "cat", "cats", "A", "that", "teach", "é"]
 EXACT = re.compile(r"^final_int8_zlib_roundtrip_exact val_loss:(\d+\.\d{8}) val_bpb:(\d+\.\d{8})$", re.MULTILINE)
 
@@ -149,3 +163,37 @@ class Golf:
         """What a process of its own finds in its environment."""
         inherited = {name: value for name, value in os.environ.items() if name not in (*NAMES, *VARIABLES, *RANKS)}
         return inherited | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables(self.toys, **given)
+
+
+def bare(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """train_gpt.py of a folder, by a Python that has nothing but what a submission may need."""
+    (folder.parent / "bare").mkdir(exist_ok=True)
+    (folder.parent / "bare" / "sitecustomize.py").write_text(BARE)
+    inherited = {name: value for name, value in os.environ.items() if name not in NAMES}
+    environment = inherited | environment | {"PYTHONPATH": str(folder.parent / "bare"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "train_gpt.py"], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def forked(folder: Path, **environment: str) -> tuple[int, str]:
+    """train_gpt.py of a folder in a fork of this process, without our modules but with torch; its exit code and what it said."""
+    told = folder / "forked.out"
+    if not (child := os.fork()):
+        with told.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(folder)
+        os.environ.update(environment)
+        sys.argv, sys.stdout, sys.stderr = ["train_gpt.py"], os.fdopen(1, "w"), os.fdopen(2, "w")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "ingot"]:
+            del sys.modules[name]
+        code = 1
+        try:
+            runpy.run_path("train_gpt.py", run_name="__main__")
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), told.read_text()

@@ -18,7 +18,7 @@ from ingot.config.render import is_record
 from ingot.doors.golf import bundle as bundling
 from ingot.doors.golf.alone.bundle import with_settings
 from ingot.doors.golf.alone.loading import load_config as load_alone
-from ingot.doors.golf.bundle import LEFT_OUT, bundle, one_file
+from ingot.doors.golf.bundle import BY_SETTINGS, GOLF, LEFT_OUT, OF_FRONTIER, Program, bundle, one_file
 from ingot.doors.golf.translate import translate
 from ingot.doors.golf.variables import NAMES, read_variables
 from ingot.errors import ConfigError
@@ -120,8 +120,9 @@ def test_the_same_sources_give_the_same_bytes_in_another_process() -> None:
     assert subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True).stdout == bundle()
 
 
-def test_the_trainer_needs_torch_numpy_sentencepiece_pydantic_and_nothing_else(tmp_path: Path) -> None:
-    sources = imported(bundle(), tmp_path).SOURCES
+@pytest.mark.parametrize("program", [GOLF, BY_SETTINGS], ids=["golf", "by settings"])
+def test_the_trainer_needs_torch_numpy_sentencepiece_pydantic_and_nothing_else(tmp_path: Path, program: Program) -> None:
+    sources = imported(bundle(program=program), tmp_path).SOURCES
     nodes = [node for source in sources.values() for node in ast.walk(ast.parse(source))]
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     modules += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -131,6 +132,7 @@ def test_the_trainer_needs_torch_numpy_sentencepiece_pydantic_and_nothing_else(t
 
 def test_everything_named_as_left_out_is_a_module_of_the_package() -> None:
     assert [name for name in LEFT_OUT if importlib.util.find_spec(name) is None] == []
+    assert set(OF_FRONTIER) <= set(LEFT_OUT)
 
 
 def test_settings_are_understood_as_in_the_package() -> None:

@@ -6,11 +6,8 @@ import errno
 import io
 import json
 import math
-import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
@@ -19,6 +16,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import typer
+from golf_toys import bare
 from typer.testing import CliRunner
 
 from ingot.doors.cli.golf import register
@@ -33,19 +31,6 @@ TOY = {
     "NUM_LAYERS": "3", "MODEL_DIM": "32", "NUM_HEADS": "4", "NUM_KV_HEADS": "2", "WARMUP_STEPS": "0",
     "MAX_WALLCLOCK_SECONDS": "0", "VOCAB_SIZE": "300",
 }  # fmt: skip
-REFUSED = (
-    "brotli", "huggingface_hub", "ingot", "rich", "safetensors", "tiktoken", "tokenizers", "transformers", "typer", "yaml",
-    "zstandard",
-)  # fmt: skip
-# Python runs this file at its start; the finder of the one file comes before this one, and no other may find what is refused.
-BARE = f"""
-import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {REFUSED}:
-            raise ModuleNotFoundError(f"{{name}} is not installed", name=name)
-sys.meta_path.insert(0, Refuse())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +92,6 @@ def submission(world: Path) -> Path:
 
 def exact(text: str) -> str:
     return text[text.index("final_int8_zlib_roundtrip_exact") :].split("\n")[0]
-
-
-def bare(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """train_gpt.py of a folder, by a Python that has nothing but what a submission may need."""
-    (folder.parent / "bare").mkdir(exist_ok=True)
-    (folder.parent / "bare" / "sitecustomize.py").write_text(BARE)
-    inherited = {name: value for name, value in os.environ.items() if name not in TOY}
-    environment = inherited | environment | {"PYTHONPATH": str(folder.parent / "bare"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "train_gpt.py"], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_a_submission_holds_page_numbers_code_logs_and_artifacts(submission: Path) -> None:

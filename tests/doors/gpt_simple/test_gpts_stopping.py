@@ -9,12 +9,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from door import Door
 from original import SITE, Original
-from programs import AT_TORCH, Ingot, plant
+from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
 from ingot.doors.entry import STARTED_AT
 from ingot.runs.folder import RunFolder
@@ -23,19 +25,27 @@ TRAIN = ("train", "--config", "config.yaml", "--training.device", "cpu")
 MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
 
 
+@contextmanager
+def stopped_after_a_save(folder: Path) -> Iterator[None]:
+    """SIGTERM to this process once out/ has a checkpoint of step 4."""
+
+    def stop() -> None:
+        while not (folder / "out/checkpoints/checkpoint-4").exists():
+            time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    yield
+    thread.join()
+
+
 @pytest.mark.parametrize("save_steps", [1, 4])  # with 1 a save and the stop are of one step
 def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_line_says(
     save_steps: int, door: Door, gpts: Path
 ) -> None:
-    def stop_after_a_save() -> None:
-        while not (gpts / "out/checkpoints/checkpoint-4").exists():
-            time.sleep(0.002)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=stop_after_a_save)
-    thread.start()
-    said = door(*TRAIN, "--training.max_steps", 90, "--training.save_steps", save_steps)
-    thread.join()
+    with stopped_after_a_save(gpts):
+        said = door(*TRAIN, "--training.max_steps", 90, "--training.save_steps", save_steps)
     [(step, folder)] = re.findall(r"Stopped at step (\d+) \(signal:SIGTERM\)\. Resume with: --training\.resume (\S+)", said.err)
     assert folder == f"out/checkpoints/checkpoint-{step}-shutdown" and (gpts / folder / "trainer_state.json").is_file()
     assert "Training complete" not in said.err
@@ -55,6 +65,31 @@ def test_a_session_ends_by_the_wall_clock_and_the_key_goes_before_the_variable(
     long = ("--training.max_runtime_seconds", 10_000)
     assert "TRAINING COMPLETE!" in door(*TRAIN, "--training.walltime_reserve_seconds", 0, *long).err
     assert "walltime_reserve_seconds=300 leaves nothing" in door("-q", *TRAIN, code=2).line
+
+
+def test_sessions_that_end_right_after_they_resumed_lose_and_repeat_nothing(
+    door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("-q", *TRAIN, "--training.max_steps", 60, "--training.save_steps", 4, "--training.logging_steps", 1)
+
+    def too_late() -> int:
+        """The step of a session whose time is up when it begins."""
+        with monkeypatch.context() as late:
+            late.setenv(STARTED_AT, str(time.time() - 3600))
+            door(*words, "--training.max_runtime_seconds", 3600, "--training.walltime_reserve_seconds", 0)
+        return int(progress(gpts / "out")["step"])
+
+    door(*words, "--training.output_dir", "unbroken")
+    assert [too_late(), too_late()] == [0, 0]
+    with stopped_after_a_save(gpts):
+        door(*words)
+    step = progress(gpts / "out")["step"]
+    assert 4 <= step < 60 and [too_late(), too_late()] == [step, step]
+    door(*words)
+    last = [checkpoints(gpts / run)[60] / "model.safetensors" for run in ("unbroken", "out")]
+    assert last[0].read_bytes() == last[1].read_bytes()
+    assert losses(gpts / "out") == losses(gpts / "unbroken")
+    assert progress(gpts / "out")["sample"] == progress(gpts / "unbroken")["sample"]
 
 
 def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(door: Door, gpts: Path, ingot: Ingot) -> None:

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import typer
+from serve_client import Client
 from small_model import write_small_model
 from typer.testing import CliRunner
-from web import Web
 
 from ingot.doors.cli import serve as verb
 from ingot.errors import ConfigError
@@ -19,28 +19,6 @@ from ingot.errors import ConfigError
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "small.ingot"
     return path, write_small_model(path)
-
-
-class Client(Web):
-    """A server of a model, and what one may ask it."""
-
-    def __init__(self, model, token=None):
-        from ingot.doors.serve.app import make_app
-
-        super().__init__(make_app(model, "small", token))
-
-    def close(self):
-        super().close()
-        self.app.state.engine.close()
-
-    def ask(self, body=None, path="/v1/completions", **headers):
-        return super().ask(path, body, **headers)
-
-    def stream(self, **body):
-        with self.open("/v1/completions", {**body, "stream": True}) as answer:
-            lines = [line.decode().strip() for line in answer]
-        assert lines[-2:] == ["data: [DONE]", ""]
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2] if line]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from ingot.backends.torch.precision import ATTENTION, GROUPED
+from ingot.model.layers import causal_attention
 
 
 class Operand(NamedTuple):
@@ -21,6 +24,7 @@ class Operand(NamedTuple):
 
 
 Calls = Counter[tuple[Operand, Operand, Operand]]
+ENOUGH = 2**32  # scores of all calls together, 5 ms of an H200 with their gradients: more tell kernels apart no better
 
 
 @contextmanager
@@ -30,7 +34,8 @@ def recorded_attention() -> Iterator[Calls]:
     plain = F.scaled_dot_product_attention
 
     def recorded(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if kwargs == {"is_causal": True, "dropout_p": 0.0} and not args:
+        how = {name: value for name, value in kwargs.items() if name != "enable_gqa"}
+        if how == {"is_causal": True, "dropout_p": 0.0} and not args and query.size(-2) == key.size(-2):
             calls[_operand(query), _operand(key), _operand(value)] += 1
         return plain(query, key, value, *args, **kwargs)
 
@@ -41,12 +46,31 @@ def recorded_attention() -> Iterator[Calls]:
         F.scaled_dot_product_attention = plain
 
 
-def replay(calls: Calls, rows: int, device: torch.device) -> None:
+def enough(calls: Calls, rows: int) -> Calls:
+    """As many of the calls as it takes to time them for so many rows, in the same proportion, each at least once."""
+    scores = sum(rows * q.sizes[0] * q.sizes[1] * k.sizes[1] * times for (q, k, _), times in calls.items())
+    return Counter({operands: max(1, round(times * min(1.0, ENOUGH / scores))) for operands, times in calls.items()})
+
+
+def candidates(calls: Calls) -> list[str]:
+    """The kernels that calls leave a choice of; without fewer heads of keys and values there is nothing to group."""
+    fewer = any(key.sizes[0] != query.sizes[0] for query, key, _ in calls)
+    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
+
+
+def group_heads(model: nn.Module, grouped: bool) -> None:
+    """Let the attention of a model be given keys and values with the heads they have, or repeated."""
+    for module in model.modules():
+        if hasattr(module, "grouped_heads"):
+            module.grouped_heads = grouped  # type: ignore[assignment]
+
+
+def replay(calls: Calls, rows: int, device: torch.device, grouped: bool = False) -> None:
     """Make the calls for so many rows, each with its backward pass and as often as it was counted."""
     for operands, times in calls.items():
         q, k, v = (_random(operand, rows, device) for operand in operands)
         for _ in range(times):
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = causal_attention(q, k, v, grouped=grouped)
             torch.autograd.grad(y, (q, k, v), y.detach())
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
-from ingot.backends.torch.attention import recorded_attention, replay
+from ingot.backends.torch.attention import candidates, enough, recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.choices import Choices
@@ -30,19 +30,34 @@ from ingot.backends.torch.device import cpu_name, find_torch_device, torch_devic
 from ingot.backends.torch.inference import TorchInference, group_of
 from ingot.backends.torch.kernels import settle_kernels
 from ingot.backends.torch.own_model import check_own_model
-from ingot.backends.torch.parallel import compiled, compiled_backward, compiles, import_compiler, replicated, without_sync
+from ingot.backends.torch.parallel import (
+    compiled,
+    compiled_backward,
+    compiles,
+    compiles_optimizer,
+    import_compiler,
+    replicated,
+    without_sync,
+)
 from ingot.backends.torch.pending import DeviceResult
-from ingot.backends.torch.precision import LossScale, choose_no_kernel_by_speed
+from ingot.backends.torch.precision import GROUPED, LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.room import recomputed, refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads
-from ingot.backends.torch.tuning import HOST_MICRO_BATCH_TOKENS, Tuned, fastest_attention, largest_micro_batch
+from ingot.backends.torch.tuning import (
+    HOST_MICRO_BATCH_TOKENS,
+    Tuned,
+    fastest_attention,
+    largest_micro_batch,
+    smallest_micro_batch,
+)
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
 from ingot.model.settings import FileSettings
 from ingot.optim.groups import has_own_optimizers, make_optimizers
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.children import shield_compile_workers
+from ingot.runtime.memory import keep_freed_memory
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import TensorRecord
@@ -59,6 +74,8 @@ class TorchBackend(TorchInference):
         device = find_torch_device(t.device, ranks.local_rank)
         if compiles(config, device.kind == "cuda"):
             import_compiler()
+        if device.kind == "cpu":
+            keep_freed_memory()
         precision = device.precision(t.precision)
         if t.deterministic:
             choose_no_kernel_by_speed()
@@ -83,9 +100,9 @@ class TorchBackend(TorchInference):
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}  # to ask the model takes 0.1 ms a layer
         self._compile = compiles(config, device.kind == "cuda")
-        # NorMuon reads and writes all matrices a dozen times. Plain Muon takes 0.6% of a golf step, and a CPU gains nothing.
-        compiles_update = self._compile and device.kind == "cuda" and config.optimizer.muon_beta2 is not None
-        self.optimizers = make_optimizers(model, config.optimizer, self._device, compiles_update)
+        self.optimizers = make_optimizers(
+            model, config.optimizer, self._device, compiles_optimizer(config, device.kind == "cuda")
+        )
         self._asks_to_skip = device.kind != "cuda" or has_own_optimizers(model)  # which do not know found_inf
         self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
@@ -144,24 +161,35 @@ class TorchBackend(TorchInference):
         attention = str(kept.get("attention", "default"))
         if self.device.kind == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
-                micro_batch = largest_micro_batch(rows, lambda size: self._try(batch[:size]), self.maximum)
+                micro_batch = self._smallest_micro_batch(batch)
             if batch.shape[1] == 2:  # document masks have a kernel of their own
                 attention = self._fastest_attention(batch[:micro_batch])
         return Tuned(micro_batch, attention)
 
+    def _smallest_micro_batch(self, batch: Batch) -> int:
+        def attempt(size: int, times: int = 1) -> None:
+            self._try(batch[:size], times)
+
+        found = largest_micro_batch(len(batch), attempt, self.maximum)
+        if not self._deterministic:  # times differ from run to run
+            found = smallest_micro_batch(found, attempt, self.maximum)
+        self.release()  # what the largest took
+        return found
+
     def _fastest_attention(self, batch: Batch) -> str:
-        with recorded_attention() as calls:
-            self._try(batch[:1])
+        with recorded_attention() as made:  # before keys and values are repeated, which is timed too
+            self._try(batch[:1], attention=f"default{GROUPED}")
+        calls = enough(made, len(batch))
 
         def attempt(name: str, times: int) -> None:
             if not calls:  # attention that is not torch's, or has dropout: with all that is around it
                 return self._try(batch, times, name)
             for _ in range(times):
                 with self._arithmetic(name):
-                    replay(calls, len(batch), self._device)
+                    replay(calls, len(batch), self._device, name.endswith(GROUPED))
             return self.wait()
 
-        return fastest_attention(attempt, self._deterministic, self.maximum)
+        return fastest_attention(candidates(calls), attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
         """What `tune` settled."""

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ingot.backends.base import Group
+from ingot.backends.torch.attention import group_heads
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, build_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
-from ingot.backends.torch.precision import DTYPES, arithmetic
+from ingot.backends.torch.precision import DTYPES, GROUPED, arithmetic
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import check_fits, load_model, model_records
 from ingot.config.schema import Config
@@ -22,8 +23,8 @@ from ingot.errors import DataError
 from ingot.generate.sampling import Sampling
 from ingot.generate.scores import RowScores
 from ingot.generate.torch.batch import continue_prompts
-from ingot.generate.torch.reading import OURS
 from ingot.generate.torch.scoring import score_rows
+from ingot.model.registry import OURS
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
@@ -51,7 +52,7 @@ class TorchInference:
         self._forward = forward
         self._device = torch_device(device)
         self._average: WeightAverage | None = None
-        self._attention, self._deterministic = "default", False
+        self._attention, self._grouped, self._deterministic = "default", False, False
 
     @classmethod
     def of(cls, config: Config, vocab_size: int, ranks: Ranks, group: Group | None) -> TorchInference:
@@ -88,11 +89,15 @@ class TorchInference:
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Log-probabilities of tokens that are there."""
         self._show(average=True)
+        training = self.model.training
+        self.model.eval()
         try:
             with self._arithmetic():
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
+        finally:
+            self.model.train(training)
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of, on the rank that writes."""
@@ -146,7 +151,11 @@ class TorchInference:
 
     def _arithmetic(self, attention: str | None = None) -> Any:
         """How forward and backward are computed, with the attention kernel that was chosen or another."""
-        return arithmetic(self.device.kind, self.precision, attention or self._attention, self._deterministic)
+        name = attention or self._attention
+        if (grouped := name.endswith(GROUPED)) != self._grouped:
+            group_heads(self.model, grouped)
+            self._grouped = grouped
+        return arithmetic(self.device.kind, self.precision, name, self._deterministic)
 
 
 def group_of(group: Group | None, ranks: Ranks, device: Device) -> Collectives:

@@ -16,6 +16,7 @@ from ingot.backends.torch.state import Named, tensor
 from ingot.runtime.tensors import TensorRecord
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+GROUPED = "-grouped"  # ends the name of a kernel that is given keys and values with the heads they have
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -38,8 +39,8 @@ def arithmetic(kind: str, precision: str, attention: str = "default", determinis
             stack.enter_context(_fixed_order())
         if precision != "fp32":
             stack.enter_context(torch.autocast(kind, DTYPES[precision]))
-        if attention != "default":
-            stack.enter_context(sdpa_kernel(ATTENTION[attention]))
+        if (kernel := attention.removesuffix(GROUPED)) != "default":
+            stack.enter_context(sdpa_kernel(ATTENTION[kernel]))
         yield
 
 

@@ -42,14 +42,15 @@ def fastest_threads(attempt: Callable[[], None], maximum: Agree) -> int:
     while count:
         torch.set_num_threads(count)
         attempt()  # threads are started, memory is taken
-        seconds = maximum([min(_seconds(attempt) for _ in range(2))])[0]
+        seconds = maximum([min(seconds_of(attempt) for _ in range(2))])[0]
         if seconds > FASTER * least:
             break
         best, least, count = count, seconds, count // 2
     return best
 
 
-def _seconds(attempt: Callable[[], None]) -> float:
+def seconds_of(attempt: Callable[[], None]) -> float:
+    """The time that something takes."""
     began = time.perf_counter()
     attempt()
     return time.perf_counter() - began

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from ingot.data.formats.foreign import open_foreign
 from ingot.data.prepare.lines import SUFFIXES, prepared_lines
-from ingot.data.prepare.sample import PREFIX, sample_path
+from ingot.data.prepare.sample import PREFIX, sample_bytes, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.buckets import find_buckets
+from ingot.data.text.files import file_bytes
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers.made import fits, is_made
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import user_path
 
@@ -32,16 +34,37 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
     return dataset
 
 
-def resolve(path: str, tokenizer: str | None = None) -> Path:
-    """The folder that `path` names: a folder of tokens, or sample:NAME."""
+def text_bytes(path: str) -> int | None:
+    """About how many bytes of text `data.path` names; None where it is tokens already, or names a tokenizer."""
     if path.startswith(PREFIX):
-        return sample_path(path.removeprefix(PREFIX), tokenizer or "byte")
+        name, own = _sample(path)
+        return sample_bytes(name) if own is None else None
+    folder = user_path(path)
+    if (folder / MANIFEST).is_file():
+        return None
+    buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
+    files = [file for some in buckets.get("train", {}).values() for file in some]
+    files = files or ([folder] if folder.is_file() and folder.name.endswith(SUFFIXES) else [])
+    return sum(map(file_bytes, files)) or None
+
+
+def resolve(path: str, tokenizer: str | None = None) -> Path:
+    """The folder that `path` names: a folder of tokens, or sample:NAME, which may bring a tokenizer for where none is given."""
+    if path.startswith(PREFIX):
+        name, own = _sample(path)
+        return sample_path(name, tokenizer or own or "byte")
     return user_path(path)
 
 
+def _sample(path: str) -> tuple[str, str | None]:
+    """The name in sample:NAME+TOKENIZER, and the tokenizer, if there is one."""
+    name, _, own = path.removeprefix(PREFIX).partition("+")
+    return name, own or None
+
+
 def _check_same(name: str, found: Tokenizer, path: str) -> None:
-    if name == "char":
-        if found.kind == "char":  # whichever characters the text had
+    if is_made(name):
+        if fits(name, found):
             return
         given = name
     else:

@@ -75,12 +75,18 @@ def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES, documents:
 
 def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
     """The documents of a block."""
-    texts = [text if isinstance(text, bytes) else utf8(text) for text in block] if isinstance(block, list) else _parse(block)
-    documents = texts if isinstance(block, EveryText) else [text for text in texts if text]
+    documents, empty = texts_of(block)
     ids, tokens = tokenizer.encode_batch(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
     pieces = sizes if tokenizer.lossless else _piece_bytes(tokenizer, ids, tokens)
-    return Encoded(ids, tokens, sizes, pieces, len(texts) - len(documents))
+    return Encoded(ids, tokens, sizes, pieces, empty)
+
+
+def texts_of(block: Block) -> tuple[list[bytes], int]:
+    """The documents of a block in UTF-8, and how many texts are none because they are empty."""
+    texts = [text if isinstance(text, bytes) else utf8(text) for text in block] if isinstance(block, list) else _parse(block)
+    documents = texts if isinstance(block, EveryText) else [text for text in texts if text]
+    return documents, len(texts) - len(documents)
 
 
 def _piece_bytes(tokenizer: Tokenizer, ids: IdArray, tokens: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,6 +9,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data.prepare.blocks import Block, texts_of
+
 Piece = tuple[str, str | bytes]  # the split of a document, and its text or the UTF-8 of it
 PART_BYTES = 1 << 20  # looked at at once
 Rule = Callable[[int], str]  # the split of the document with this number, from 0
@@ -50,6 +52,15 @@ def hold_out_ends(texts: Iterable[str | bytes], fraction: float) -> Iterator[Pie
             yield "train", text[:cut]
         if cut < len(text):
             yield "val", text[cut:]
+
+
+def training_texts(blocks: Iterable[tuple[Rule, Block]]) -> Iterator[bytes]:
+    """The documents of blocks that are not held out."""
+    count = 0
+    for rule, block in blocks:
+        documents, _ = texts_of(block)
+        yield from (text for number, text in enumerate(documents, count) if rule(number) == "train")
+        count += len(documents)
 
 
 def _cut(text: bytes, fraction: float) -> int:

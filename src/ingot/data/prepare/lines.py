@@ -18,6 +18,7 @@ from ingot.data.store.dataset import VERSION
 from ingot.data.text.buckets import Buckets
 from ingot.data.text.files import file_identity
 from ingot.data.tokenizers import digest, open_tokenizer
+from ingot.data.tokenizers.made import is_made
 from ingot.errors import DataError, Setting
 from ingot.runtime.cache import cache_root
 from ingot.runtime.files import writing
@@ -35,16 +36,16 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
             f"{path} holds text; name the tokenizer that it is to be prepared with by {{0}}", Setting("data.tokenizer")
         )
     files = [file for of_split in buckets.values() for some in of_split.values() for file in some] or [path]
-    opened = None if tokenizer == "char" else open_tokenizer(tokenizer)
+    opened = None if is_made(tokenizer) else open_tokenizer(tokenizer)
     key = digest(
         {
             "version": VERSION,
             "files": [file_identity(file) for file in files],
             "buckets": {split: {name: len(some) for name, some in of_split.items()} for split, of_split in buckets.items()},
-            "tokenizer": opened.fingerprint() if opened else "char",
+            "tokenizer": opened.fingerprint() if opened else tokenizer,
         }
     )
-    folder = cache_root() / f"{path.name.partition('.')[0]}-{opened.kind if opened else 'char'}-{key[:16]}"
+    folder = cache_root() / f"{path.name.partition('.')[0]}-{opened.kind if opened else tokenizer.replace(':', '')}-{key[:16]}"
     if not is_own(folder.parent, folder):
         raise DataError(f"{folder} was made by another user, who may have put any text there; choose a place with INGOT_CACHE")
     if is_sound(folder):

@@ -22,17 +22,27 @@ import numpy as np
 
 from ingot.data import SHARD_TOKENS
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks
-from ingot.data.prepare.holdout import InBucket, Piece, Rule, always, first_documents, hold_out_ends, spread_documents
+from ingot.data.prepare.holdout import (
+    InBucket,
+    Piece,
+    Rule,
+    always,
+    first_documents,
+    hold_out_ends,
+    spread_documents,
+    training_texts,
+)
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
 from ingot.data.store.dataset import SPLITS, Manifest
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
 from ingot.data.text.buckets import Buckets
-from ingot.data.text.files import WHAT, Text, adding_up, count_documents, file_bytes, file_identity, find_files, read_texts
+from ingot.data.text.files import WHAT, adding_up, count_documents, file_bytes, file_identity, find_files, read_texts
 from ingot.data.text.hub_datasets import commits
-from ingot.data.text.records import characters
+from ingot.data.text.records import alphabet
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
+from ingot.data.tokenizers.made import CHAR, is_made, learn_bpe
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.version import made_by
 
@@ -102,24 +112,22 @@ def prepare(
 ) -> Summary:
     """Turns text files, and folders of them, into a folder that training reads.
 
-    `tokenizer` is char or whatever `open_tokenizer` takes, `bos` with it. `workers` is how many processes encode, by default one
-    for each processor, and with ray as many as the cluster has; what is written does not depend on it. `buckets` are the files of
-    both splits, to be kept apart; `inputs` is then only what they came from.
+    `tokenizer` is char, bpe:N or whatever `open_tokenizer` takes, `bos` with it. `workers` is how many processes encode, by
+    default one for each processor, and with ray as many as the cluster has; what is written does not depend on it. `buckets` are
+    the files of both splits, to be kept apart; `inputs` is then only what they came from.
     """
     started = time.monotonic()
     _check_settings(val_fraction, val_inputs, val_documents, buckets, shard_tokens)
     _check_engine(workers, engine, ray_address)
     check_output(output, overwrite)
-    opened = None if tokenizer == "char" and bos is None else open_tokenizer(tokenizer, bos)  # before inputs are downloaded
+    opened = None if is_made(tokenizer) and bos is None else open_tokenizer(tokenizer, bos)  # before inputs are downloaded
     files, val_files, ignored = (*_split_files(buckets), []) if buckets else _find(inputs, val_inputs, text_field)
     total = sum(map(file_bytes, files + val_files))
-    advance = adding_up(progress, total if opened else 2 * total)
-    built = opened or CharTokenizer(_alphabet(read_texts(files + val_files, text_field, advance)))
+    advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
     texts = _Texts(files, val_files, text_field, advance)
-    if buckets:
-        rule, blocks = BY_BUCKETS, _bucket_blocks(texts, buckets)
-    else:
-        rule, blocks = _held_out(texts, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
+    held_out = partial(_held_out, buckets, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
+    built = opened or _make(tokenizer, texts, held_out)
+    rule, blocks = held_out(texts)
     known = commits(files + val_files)
     manifest, last, continued = _write(
         blocks,
@@ -198,9 +206,11 @@ class _Texts(NamedTuple):
 
 
 def _held_out(
-    texts: _Texts, val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None
+    buckets: Buckets | None, val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None, texts: _Texts
 ) -> tuple[str, RuledBlocks]:
     """What is validation, in words, and blocks with the rule that says it."""
+    if buckets:
+        return BY_BUCKETS, _bucket_blocks(texts, buckets)
     if val_inputs:
         train, val = ruled(always("train"), texts.blocks(texts.files)), ruled(always("val"), texts.blocks(texts.val_files))
         return f"the documents of {', '.join(map(str, val_inputs))}", chain(train, val)
@@ -212,6 +222,14 @@ def _held_out(
         return f"{val_fraction} of the documents, evenly spread", ruled(rule, texts.blocks(texts.files))
     pieces = hold_out_ends(read_texts(texts.files, texts.text_field, texts.advance), val_fraction)
     return f"the last {val_fraction} of the characters of every document", _piece_blocks(pieces)
+
+
+def _make(name: str, texts: _Texts, held_out: Callable[[_Texts], tuple[str, RuledBlocks]]) -> Tokenizer:
+    """The tokenizer that is made from the text: of the characters of all of it, or learned from what is not held out."""
+    if name == CHAR:
+        return CharTokenizer(alphabet(read_texts([*texts.files, *texts.val_files], texts.text_field, texts.advance)))
+    _, blocks = held_out(texts._replace(advance=lambda size: None))
+    return learn_bpe(name, training_texts(blocks))
 
 
 def write_dataset(
@@ -339,14 +357,6 @@ def _open_engine(
 
         return ray_engine(tokenizer, ray_address, workers)
     return local_engine(tokenizer, workers or workers_for(tokenizer, total))
-
-
-def _alphabet(texts: Iterable[Text]) -> set[str]:
-    found: set[str] = set()
-    for text in texts:
-        for part in [text] if isinstance(text, str) else characters(text):
-            found.update(part)
-    return found
 
 
 def _check_engine(workers: int | None, engine: EngineName, ray_address: str | None) -> None:

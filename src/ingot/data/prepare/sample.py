@@ -19,6 +19,7 @@ from pathlib import Path
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import VERSION, Dataset
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
+from ingot.data.tokenizers.made import CHAR, is_made, learn_bpe
 from ingot.errors import DataError, IngotError
 from ingot.runtime.cache import cache_root
 from ingot.runtime.files import reading
@@ -31,14 +32,12 @@ SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 
 def sample_path(name: str, tokenizer: str) -> Path:
     """The folder of a bundled sample, prepared now if it is not in the cache; processes may do so at once."""
-    if name not in SAMPLES:
-        raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + known for known in SAMPLES)}")
-    opened = None if tokenizer == "char" else open_tokenizer(tokenizer)
-    packed = (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
-    key = hashlib.sha256(packed + (opened.fingerprint() if opened else "char").encode()).hexdigest()[:12]
+    packed = _packed(name)
+    opened = None if is_made(tokenizer) else open_tokenizer(tokenizer)
+    key = hashlib.sha256(packed + (opened.fingerprint() if opened else tokenizer).encode()).hexdigest()[:12]
     problem: IngotError | None = None
     for root in (cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):
-        folder = root / f"{name}-{opened.kind if opened else 'char'}-v{VERSION}-{key}"
+        folder = root / f"{name}-{opened.kind if opened else tokenizer.replace(':', '')}-v{VERSION}-{key}"
         if problem is not None:
             log.warning("%s; the sample goes to %s, choose a place with INGOT_CACHE", problem, folder)
         if not is_own(root, folder):
@@ -48,7 +47,7 @@ def sample_path(name: str, tokenizer: str) -> Path:
             return folder
         shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
         try:
-            _write_sample(packed, folder, name, opened)
+            _write_sample(packed, folder, name, opened or tokenizer)
         except IngotError as error:
             if not is_sound(folder):  # otherwise another process was faster
                 problem = error
@@ -56,6 +55,17 @@ def sample_path(name: str, tokenizer: str) -> Path:
         return folder
     assert problem is not None
     raise problem
+
+
+def sample_bytes(name: str) -> int:
+    """The size of a bundled sample, with what is held out of it."""
+    return len(lzma.decompress(_packed(name)))
+
+
+def _packed(name: str) -> bytes:
+    if name not in SAMPLES:
+        raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + known for known in SAMPLES)}")
+    return (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
 
 
 def is_own(*folders: Path) -> bool:
@@ -75,8 +85,11 @@ def is_sound(folder: Path) -> bool:
     return True
 
 
-def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: Tokenizer | None) -> None:
+def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: Tokenizer | str) -> None:
     works = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
-    built = tokenizer or CharTokenizer(character for work in works for character in set(work["text"]))
+    if tokenizer == CHAR:
+        tokenizer = CharTokenizer(character for work in works for character in set(work["text"]))
+    elif isinstance(tokenizer, str):
+        tokenizer = learn_bpe(tokenizer, (work["text"].encode() for work in works if work["split"] == "train"))
     pieces: Iterator[tuple[str, str]] = ((work["split"], work["text"]) for work in works)
-    write_dataset(pieces, folder, built, source={"sample": name})
+    write_dataset(pieces, folder, tokenizer, source={"sample": name})

@@ -31,8 +31,14 @@ COPY = "refs/convert/parquet"  # where the hub keeps its copies, as CONFIG/SPLIT
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 
 
-def fetch(name: str) -> list[Path]:
-    """The files of hf:ORG/NAME[/CONFIG][:SPLIT], from the hub or its cache; SPLIT is train if it is not given."""
+EVERY = "*"  # in place of a configuration: the files of all of them
+
+
+def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]:
+    """The files of hf:ORG/NAME[/CONFIG][:SPLIT], from the hub or its cache; SPLIT is train if it is not given.
+
+    `instead` is what to do where the hub cannot be asked.
+    """
     parts = NAME.fullmatch(name)
     if not parts:
         raise ConfigError(
@@ -51,7 +57,7 @@ def fetch(name: str) -> list[Path]:
         if before := _fetched_before(name, hub):
             log.warning("%s; using the files of %s that were fetched before", error, name)
             return before
-        raise DataError(f"cannot fetch {name}: {error}; try again online, or give parquet files as input") from None
+        raise DataError(f"cannot fetch {name}: {error}; try again online, or {instead}") from None
     _write_note(_note(name, hub), json.dumps({"revision": revision, "files": chosen}) + "\n")
     return [folder / file for file in chosen]
 
@@ -83,6 +89,11 @@ def _fetched_before(name: str, hub: Hub) -> list[Path] | None:
     return found if len(found) == len(files) else None
 
 
+def folder_of(path: Path) -> str:
+    """The first folder of a file in its repository: the configuration, where a dataset has one folder for each."""
+    return CACHED.split(path.as_posix())[-1].partition("/")[0]
+
+
 def commits(files: Iterable[Path]) -> dict[str, str]:
     """Of the datasets whose files are in the hub's cache, the commit they are of."""
     found = (CACHED.search(str(path)) for path in files)
@@ -91,12 +102,14 @@ def commits(files: Iterable[Path]) -> dict[str, str]:
 
 def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str | None, split: str, name: str) -> list[str]:
     """The parquet files of a configuration and a split."""
-    if configs:
+    if config == EVERY and configs:
+        chosen = [file for one in configs for file in select(files, [one], None, split, name)]
+    elif configs:
         patterns, by_split = _patterns(_config(configs, config, name), split)
         files = [file for file in files if any(pattern.fullmatch(file) for pattern in patterns)]
         chosen = files if by_split else _of_split(files, split)
     else:
-        inside = [file for file in files if config is None or f"/{config}/" in f"/{file}"]
+        inside = [file for file in files if config in (None, EVERY) or f"/{config}/" in f"/{file}"]
         if not inside:
             folders = sorted({folder for file in files if (folder := file.rpartition("/")[0])})
             raise DataError(f"{name}: no folder {config!r} with parquet files; there is {_some(folders)}")

@@ -9,7 +9,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,6 +46,15 @@ def characters(data: bytes) -> Iterator[str]:
     for start in range(0, len(data), PART_BYTES):
         yield decoder.decode(data[start : start + PART_BYTES])
     decoder.decode(b"", final=True)
+
+
+def alphabet(texts: Iterable[str | bytes]) -> set[str]:
+    """The characters that texts, or their UTF-8, are written in."""
+    found: set[str] = set()
+    for text in texts:
+        for part in [text] if isinstance(text, str) else characters(text):
+            found.update(part)
+    return found
 
 
 def read_lines(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
@@ -104,22 +113,39 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
 
 def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[str]:
     """A row of one column per document, read a few at a time by pyarrow; `advance` is told each row group's share of the file."""
+    row = 0
+    for values in parquet_rows(path, text_field, advance):
+        for value in values:
+            row += 1
+            yield field_text({text_field: value}, f"{path}, row {row}", text_field)
+
+
+def check_pyarrow(what: str) -> None:
+    """Say what to install where parquet files cannot be read."""
     try:
-        import pyarrow  # type: ignore[import-not-found, import-untyped]
-        from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found, import-untyped]
+        import pyarrow  # type: ignore[import-not-found, import-untyped] # noqa: F401
     except ImportError:
-        raise ConfigError(f"reading {path} needs the package pyarrow; install it with: pip install ingot[parquet]") from None
+        raise ConfigError(f"reading {what} needs the package pyarrow; install it with: pip install ingot[parquet]") from None
+
+
+def parquet_rows(
+    path: Path, column: str | None = None, advance: Callable[[int], None] = lambda size: None
+) -> Iterator[list[Any]]:
+    """The rows of a file, some at a time: the values of one column, or mappings of all columns."""
+    check_pyarrow(str(path))
+    import pyarrow
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found, import-untyped]
+
     size, row = path.stat().st_size, 0
     try:
         with ParquetFile(path) as file:
             names, groups = file.schema_arrow.names, file.num_row_groups
-            if names.count(text_field) != 1:
-                raise no_field(str(path), text_field, names, "column")
+            if column is not None and names.count(column) != 1:
+                raise no_field(str(path), column, names, "column")
             for group in range(groups):
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[text_field]):
-                    for value in batch.column(0).to_pylist():
-                        row += 1
-                        yield field_text({text_field: value}, f"{path}, row {row}", text_field)
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[column] if column is not None else None):
+                    yield batch.column(0).to_pylist() if column is not None else batch.to_pylist()
+                    row += len(batch)
                 advance(size * (group + 1) // groups - size * group // groups)
             if not groups:
                 advance(size)

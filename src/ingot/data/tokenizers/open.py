@@ -14,6 +14,7 @@ from typing import Any
 from ingot.data.tokenizers import gpt2
 from ingot.data.tokenizers.base import MAX_FILE_BYTES, Tokenizer, unpack
 from ingot.data.tokenizers.huggingface import from_json, hf_from_spec
+from ingot.data.tokenizers.made import is_made
 from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec, number_from_spec, read_byte_file
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.errors import ConfigError, DataError, IngotError
@@ -33,7 +34,8 @@ MERGES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 HUB = "hf:"
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 HOW = (
-    "byte, char, gpt2, a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub (ORG/NAME, hf:NAME)"
+    "byte, char, bpe:N, gpt2, a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub (ORG/NAME, "
+    "hf:NAME)"
 )
 
 
@@ -50,9 +52,9 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     if name in ("byte", "gpt2"):
         _refuse_bos(bos, name)
         return ByteTokenizer() if name == "byte" else gpt2.GPT2Tokenizer()
-    if name == "char":
+    if is_made(name):
         _refuse_bos(bos, name)
-        raise ConfigError("a char tokenizer is made from the text it is for; prepare that text with --tokenizer char")
+        raise ConfigError(f"a {name} tokenizer is made from the text it is for; prepare that text with --tokenizer {name}")
     if name == "number":
         raise ConfigError("number is for nanoGPT's folders whose ids stand for no text; their meta.pkl says how many there are")
     path = user_path(name)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 TOKENIZER = (
-    "byte: any text, 260 ids. char: an id for each character there is. gpt2: GPT-2's 50,257. Or a file (.model, tokenizer.json), "
-    "a folder with one, or a name on the Hugging Face hub."
+    "byte: any text, 260 ids. char: an id for each character there is. bpe:N: N ids learned from the training text. gpt2: "
+    "GPT-2's 50,257. Or a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub."
 )
 Inputs = Annotated[
     list[Path] | None,

@@ -12,7 +12,7 @@ import typer
 from ingot.doors.cli.generate import DeviceName, OptionalModelPath, Which
 from ingot.doors.cli.options import AsJson
 from ingot.doors.output import print_columns, print_json
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError, ConfigError, Setting
 
 if TYPE_CHECKING:
     from ingot.eval.tasks import Score
@@ -41,7 +41,9 @@ def evaluate(
         str | None,
         typer.Option(metavar="A,B", help="Score it on hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande or blimp."),
     ] = None,
-    task_data: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder with the files of the tasks.")] = None,
+    task_data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder with the files of the tasks. Default: the hub.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Tasks: the first N items of each file.", min=1)] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Tasks: cut what is too long at its beginning.")] = False,
     which: Which = "latest",
@@ -107,15 +109,15 @@ def _score_tasks(
     from ingot.doors.cli.generate import open_any
     from ingot.doors.display import progress_bar
     from ingot.eval.tasks import task_names
-    from ingot.trained.tasks import run_tasks
+    from ingot.trained.tasks import read_items, score_tasks, task_rows
 
-    names = task_names(words)
-    if folder is None:
-        raise ConfigError("--tasks needs --task-data DIR, the folder with their files")
+    with progress_bar("reading"):
+        items = read_items(task_names(words), folder, limit)
     with progress_bar("loading"):
         model = open_any(path, device, None, None, which)
+    tasks = task_rows(items, model.tokenizer, model.context, None if truncate else Setting("--truncate"))
     with progress_bar("scoring", unit="texts") as progress:
-        scores = run_tasks(model, names, folder, limit, truncate, progress)
+        scores = score_tasks(tasks, model.backend, progress)
     if as_json:
         print_json({"model": str(model.weights.path), "tasks": {name: score.record() for name, score in scores.items()}})
         return

@@ -41,7 +41,7 @@ def plot(
     sample: Annotated[bool, typer.Option("--sample", help="Show what the first run wrote last beside its curves.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw training loss and bits per byte of runs, those that go on included."""
+    """Draw training loss, bits per byte and accuracies on tasks of runs, those that go on included."""
     from ingot.runs.curves import read_curves
     from ingot.runs.run import Run
     from ingot.runtime.pictures import check_picture
@@ -58,7 +58,7 @@ def plot(
 
         draw_panels(panels_of(curves, axis), visible(text), output, PICTURE)
     if as_json:
-        drawn = {name: {"loss": found.loss, "val_bpb": found.val_bpb} for name, found in curves.items()}
+        drawn = {name: {"loss": found.loss, "val_bpb": found.val_bpb, "tasks": found.tasks} for name, found in curves.items()}
         print_json({"x": axis, "runs": drawn, "picture": output})
     elif output is not None:
         print(output)
@@ -67,10 +67,16 @@ def plot(
 
 
 def panels_of(curves: Mapping[str, Curves], axis: str) -> list[Panel]:
-    """Loss and bits per byte of runs, each in a panel."""
+    """Loss, bits per byte and, where tasks were scored, accuracies of runs, each in a panel."""
     losses = [Line(name, found.loss) for name, found in curves.items() if found.loss]
     scores = [Line(name, found.val_bpb) for name, found in curves.items() if found.val_bpb]
-    panels = [Panel("training loss, nats per token", axis, losses), Panel("validation, bits per byte", axis, scores)]
+    scored = [(run, task, points) for run, found in curves.items() for task, points in found.tasks.items() if points]
+    tasks = [Line(task if len(curves) == 1 else f"{run} {task}", points) for run, task, points in scored]
+    panels = [
+        Panel("training loss, nats per token", axis, losses),
+        Panel("validation, bits per byte", axis, scores),
+        Panel("tasks, part of the answers that are right", axis, tasks),
+    ]
     return [panel for panel in panels if panel.lines]
 
 

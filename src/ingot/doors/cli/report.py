@@ -96,6 +96,7 @@ def _page(found: Sequence[Reported]) -> str:
     page.section("Curves")
     drawn, data = _curves(found)
     page.picture(drawn, "training loss, bits per byte and tokens per second of the runs")
+    _tasks(page, found)
     _statistics(page, found)
     _speed(page, found)
     _artifacts(page, found)
@@ -143,9 +144,24 @@ def _curves(found: Sequence[Reported]) -> tuple[bytes, dict[str, Any]]:
     lines = [Line(name, points) for name, points in speeds.items() if points]
     panels: list[Panel] = [*panels_of(curves, "steps"), *([Panel("tokens per second", "steps", lines)] if lines else [])]
     data = {
-        name: {"loss": curve.loss, "val_bpb": curve.val_bpb, "tokens_per_second": speeds[name]} for name, curve in curves.items()
+        name: {"loss": curve.loss, "val_bpb": curve.val_bpb, "tasks": curve.tasks, "tokens_per_second": speeds[name]}
+        for name, curve in curves.items()
     }
     return panels_png(panels), data
+
+
+def _tasks(page: Page, found: Sequence[Reported]) -> None:
+    """What the last evaluation that scored tasks found."""
+    rows = []
+    for one in found:
+        scored = [record for record in one.records if record.get("kind") == "evaluation" and record.get("tasks")]
+        for name, task in scored[-1]["tasks"].items() if scored else ():
+            numbers = [task.get(metric) for metric in ("acc", "acc_stderr", "acc_norm")]
+            told = [f"{number:.4f}" if number is not None else "" for number in numbers]
+            rows.append([one.name, f"{scored[-1]['step']:,}", name, *told, f"{task['items']:,}"])
+    if rows:
+        page.section("Tasks", "Accuracies by the last evaluation; acc_norm is by log-probability per character.")
+        page.table(("run", "step", "task", "acc", "standard error", "acc_norm", "items"), rows)
 
 
 def _statistics(page: Page, found: Sequence[Reported]) -> None:

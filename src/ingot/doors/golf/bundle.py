@@ -1,13 +1,16 @@
 """One file that trains and scores: `train_gpt.py` with the sources of a golf run inside, for machines without Ingot.
 
 Code counts as part of a submission, so the file holds only what the entry reaches, compressed behind a loader that can be read.
-What is not reached in a golf run is named in LEFT_OUT; an import of it is harmless there and its use is an error.
+What is not reached in a golf run is named in LEFT_OUT; an import of it is harmless there and its use is an error. There are two
+such programs: the challenge's script (GOLF), and one for runs that `ingot train` made with the frontier family (BY_SETTINGS),
+with that family, its optimizer options and its artifact in place of the challenge's.
 """
 
 from __future__ import annotations
 
 import bz2
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +19,6 @@ from ingot.doors.golf.alone.bundle import NONE, with_settings
 from ingot.doors.golf.linker import Read, link
 from ingot.runtime.version import made_by
 
-ENTRY = "ingot.doors.golf.main"
 WIDTH = 132  # of the lines of packed text
 # Of packed text: 94 of them, so that eleven hold nine bytes, where base 85 needs eleven and a quarter.
 LETTERS = [chr(code) for code in range(32, 127) if code != ord('"')]
@@ -53,6 +55,7 @@ LEFT_OUT = (
     "ingot.train.artifact",
     "ingot.train.sample",
     "ingot.train.sources",
+    "ingot.train.tasks",
     "ingot.trained",
 )
 
@@ -82,12 +85,63 @@ INSTEAD = {
     "ingot.train.walltime": "ingot.doors.golf.alone.walltime",
 }
 
+# What runs of the frontier family ask for besides: documents redrawn, stages, NorMuon, weights as codes of few bits.
+OF_FRONTIER = (
+    "ingot.artifact.container",
+    "ingot.artifact.fresh_process",
+    "ingot.artifact.rans",
+    "ingot.backends.torch.rounding",
+    "ingot.config.stage_checks",
+    "ingot.data.loading.redraw",
+    "ingot.data.store.index",
+    "ingot.optim.normuon",
+    "ingot.train.artifact",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What is made one file: where it begins, what it passes by, what it has in a smaller form, and how it is used."""
+
+    entry: str
+    left_out: tuple[str, ...] = ()
+    instead: Mapping[str, str] = field(default_factory=dict)
+    usage: str = ""
+
+    @cache  # noqa: B019 (there are two programs)
+    def read(self, name: str) -> str | None:
+        """The source of a module of ours as this program has it."""
+        path = Path(ingot.__file__).parent.joinpath(*self.instead.get(name, name).split(".")[1:])
+        files = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+        return files[0].read_text(encoding="utf-8") if files else None
+
+
+GOLF = Program(
+    "ingot.doors.golf.main",
+    LEFT_OUT,
+    INSTEAD,
+    "Settings are environment variables (DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, ...); EVAL_ONLY_PATH=final_model.int8.ptz\n"
+    "scores that file and trains nothing.",
+)
+BY_SETTINGS = Program(
+    "ingot.doors.golf.by_settings",
+    tuple(name for name in LEFT_OUT if name not in OF_FRONTIER),
+    {
+        **INSTEAD,
+        "ingot.artifact.fresh_process": "ingot.doors.golf.alone.fresh_process",
+        "ingot.config.families": "ingot.doors.golf.alone.frontier_families",
+        "ingot.model.registry": "ingot.doors.golf.alone.frontier_registry",
+    },
+    "Settings are environment variables: DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, MAX_WALLCLOCK_SECONDS, and any setting by its\n"
+    "name (env model.layers=9). EVAL_ONLY_PATH=model.ingot scores that file and trains nothing.",
+)
+
 LOADER = '''\
 """Trains and scores a golf model: python train_gpt.py, or torchrun --standalone --nproc_per_node=N train_gpt.py.
 
-Settings are environment variables (DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, ...); EVAL_ONLY_PATH=final_model.int8.ptz scores that
-file and trains nothing. Needs torch, numpy, sentencepiece and pydantic. The sources ({package} {version}) are PACKED below;
-to read one: python -c "import train_gpt; print(train_gpt.SOURCES['{entry}'])"
+{usage} Needs torch, numpy, sentencepiece and pydantic.
+The sources ({package} {version}) are PACKED below; to read one:
+python -c "import train_gpt; print(train_gpt.SOURCES['{entry}'])"
 """
 import bz2, importlib.abc, importlib.util, os, sys, traceback
 
@@ -154,20 +208,21 @@ if __name__ == "__main__":
 '''
 
 
-def bundle(settings: Mapping[str, str] = NONE, model: str | None = None) -> bytes:
+def bundle(settings: Mapping[str, str] = NONE, model: str | None = None, program: Program = GOLF) -> bytes:
     """`train_gpt.py`, in which these variables are set unless the environment sets them; the same bytes for the same sources.
 
     `model` is the text of a model of one's own, which it carries.
     """
-    return with_settings(_unset(), settings, model)
+    return with_settings(_unset(program), settings, model)
 
 
 @cache
-def _unset() -> bytes:
-    return one_file("ingot", ENTRY, _read, LEFT_OUT, made_by().removeprefix("ingot "))
+def _unset(program: Program) -> bytes:
+    version = made_by().removeprefix("ingot ")
+    return one_file("ingot", program.entry, program.read, program.left_out, version, program.usage)
 
 
-def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (), version: str = "") -> bytes:
+def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (), version: str = "", usage: str = "") -> bytes:
     """A program of a package as one file that needs the package no more."""
     sources = link(package, entry, read, left_out)
     text = "\0".join(f"{name}\n{source}" for name, source in sources.items())
@@ -175,11 +230,4 @@ def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (
     values = [int.from_bytes(small[start : start + 9].ljust(9, b"\0"), "little") for start in range(0, len(small), 9)]
     letters = "".join(LETTERS[value // 94**place % 94] for value in values for place in range(11))
     packed = "\n".join(letters[start : start + WIDTH] for start in range(0, len(letters), WIDTH))
-    return LOADER.format(package=package, entry=entry, version=version, packed=packed).encode()
-
-
-@cache
-def _read(name: str) -> str | None:
-    path = Path(ingot.__file__).parent.joinpath(*INSTEAD.get(name, name).split(".")[1:])
-    files = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
-    return files[0].read_text(encoding="utf-8") if files else None
+    return LOADER.format(package=package, entry=entry, version=version, usage=usage, packed=packed).encode()

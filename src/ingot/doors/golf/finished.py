@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.doors.golf.variables import CODE, LOG, PACKED, read_variables
+from ingot.doors.golf import settings_run
+from ingot.doors.golf.variables import CODE, LOG, PACKED, as_text, differing, read_variables
 from ingot.errors import CheckpointError
 from ingot.runs.result import NAME as RESULT
 from ingot.runs.run import Run
@@ -25,7 +26,12 @@ class FinishedRun:
     log: str
     ended: float  # seconds since the epoch
     maker: str
-    values: dict[str, Any]  # of every variable
+    values: dict[str, Any]  # of every variable, or of every setting that is not the default
+    changed: dict[str, tuple[str, str]]  # what makes it another than the baseline: the baseline's value and its own
+    places: tuple[str, str | None]  # what its data and its tokenizer are called
+    seed: int  # what the runs of a submission differ by
+    limit: int  # of artifact and code in bytes; 0: none
+    file: str  # what the artifact is called
     artifact: bytes
     code: bytes
     val_loss: float
@@ -41,9 +47,9 @@ class FinishedRun:
     python: str
 
     @property
-    def seed(self) -> int:
-        """What the runs of a submission differ by."""
-        return int(self.values["SEED"])
+    def by_settings(self) -> bool:
+        """Whether `ingot train` made it, and not train_gpt.py."""
+        return self.file != PACKED.name
 
     @property
     def total_bytes(self) -> int:
@@ -68,22 +74,46 @@ def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
     """What a folder and its result.json say; whatever Python makes of other types is raised."""
     from pydantic import TypeAdapter
 
-    facts = result["export"]
+    facts = _script_facts(folder, result["export"]) if "variables" in result["export"] else settings_run.facts_of(folder, result)
     environment = json.loads(_read(folder / "environment.json"))
     milliseconds = 1000 * result["training_seconds"]
     known = {
+        **facts,
         "path": folder,
-        "log": _read(folder / LOG).decode("utf-8", "replace"),
+        "log": _read(folder / (LOG if "variables" in result["export"] else "log.txt")).decode("utf-8", "replace"),
         "ended": datetime.fromisoformat(result["ended_at"]).timestamp(),
-        "maker": facts["made_by"],
-        "values": read_variables(facts["variables"]),
-        "artifact": _read(folder / "artifact" / PACKED),
-        "code": _read(folder / CODE),
         "val_loss": _score(facts["val_loss"]),
         "val_bpb": _score(result["artifact_bpb"]),
         "steps": result["total_steps"],
         "train_ms": round(milliseconds),
         "step_ms": round(milliseconds / max(result["total_steps"], 1), 2),
+        "torch": environment["packages"]["torch"],
+        "python": environment["python"],
+    }
+    run = TypeAdapter(FinishedRun).validate_python(known)
+    code_bytes = result["export"].get("code_bytes", len(run.code))
+    for what, content, told in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, code_bytes)):
+        if len(content) != told:
+            raise CheckpointError(
+                f"the {what} in {folder} has {len(content):,} bytes and its result.json says {told:,}; it is not the run's"
+            )
+    return run
+
+
+def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """What a submission says of a run of train_gpt.py and what is peculiar to it."""
+    values, baseline = read_variables(facts["variables"]), read_variables({})
+    return {
+        "maker": facts["made_by"],
+        "values": values,
+        "changed": {name: (as_text(baseline[name]), here) for name, here in differing(values).items()},
+        "places": (Path(values["DATA_PATH"]).name, Path(values["TOKENIZER_PATH"]).name),
+        "seed": values["SEED"],
+        "limit": values["ARTIFACT_LIMIT_BYTES"],
+        "file": PACKED.name,
+        "artifact": _read(folder / "artifact" / PACKED),
+        "code": _read(folder / CODE),
+        "val_loss": facts["val_loss"],
         "parameters": facts["parameters"],
         "ranks": facts["ranks"],
         "data": (
@@ -93,16 +123,7 @@ def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
             facts["validation"],
         ),
         "device": facts["device"],
-        "torch": environment["packages"]["torch"],
-        "python": environment["python"],
     }
-    run = TypeAdapter(FinishedRun).validate_python(known)
-    for what, content, told in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, facts["code_bytes"])):
-        if len(content) != told:
-            raise CheckpointError(
-                f"the {what} in {folder} has {len(content):,} bytes and its result.json says {told:,}; it is not the run's"
-            )
-    return run
 
 
 def _folder_of(path: Path) -> Path:
@@ -130,8 +151,6 @@ def _result(run: Run) -> dict[str, Any]:
         raise CheckpointError(
             f"{run.path} is not finished: it is {status}; the command it was started with goes on, with RUN_ID={run.path.name}"
         )
-    if "variables" not in result["export"]:
-        raise CheckpointError(f"{run.path} is not a run of train_gpt.py; give the folder of one")
     return result
 
 

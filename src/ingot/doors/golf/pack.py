@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ingot.doors.golf import settings_run
 from ingot.doors.golf.finished import FinishedRun, read_run
-from ingot.doors.golf.variables import CODE, OF_ONE_RUN, PACKED, as_text, differing, read_variables
+from ingot.doors.golf.variables import CODE, OF_ONE_RUN, as_text
 from ingot.errors import ConfigError
 from ingot.eval.statistics import one_sample_p
 from ingot.runtime.files import replace_folder, to_json, write_atomically
@@ -51,10 +52,19 @@ def pack(paths: Sequence[Path], output: Path, about: About, force: bool = False)
 
 def check_together(runs: Sequence[FinishedRun]) -> None:
     """Refuse runs that are not the same but for the seed."""
-    first = runs[0]
+    first, of_one_run = runs[0], {*OF_ONE_RUN, *settings_run.OF_ONE_RUN}
     for run in runs[1:]:
-        names = [name for name in run.values if name not in OF_ONE_RUN and run.values[name] != first.values[name]]
-        differ = [f"{name} is {as_text(first.values[name])} and {as_text(run.values[name])}" for name in names]
+        if run.by_settings != first.by_settings:
+            theirs, ours = (first, run) if run.by_settings else (run, first)
+            raise ConfigError(
+                f"{theirs.path} is a run of train_gpt.py and {ours.path} of ingot train; they do not belong together"
+            )
+        names = [name for name in dict.fromkeys([*first.values, *run.values]) if name not in of_one_run]
+        differ = [
+            f"{name} is {as_text(first.values.get(name, 'unset'))} and {as_text(run.values.get(name, 'unset'))}"
+            for name in names
+            if first.values.get(name) != run.values.get(name)
+        ]
         for what, here, there in (("data is", first.data, run.data), ("ranks are", (first.ranks,), (run.ranks,))):
             differ += [f"their {what} {a} and {b}" for a, b in zip(here, there, strict=True) if a != b]
         if first.code != run.code and not differ:
@@ -69,18 +79,19 @@ def check_together(runs: Sequence[FinishedRun]) -> None:
 def check_size(runs: Sequence[FinishedRun]) -> None:
     """Refuse runs whose artifact and code pass the limit, and say what would fit."""
     run = max(runs, key=lambda run: run.total_bytes)
-    limit = run.values["ARTIFACT_LIMIT_BYTES"]
+    limit = run.limit
     if not 0 < limit < run.total_bytes:
         return
     each = len(run.artifact) / run.parameters
-    layers = 0 if run.values["MODEL_FILE"] else run.values["NUM_LAYERS"]  # nobody knows what a layer of one's own has
+    own = run.by_settings or run.values["MODEL_FILE"]  # nobody knows what a layer of one's own has
+    layers = 0 if own else run.values["NUM_LAYERS"]
     fits = [n for n in range(1, layers) if each * _parameters(run, n) + len(run.code) <= limit]
     would = f"about {max(limit - len(run.code), 0) / each:,.0f} of its {run.parameters:,} parameters would fit"
     if fits:
         would = f"NUM_LAYERS={fits[-1]} would have about {each * _parameters(run, fits[-1]) + len(run.code):,.0f}"
     raise ConfigError(
         f"{run.path} has {run.total_bytes:,} bytes ({len(run.artifact):,} and {len(run.code):,} of code), "
-        f"{run.total_bytes - limit:,} more than ARTIFACT_LIMIT_BYTES={limit:,}; {would}"
+        f"{run.total_bytes - limit:,} more than {'' if run.by_settings else 'ARTIFACT_LIMIT_BYTES='}{limit:,}; {would}"
     )
 
 
@@ -129,7 +140,7 @@ def summarise(runs: Sequence[FinishedRun], about: About) -> dict[str, Any]:
 
 def artifact_name(run: FinishedRun, best: FinishedRun) -> str:
     """The best run's artifact has the name that the challenge knows, the others have their seed in it."""
-    return PACKED.name if run is best else f"final_model_seed{run.seed}.int8.ptz"
+    return run.file if run is best else run.file.replace(".", f"_seed{run.seed}.", 1)
 
 
 def readme(runs: Sequence[FinishedRun], best: FinishedRun, about: About, submission: dict[str, Any]) -> str:
@@ -143,7 +154,8 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, about: About, submiss
         f"{best.data[1]}; {best.data[3]}. {best.parameters:,} parameters, {best.train_ms / 1000:.0f} s of training, "
         f"{submission['hardware']}, torch {submission['torch']}, Python {submission['python']}.",
         "## Settings",
-        f"Those that differ from the baseline; they are the defaults of this `{CODE}`.",
+        f"Those that differ from {'the defaults of ingot' if best.by_settings else 'the baseline'}; they are the defaults of "
+        f"this `{CODE}`.",
         _settings(best),
         "## Run it",
         "Needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact that is here.",
@@ -166,23 +178,23 @@ def _scores(runs: Sequence[FinishedRun]) -> str:
 
 
 def _settings(run: FinishedRun) -> str:
-    baseline = read_variables({})
-    rows = [(name, as_text(baseline[name]), value) for name, value in differing(run.values).items()]
+    rows = [(name, *both) for name, both in run.changed.items()]
     return _table(("variable", "baseline", "here"), rows) if rows else "None."
 
 
 def _commands(run: FinishedRun) -> str:
-    data, tokenizer = (shlex.quote(Path(run.values[name]).name) for name in ("DATA_PATH", "TOKENIZER_PATH"))
-    where = f"DATA_PATH=data/datasets/{data} TOKENIZER_PATH=data/tokenizers/{tokenizer}"  # a reader has other folders than we
+    data, tokenizer = run.places
+    where = f"DATA_PATH=data/datasets/{shlex.quote(data)}"  # a reader has other folders than we
+    where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(tokenizer)}" if tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={run.ranks} {CODE}" if run.ranks > 1 else f"python {CODE}"
-    return f"```bash\n{where} SEED={run.seed} {start}\n{where} EVAL_ONLY_PATH={PACKED} {start}\n```"
+    return f"```bash\n{where} SEED={run.seed} {start}\n{where} EVAL_ONLY_PATH={run.file} {start}\n```"
 
 
 def _files(runs: Sequence[FinishedRun], best: FinishedRun) -> str:
     others = [f"`{artifact_name(run, best)}`" for run in runs if run is not best]
     lines = [
         f"`{CODE}`: everything that ran, {len(best.code):,} bytes; the sources ({best.maker}) are packed inside",
-        f"`{PACKED}`: the artifact of seed {best.seed}, the best"
+        f"`{best.file}`: the artifact of seed {best.seed}, the best"
         + (f"; those of the others: {', '.join(others)}" if others else ""),
         f"`train_seed{best.seed}.log` and its like: what each run wrote",
         f"`{SUBMISSION}`: the numbers for programs",

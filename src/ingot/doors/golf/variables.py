@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ingot.errors import ConfigError
 from ingot.model.golf_settings import CONTROL
 
+LIMIT_BYTES = 16_000_000  # of an artifact and the code that reads it
 Kind = Literal["int", "float", "0 or 1", "text", "list"]
 
 
@@ -92,7 +93,7 @@ TABLE = (
     Variable("GRAD_CLIP_NORM", "float", 0.0, "Gradients are scaled down to this norm. 0: never."),
     Variable("CONTROL_TENSOR_NAME_PATTERNS", "list", CONTROL, "Parts of names: Adam trains these, nothing quantises them."),
     Variable("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Parts of names of tensors kept in float32. Unset: as above."),
-    Variable("ARTIFACT_LIMIT_BYTES", "int", 16_000_000, "Largest file plus code; more is an error at the end. 0: no limit."),
+    Variable("ARTIFACT_LIMIT_BYTES", "int", LIMIT_BYTES, "Largest file plus code; more is an error at the end. 0: no limit."),
     Variable("EVAL_ONLY_PATH", "text", None, "Score this final_model.int8.ptz or final_model.pt, and do not train."),
     Variable("MODEL_FILE", "text", None, "Python file with a class Model, trained instead of the baseline's model."),
     Variable("EMBED_DTYPE", "text", "auto", "Number format of the embedding. auto: bf16 on GPUs.", ("auto", "bf16", "fp32")),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ingot.model.registry import FAMILIES
+from ingot.model.registry import OURS
 
 RECORDS_ON = {"cuda"}  # kinds of devices that can replay what was recorded
 STEP_ROOM = 512  # tokens that recorded steps have room for at first; each time they run out of it a step is recorded anew
@@ -144,6 +144,3 @@ def takes_places(model: nn.Module) -> bool:
     """Whether the cache of a model has places that the device knows: one of ours has."""
     # A model of one's own, made of one of ours perhaps, may count its tokens on the host, which such a step would not notice.
     return isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
-
-
-OURS: tuple[Any, ...] = tuple(FAMILIES.values())

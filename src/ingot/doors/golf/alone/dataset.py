@@ -10,12 +10,16 @@ from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import DataError
 
 
-def open_dataset(path: str, tokenizer: str, trust_tokens: bool = False, fitting: str = "") -> Dataset:
+def open_dataset(path: str, tokenizer: str | None, trust_tokens: bool = False, fitting: str = "") -> Dataset:
     """The tokens of a folder; where it says which tokenizer made them, it must be this one."""
     folder = Path(path)
-    if not (folder / MANIFEST).is_file() and (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None:
+    if (
+        tokenizer is not None
+        and not (folder / MANIFEST).is_file()
+        and (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None
+    ):
         return foreign
     dataset = Dataset.open(folder)
-    if dataset.tokenizer.fingerprint() != open_tokenizer(tokenizer).fingerprint():
+    if tokenizer is not None and dataset.tokenizer.fingerprint() != open_tokenizer(tokenizer).fingerprint():
         raise DataError(f"{path} was prepared with another tokenizer than {tokenizer}")
     return dataset

@@ -10,6 +10,8 @@ from torch import nn
 from ingot.model.golf import Golf
 from ingot.model.own import build_own
 
+OURS = (Golf,)
+
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
     """The model that a `model` section describes."""

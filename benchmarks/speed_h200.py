@@ -1,0 +1,313 @@
+"""The table of speed: ours in turns with the originals' own programs, beside what must be reached and what is aimed at.
+
+Every figure is of a process of its own: ours by step_profile.py, gpt_simple.py and first_step.py, the originals by their own
+programs, which are copied to a temporary folder first, so that nothing is written into the folders that the flags name. Without a
+flag its originals are left out, and the table has the figure that was measured before. Golf's original gets random tokens and a
+tokenizer made for it here.
+
+A line of JSON per figure is appended to --results as soon as it is there, and what the file has is not measured again; with
+--limit nothing is begun that would probably not end in time. So a command is simply repeated until it says that nothing is left.
+Results of another commit belong into another file.
+
+    python benchmarks/speed_h200.py --nanogpt DIR --golf DIR --gpt-simple DIR [--rows golf-393k ...] [--turns 2] [--limit 580]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from first_step import CACHES
+
+HERE = Path(__file__).parent
+GOLF_STEPS = 40  # of the original, after its own 20 warm-up steps
+GOLF_SKIPPED = 10  # first of these that are not timed
+SHOWN = 3000  # characters of what a program said before it failed
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: a figure of a row, and what it has to come to."""
+
+    row: str
+    what: str
+    key: str
+    before: str  # the original's figure on one H200 as it was measured before
+    must: float
+    aim: float
+
+    @property
+    def rises(self) -> bool:
+        """Whether more is better."""
+        return self.key == "tokens_per_second"
+
+
+LINES = (
+    Line("golf-393k", "golf seq4096, 393,216 tokens per step, ms", "ms", "376", 240, 215),
+    Line("golf-131k", "the same model at 131,072 tokens, ms", "ms", "127, patched", 80, 73),
+    Line("frontier", "golf family 10 x 512, 8,192 pieces, heads of 128, T 2,048, 131,072 tokens, ms", "ms", "-", 92, 85),
+    Line("124m-64x1024", "124M, 64 x 1024, ms", "ms", "124.4", 105, 95),
+    Line("124m-12x1024", "124M, 12 x 1024, ms", "ms", "25.8", 23, 21),
+    Line("gpt-simple", "gpt-simple 124M, packing, counted tokens/s", "tokens_per_second", "424,000", 600_000, 650_000),
+    Line("first-step", "`ingot train` to its first step, new shape, s", "new", "37, nanoGPT", 35, 20),
+    Line("first-step", "the same, seen shape, s", "seen", "-", 10, 5),
+)
+ROWS = tuple(dict.fromkeys(line.row for line in LINES))
+FIRST_STEP_SHAPE = "124m-64x1024"
+SECONDS = {"golf-393k": 150, "gpt-simple": 200, "first-step": 180}  # that a figure may take; the others 120
+
+
+@dataclass(frozen=True)
+class Case:
+    """A figure to be measured."""
+
+    row: str
+    program: str  # ours or original
+    turn: int
+    settings: tuple[str, ...]  # of ours, besides those of the row
+
+    @property
+    def name(self) -> str:
+        return ", ".join([self.row, self.program, f"turn {self.turn + 1}", *self.settings])
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def call(command: Sequence[str | Path], folder: Path, environment: dict[str, str] | None = None) -> str:
+    """What a program prints; RuntimeError with its last words where it fails."""
+    given = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+    ran = subprocess.run([sys.executable, *command], cwd=folder, env=given, capture_output=True, text=True)
+    if ran.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{ran.stdout[-SHOWN:]}\n{ran.stderr[-SHOWN:]}")
+    return ran.stdout
+
+
+def ours(row: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a row by our own program."""
+    if row == "gpt-simple":
+        return gpt_simple("ours", folder, arguments)
+    results, toy = folder / "ours.jsonl", ["--toy"] if arguments.toy else []
+    changes = [word for setting in arguments.set for word in ("--set", setting)]
+    if row == "first-step":
+        shape = [] if arguments.toy else ["--shape", FIRST_STEP_SHAPE]
+        call([HERE / "first_step.py", *shape, *toy, *changes, "--results", results], Path.cwd())
+        return {line["kind"]: line["total"] for line in read(results)}
+    shape = ["--steps", "2"] if arguments.toy else ["--shape", row]
+    call([HERE / "step_profile.py", *shape, *toy, *changes, "--results", results], Path.cwd())
+    (found,) = read(results)
+    if "error" in found:
+        raise RuntimeError(found["error"])
+    return {name: found[name] for name in ("ms", "tokens_per_second", "choices", "peak_gib", "classes", "ready_seconds")}
+
+
+def gpt_simple(program: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The 124M setting of gpt-simple by its door of ours, or by itself from a folder that holds its package."""
+    results = folder / "gpt-simple.jsonl"
+    steps = ["--steps", "40", "--original-steps", "8", "--skip", "4"] if arguments.toy else ["--steps", "150"]
+    site = ["--site", arguments.gpt_simple.resolve()] if arguments.gpt_simple else []
+    toy = ["--toy"] if arguments.toy else []
+    words = [*steps, *site, *toy, "--recompute", "--turns", "1", "--program", program, "--results", results]
+    call([HERE / "gpt_simple.py", *map(str, words)], Path.cwd())
+    (found,) = read(results)
+    return found
+
+
+def nanogpt(row: str, source: Path, folder: Path) -> dict[str, Any]:
+    """nanoGPT's own bench.py, or the way of its train.py to the first iteration, twice with the same caches."""
+    for script in source.glob("*.py"):
+        shutil.copy(script, folder)
+    if row == "first-step":
+        return {kind: nanogpt_first_step(folder) for kind in ("new", "seen")}
+    rows = re.fullmatch(r"124m-(\d+)x1024", row)
+    assert rows is not None
+    printed = call(["bench.py", f"--batch_size={rows[1]}", "--real_data=False"], folder)
+    return {"ms": float(re.findall(r"time per iteration: ([\d.]+)ms", printed)[-1])}
+
+
+def nanogpt_first_step(folder: Path) -> float:
+    """Seconds to the line of train.py's first iteration, on random tokens; evaluated with one batch instead of 200."""
+    data = folder / "data" / "random"
+    data.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val"):
+        np.random.default_rng(0).integers(0, 50257, 1_000_000, np.uint16).tofile(data / f"{split}.bin")
+    options = ["dataset=random", "batch_size=64", "gradient_accumulation_steps=1", "eval_iters=1", "log_interval=1"]
+    caches = {name: str(folder / place) for name, place in CACHES.items()}
+    began = time.perf_counter()
+    command = [sys.executable, "train.py", *(f"--{option}" for option in options)]
+    said = []
+    with subprocess.Popen(
+        command, cwd=folder, env={**os.environ, "PYTHONUNBUFFERED": "1", **caches}, stdout=-1, stderr=-2, text=True
+    ) as train:
+        try:
+            for line in train.stdout or ():
+                if line.startswith("iter 0:"):
+                    return time.perf_counter() - began
+                said.append(line)
+        finally:
+            train.kill()
+    raise RuntimeError(f"train.py ended before its first iteration:\n{''.join(said)[-SHOWN:]}")
+
+
+def golf(row: str, source: Path, folder: Path) -> dict[str, Any]:
+    """Golf's own train_gpt.py with the settings of its long context, on random tokens."""
+    shutil.copy(source / "train_gpt.py", folder)
+    make_golf_data(folder)
+    settings = {
+        "TRAIN_SEQ_LEN": 4096, "TRAIN_BATCH_TOKENS": {"golf-393k": 393216, "golf-131k": 131072}[row], "ITERATIONS": GOLF_STEPS,
+        "TRAIN_LOG_EVERY": 10, "VAL_LOSS_EVERY": 0, "MAX_WALLCLOCK_SECONDS": 0, "DATA_PATH": folder / "data",
+        "TOKENIZER_PATH": folder / "random.model", "RUN_ID": "speed",
+    }  # fmt: skip
+    printed = call(["train_gpt.py"], folder, {name: str(value) for name, value in settings.items()})
+    ends = {int(step): float(ms) for step, ms in re.findall(r"step:(\d+)/\d+ train_loss:\S+ train_time:([\d.]+)ms", printed)}
+    return {"ms": (ends[max(ends)] - ends[GOLF_SKIPPED]) / (max(ends) - GOLF_SKIPPED)}
+
+
+def make_golf_data(folder: Path) -> None:
+    """Shards of random tokens, and a tokenizer of 1,024 pieces, which the program needs to count bytes."""
+    import sentencepiece
+
+    from ingot.data.store.shards import ShardWriter
+
+    draw = np.random.default_rng(0)
+    (folder / "data").mkdir()
+    for split, count in (("train", 8_000_000), ("val", 300_000)):
+        with ExitStack() as files:
+            writer = ShardWriter(folder / "data" / f"fineweb_{split}_000000.bin", files, count)
+            writer.append(draw.integers(0, 1024, count, np.uint16))
+            writer.close()
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    words = ("".join(word) for word in letters[draw.integers(0, 26, (20_000, 6))])
+    lines = (" ".join(part) for part in zip(*[iter(words)] * 10, strict=True))
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines, model_prefix=str(folder / "random"), vocab_size=1024, model_type="bpe", minloglevel=2,
+    )  # fmt: skip
+
+
+def original(row: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a row by the program that is compared with."""
+    if row == "gpt-simple":
+        return gpt_simple("original", folder, arguments)
+    if row.startswith("golf"):
+        return golf(row, arguments.golf, folder)
+    return nanogpt(row, arguments.nanogpt, folder)
+
+
+def has_original(row: str, arguments: argparse.Namespace) -> bool:
+    """Whether the program that a row is compared with was given."""
+    owner = {"gpt-simple": "gpt_simple", "golf-393k": "golf", "golf-131k": "golf", "frontier": None}.get(row, "nanogpt")
+    return owner is not None and getattr(arguments, owner) is not None
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    """The lines of a results file."""
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    """All figures, in the order in which they are measured: original and ours in turns."""
+    for turn in range(arguments.turns):
+        for row in arguments.rows:
+            if has_original(row, arguments):
+                yield Case(row, "original", turn, ())
+            yield Case(row, "ours", turn, tuple(arguments.set))
+
+
+def measure_all(arguments: argparse.Namespace, began: float) -> bool:
+    """Measure what the results do not have; whether all of it is there."""
+    whole = True
+    programs: dict[str, Callable[..., dict[str, Any]]] = {"ours": ours, "original": original}
+    for case in cases(arguments):
+        if case.name in {line["name"] for line in read(arguments.results)}:
+            continue
+        left = arguments.limit - (time.perf_counter() - began)
+        if left < SECONDS.get(case.row, 120):
+            say(f"{case.name} | not begun: {left:.0f} s are left")
+            whole = False
+            continue
+        start = time.perf_counter()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                found = programs[case.program](case.row, Path(folder), arguments)
+        except (RuntimeError, OSError, LookupError, ValueError) as error:  # one that does not run is no reason to lose the others
+            say(f"{case.name} | FAILED: {type(error).__name__}: {error}")
+            whole = False
+            continue
+        taken = round(time.perf_counter() - start, 1)
+        kept = {"name": case.name, "row": case.row, "program": case.program, "took": taken, **found}
+        with arguments.results.open("a") as file:
+            file.write(json.dumps({**kept, "at": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n")
+        told = ", ".join(f"{key} {value:,.2f}" for key, value in found.items() if isinstance(value, int | float))
+        say(f"{case.name} | {told}; took {taken:.0f} s")
+    return whole
+
+
+def table(results: Sequence[dict[str, Any]], rows: Sequence[str]) -> str:
+    """Every line of the rows: the medians over the turns, and what is reached."""
+    lines = ["| work, one H200 | original | ours | must | aim | reached | micro-batch, GiB |", "|---|---|---|---|---|---|---|"]
+
+    def middle(line: Line, program: str) -> float | None:
+        values = [r[line.key] for r in results if r["row"] == line.row and r["program"] == program and line.key in r]
+        return statistics.median(values) if values else None
+
+    def shown(value: float | None, otherwise: str) -> str:
+        return otherwise if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+    for line in (line for line in LINES if line.row in rows):
+        mine, theirs = middle(line, "ours"), middle(line, "original")
+        reached = "-"
+        if mine is not None:
+            reached = next((name for name in ("aim", "must") if _reaches(mine, getattr(line, name), line.rises)), "no")
+        chosen = next((r for r in reversed(results) if r["row"] == line.row and "choices" in r), None)
+        memory = f"{chosen['choices']['micro_batch']}, {chosen['peak_gib']:.1f}" if chosen else ""
+        lines.append(
+            f"| {line.what} | {shown(theirs, f'({line.before})')} | {shown(mine, '-')} | {shown(line.must, '')} "
+            f"| {shown(line.aim, '')} | {reached} | {memory} |"
+        )
+    return "\n".join(lines)
+
+
+def _reaches(value: float, goal: float, rises: bool) -> bool:
+    return value >= goal if rises else value <= goal
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", type=Path, help="folder of nanoGPT, with its bench.py and train.py")
+    parser.add_argument("--golf", type=Path, help="folder of golf's train_gpt.py")
+    parser.add_argument("--gpt-simple", type=Path, help="folder that holds the package gpt_simple")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of ours, not of gpt-simple's row"
+    )
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds in all; what would take longer is left for later")
+    parser.add_argument("--results", type=Path, default=Path("speed-h200.jsonl"), help="file that figures are appended to")
+    parser.add_argument("--toy", action="store_true", help="tiny models of ours on the CPU")
+    arguments = parser.parse_args()
+    whole = measure_all(arguments, time.perf_counter())
+    say(f"\n{datetime.now(UTC).date()}, figures in brackets were measured before\n")
+    names = {case.name for case in cases(arguments)}
+    say(table([line for line in read(arguments.results) if line["name"] in names], arguments.rows))
+    say("\nnothing is left" if whole else "\nsome figures are left: repeat the command")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Whether a run that is watched trains at the speed of one that is not: one run, in blocks with and without a watcher; one table.
+
+    python benchmarks/watched.py                                     a small model on the CPU, watched by `ingot watch RUN`
+    python benchmarks/watched.py --watcher "ingot ui RUN --port 8010" --threads 2 --seconds 20 --pairs 10
+    python benchmarks/watched.py --device cuda --recipe gpt2
+
+Blocks alternate (without, with, with, without, ...), so that what else the machine does falls on both alike. The speed of a block
+is that of the steps in metrics.jsonl that were taken in it. The watcher has a terminal of its own, is started anew for each block
+and ended by SIGINT; its CPU seconds are those that the system counted, start included. Needs a machine with nothing else on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+BEFORE = 2.0  # seconds of training that are not counted
+ENDS_WITHIN = 10.0  # seconds after SIGINT
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--watcher", default="ingot watch RUN", help="the command that watches; RUN is the folder of the run")
+    parser.add_argument("--recipe", default="demo")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", default="auto", help="of the training")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of a block")
+    parser.add_argument("--pairs", type=int, default=8, help="of blocks, one of each kind")
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of the run")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as beside:
+        folder = Path(beside) / "run"
+        with training(given, folder) as trainer:
+            blocks = watch_in_turns(given, folder, trainer)
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    show(blocks, records)
+
+
+@contextmanager
+def training(given: argparse.Namespace, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that goes on until the block ends, and only trains."""
+    settings = {
+        "training.output_dir": folder, "training.device": given.device, "training.threads": given.threads,
+        "training.max_steps": 100_000_000, "budget.seconds": "null", "evaluation.every": 0, "evaluation.at_start": "false",
+        "evaluation.at_end": "false", "artifact.write": "false", "training.save_seconds": 100_000, "tracking.log_every": 1,
+    }  # fmt: skip
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    words += [word for text in given.set for word in (f"--{text.partition('=')[0]}", text.partition("=")[2])]
+    command = [sys.executable, "-m", "ingot", "train", "--recipe", given.recipe, *words]
+    trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while trainer.poll() is None and not (folder / "metrics.jsonl").is_file():
+            time.sleep(0.1)
+        yield trainer
+    finally:
+        trainer.send_signal(signal.SIGTERM)
+        trainer.wait()
+
+
+def watch_in_turns(
+    given: argparse.Namespace, folder: Path, trainer: subprocess.Popen[bytes]
+) -> list[tuple[bool, float, float, float]]:
+    """Blocks: whether they were watched, when they began and ended, and the CPU seconds of the watcher."""
+    time.sleep(BEFORE)
+    blocks = []
+    for watched in [kind for pair in range(given.pairs) for kind in ((False, True) if pair % 2 == 0 else (True, False))]:
+        began, cpu = time.time(), 0.0
+        if watched:
+            cpu = watch_once(shlex.split(given.watcher.replace("RUN", str(folder))), given.seconds)
+        else:
+            time.sleep(given.seconds)
+        if trainer.poll() is not None:
+            sys.exit(f"the run has ended with exit code {trainer.returncode}; try its settings with `ingot train`")
+        blocks.append((watched, began, time.time(), cpu))
+    return blocks
+
+
+def watch_once(words: Sequence[str], seconds: float) -> float:
+    """Start a watcher on a terminal of its own and end it; its CPU seconds."""
+    program = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(program, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    threading.Thread(target=drain, args=[ours], daemon=True).start()
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    timer = threading.Timer(ENDS_WITHIN, process.kill)
+    timer.start()
+    _, _, usage = os.wait4(process.pid, 0)
+    timer.cancel()
+    process.returncode = 0  # it was waited for
+    return usage.ru_utime + usage.ru_stime
+
+
+def drain(terminal: int) -> None:
+    """Read what is shown, or the watcher would stand still."""
+    try:
+        while os.read(terminal, 1 << 16):
+            pass
+    except OSError:  # how a terminal tells its end
+        os.close(terminal)
+
+
+def speed(records: Sequence[Mapping[str, Any]], began: float, ended: float) -> float:
+    """Steps per second between two times, by what the run recorded of them."""
+    steps = [record for record in records if record["kind"] == "train"]
+    times = [(datetime.fromisoformat(record["time"]).timestamp(), record["step"]) for record in steps]
+    inside = [(at, step) for at, step in times if began <= at <= ended]
+    if len(inside) < 2:
+        sys.exit("a block has fewer than two steps; raise --seconds")
+    return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+
+
+def show(blocks: Sequence[tuple[bool, float, float, float]], records: Sequence[Mapping[str, Any]]) -> None:
+    """The table, and what it comes to."""
+    rows = [(watched, speed(records, began, ended), cpu / (ended - began)) for watched, began, ended, cpu in blocks]
+    print(f"{'block':>6} {'watched':>8} {'steps/s':>9} {'CPU of the watcher':>19}")
+    for number, (watched, rate, cpu) in enumerate(rows, 1):
+        print(f"{number:6} {'yes' if watched else 'no':>8} {rate:9.2f} {f'{100 * cpu:.1f}%' if watched else '':>19}")
+    pairs = [{row[0]: row[1] for row in rows[i : i + 2]} for i in range(0, len(rows) - 1, 2)]
+    ratios = [pair[True] / pair[False] for pair in pairs]
+    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    cpu = statistics.fmean(part for watched, _, part in rows if watched)
+    print(
+        f"watched / not watched: mean {statistics.fmean(ratios):.4f} +- {spread:.4f}, median {statistics.median(ratios):.4f} of "
+        f"{len(ratios)} pairs; it takes {100 * cpu:.1f}% of a core; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

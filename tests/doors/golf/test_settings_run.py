@@ -1,0 +1,167 @@
+"""Runs of `ingot train` with the frontier family as a submission: its one file trains as they did and scores their artifact."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golf_toys import bare, forked
+
+import ingot
+from ingot.config.loading import load_config
+from ingot.doors.golf.bundle import BY_SETTINGS, bundle
+from ingot.doors.golf.by_settings import main, settings_in
+from ingot.doors.golf.finished import read_run
+from ingot.doors.golf.pack import About, pack
+from ingot.doors.golf.settings_run import packed_code
+from ingot.errors import CheckpointError, ConfigError
+from ingot.train.start import run
+
+TOY: dict[str, Any] = {
+    "model.layers": 2, "model.heads": 2, "model.kv_heads": 1, "model.width": 16, "model.window": 6, "model.pattern": "SL",
+    "data.seq_len": 32, "training.tokens_per_step": 64, "training.max_steps": 4, "training.device": "cpu", "training.threads": 1,
+    "training.stages": [{"share": 0.5, "seq_len": 16}, {"share": 0.5, "seq_len": 32}], "budget.seconds": None,
+    "budget.artifact_bytes": 18_500, "artifact.score": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(toys: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs that differ by their seed. Their artifacts are scored here, as a process of its own would do at their end."""
+    folder, found = tmp_path_factory.mktemp("frontier"), []
+    for seed in (1, 2):
+        where = {"data.path": str(toys / "data/datasets/toy"), "data.tokenizer": str(toys / "data/tokenizers/toy.model")}
+        one = {"training.seed": seed, "data.seed": seed, "training.output_dir": str(folder / f"seed{seed}")}
+        result = run(load_config("golf/frontier", python={**TOY, **where, **one}, environment={}))
+        assert result.artifact_path is not None
+        bpb = ingot.load(result.artifact_path, device="cpu").evaluate().bits_per_byte
+        told = json.loads((result.run_dir / "result.json").read_text())
+        (result.run_dir / "result.json").write_text(json.dumps({**told, "artifact_bpb": bpb}))
+        found.append(result.run_dir)
+    return found
+
+
+@pytest.fixture
+def change(runs: list[Path], tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the second run whose result.json says something else."""
+
+    def changed(**told: Any) -> Path:
+        shutil.copytree(runs[1], tmp_path / "run")
+        path = tmp_path / "run" / "result.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **told}))
+        return tmp_path / "run"
+
+    return changed
+
+
+def where(toys: Path) -> dict[str, str]:
+    return {"DATA_PATH": str(toys / "data/datasets/toy"), "TOKENIZER_PATH": str(toys / "data/tokenizers/toy.model")}
+
+
+def score_of(run: Path) -> float:
+    return float(json.loads((run / "result.json").read_text())["artifact_bpb"])
+
+
+@pytest.fixture(scope="module")
+def submission(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("records") / "toy"
+    pack(runs, folder, About("Frontier"))
+    return folder
+
+
+def test_a_submission_tells_its_settings_and_counts_the_code_it_has(submission: Path, runs: list[Path]) -> None:
+    told, code = json.loads((submission / "submission.json").read_text()), (submission / "train_gpt.py").stat().st_size
+    artifacts = [path.stat().st_size for path in submission.glob("*.ingot")]
+    assert (told["seeds"], told["bytes_code"], told["bytes_total"]) == ([1, 2], code, code + max(artifacts))
+    assert told["val_bpb"] == pytest.approx(sum(map(score_of, runs)) / 2) and len(artifacts) == 2
+    page = (submission / "README.md").read_text()
+    assert "| model.width | 512 | 16 |" in page and "EVAL_ONLY_PATH=model.ingot python train_gpt.py" in page
+
+
+def losses(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"step (\S+)  loss (\S+)", text)
+
+
+def test_its_one_file_trains_as_the_runs_did(submission: Path, runs: list[Path], toys: Path, tmp_path: Path) -> None:
+    shutil.copy(submission / "train_gpt.py", tmp_path)
+    code, shown = forked(tmp_path, SEED="2", RUN_ID="again", **where(toys), **{"training.device": "cpu"})
+    assert code == 0, shown
+    assert losses(shown) == losses((runs[1] / "log.txt").read_text()) and len(losses(shown)) == 4
+    again = ingot.load(tmp_path / "logs/again/artifact/model.ingot", device="cpu")
+    assert again.evaluate().bits_per_byte == score_of(runs[1])
+    assert f"Code size: {(tmp_path / 'train_gpt.py').stat().st_size} bytes" in shown
+
+
+def test_its_one_file_scores_its_artifact_where_nothing_of_ours_is_installed(
+    submission: Path, runs: list[Path], toys: Path
+) -> None:
+    ended = bare(submission, EVAL_ONLY_PATH="model.ingot", **where(toys))
+    assert ended.returncode == 0, ended.stderr
+    assert f"val_bpb:{min(map(score_of, runs)):.8f}" in ended.stdout.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_its_one_file_ends_with_the_score_of_its_artifact_read_by_another_process(
+    submission: Path, runs: list[Path], toys: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    shutil.copy(submission / "train_gpt.py", tmp_path / "alone")
+    ended = bare(tmp_path / "alone", SEED="2", **where(toys), **{"training.device": "cpu", "artifact.score": "true"})
+    assert ended.returncode == 0, ended.stderr
+    assert f"final_roundtrip_bpb val_bpb:{score_of(runs[1]):.8f}" in ended.stdout
+
+
+def test_the_file_of_the_recipe_leaves_its_artifact_the_room_it_may_have() -> None:
+    config = load_config("golf/frontier", environment={}).config
+    assert config.budget.artifact_bytes is not None
+    assert len(packed_code(config)) + config.budget.artifact_bytes <= 16_000_000
+    assert b"class Frontier" not in bundle() and bundle(program=BY_SETTINGS) != bundle()
+
+
+def test_settings_are_variables_of_their_own_names_and_the_challenges_are_known() -> None:
+    given = {"model.layers": "3", "optimizer.groups": '[{"name": "a"}]', "data.sampling": "redraw", "SEED": "7", "RUN_ID": "x"}
+    assert settings_in({**given, "PATH": "/bin", "some.thing": "1", "MAX_WALLCLOCK_SECONDS": "5"}) == {
+        "model.layers": 3,
+        "optimizer.groups": [{"name": "a"}],
+        "data.sampling": "redraw",
+        "training.seed": "7",
+        "data.seed": "7",
+        "budget.seconds": "5",
+        "training.output_dir": "logs/x",
+    }
+
+
+def test_an_argument_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed=3"]) == ConfigError.exit_code
+    assert "takes no arguments; settings are variables before the command: DATA_PATH" in capsys.readouterr().err
+
+
+def test_what_a_submission_leaves_to_its_reader_is_not_in_its_file(runs: list[Path]) -> None:
+    code = read_run(runs[0]).code.decode()
+    assert '"model.width": "16"' in code and not re.search(r'"(data\.path|training\.seed|training\.output_dir)":', code)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"artifact_bpb": None}, "has no score of its artifact"),
+        ({"artifact_rows": 3}, "was scored by a part of the validation split"),
+        ({"artifact_bytes": 3}, "it is not the run's"),
+        ({"checkpoint_path": None}, "has no checkpoint of its last step"),
+    ],
+)
+def test_runs_that_are_not_fit_for_a_submission_are_refused(change: Callable[..., Path], told: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        read_run(change(**told))
+
+
+def test_a_run_of_the_script_and_one_by_settings_are_not_packed_together(
+    runs: list[Path], once_finished: tuple[Path, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"is a run of train_gpt\.py and .* of ingot train; they do not belong together"):
+        pack([runs[0], once_finished[0] / "logs" / "toy"], tmp_path / "out", About("x"))
