@@ -49,11 +49,11 @@ def main() -> None:
 def many(runs: Path, given: argparse.Namespace) -> None:
     size = make_runs(runs, given.runs, given.lines, given.short)
     print(f"{given.runs} runs of {given.lines:,} lines, {size / 1e6:,.0f} MB")
-    print(f"{'':24} {'first chart':>12} {'all':>8}   (seconds after the page was asked for)")
+    print(f"{'seconds':24} {'first chart':>12} {'all':>8} {'of the server':>14}   (after the page was asked for; of a processor)")
     for words in ("without the cache", "with the cache", "and once more"):
         with serving(runs) as (address, server), browsing(given.chromium) as page:
             first, everything = opened(page, address, given.runs)
-            print(f"{words:24} {first:12.2f} {everything:8.2f}", flush=True)
+            print(f"{words:24} {first:12.2f} {everything:8.2f} {cpu_seconds(server.pid):14.2f}", flush=True)
             if words == "and once more":
                 further(page, server, runs / "run-00", given)
 

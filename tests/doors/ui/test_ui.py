@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -293,6 +294,11 @@ def test_without_the_extra_it_says_which_to_install(monkeypatch, folder):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     error = call(folder).exception
     assert isinstance(error, ConfigError) and "pip install 'ingot[ui]'" in str(error)
+
+
+def test_the_page_is_served_without_torch():
+    program = "import sys, ingot.doors.ui.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):

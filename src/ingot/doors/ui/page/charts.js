@@ -81,8 +81,8 @@ export class Chart {
         y: { distr: view.logY ? 3 : 1, range: () => this.y },
       },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : short(tick))), space: 70, size: 30 },
-        { ...axis, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : short(tick))), size: 58, space: 34 },
+        { ...axis, values: (_, ticks) => labels(ticks), space: 70, size: 30 },
+        { ...axis, values: (_, ticks) => labels(ticks), size: 58, space: 34 },
       ],
       series: [{}, ...this.lines.flatMap((line, i) => this.series(line, i, points))],
       bands: this.bands(),
@@ -148,6 +148,15 @@ export class Chart {
     this.tip.style.left = onRight ? "" : `${left + 14}px`;
     this.tip.style.right = onRight ? `${plot.over.clientWidth - left + 14}px` : "";
     this.tip.style.top = `${Math.min(top + 10, HEIGHT / 2)}px`;
+  }
+}
+
+// The numbers at an axis, with as many digits as tell them apart.
+function labels(ticks) {
+  for (let digits = 4; ; digits++) {
+    const found = ticks.map((tick) => (tick == null ? "" : short(tick, digits)));
+    const told = found.filter(Boolean);
+    if (digits === 9 || new Set(told).size === told.length) return found;
   }
 }
 

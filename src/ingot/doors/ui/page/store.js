@@ -151,13 +151,13 @@ export async function ask(path, options) {
 export const whole = (value) => (value == null || !isFinite(value) ? "" : Math.round(value).toLocaleString("en"));
 export const fixed = (value, digits = 4) => (value == null || !isFinite(value) ? "" : value.toFixed(digits));
 
-export function short(value) {
+export function short(value, digits = 4) {
   if (value == null || !isFinite(value)) return "";
   const size = Math.abs(value);
   for (const [unit, name] of [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (size >= unit) return `${Number((value / (name === "k" ? 1e3 : unit)).toPrecision(4))}${name}`;
+    if (size >= unit) return `${Number((value / (name === "k" ? 1e3 : unit)).toPrecision(digits))}${name}`;
   }
-  return size >= 100 || Number.isInteger(value) ? whole(value) : String(Number(value.toPrecision(4)));
+  return Number.isInteger(value) || (size >= 100 && digits === 4) ? whole(value) : String(Number(value.toPrecision(digits)));
 }
 
 export function duration(seconds) {
