@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ingot.runs.run import Run
 
 MOST_STALLS = 3
+SHARE = 0.02  # of a core that looks take at most: the run may need all of them
+LONGEST_WAIT = 30.0  # seconds
 
 
 def register(app: typer.Typer) -> None:
@@ -40,6 +43,7 @@ def watch(
     drawn, in_place = 0, is_terminal(sys.stdout)
     try:
         while True:
+            began = time.process_time() if drawn else math.inf  # the first look reads all there is
             running = any(run.status().status == "running" for run in found)
             lines = screen(watched, colours=in_place)
             if not in_place:
@@ -48,7 +52,7 @@ def watch(
             drawn = draw(lines, drawn)
             if not running:
                 return
-            time.sleep(seconds)
+            time.sleep(max(seconds, min(LONGEST_WAIT, (time.process_time() - began) / SHARE)))
     except KeyboardInterrupt:
         return  # the way to end it; what was shown last stays
 
