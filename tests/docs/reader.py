@@ -87,7 +87,7 @@ def smaller(words: list[str]) -> list[str]:
             return [*words, *TRAIN, "--training.max_steps=2"]
         case ["ingot", "export", *_]:
             return [*words, "--no-score"]
-        case ["ingot", "eval", *_]:
+        case ["ingot", "eval", *_] if "--self-test" not in words:
             return [*words, "--rows", "4"]
         case ["ingot", "generate", *_] if "--tokens" not in words:
             return [*words, "--tokens", "8"]

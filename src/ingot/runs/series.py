@@ -11,7 +11,6 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +73,13 @@ class Series:
             content = file.read(BLOCK)
         end = content.rfind(b"\n") + 1
         if not end and len(content) == BLOCK:  # no line of ours is so long
-            end, content = BLOCK, b"\n" * BLOCK
             self.damaged += 1
+            self._offset, self._last = self._offset + BLOCK, content[-HEAD:]
+            return True
         if not end:
             return False  # a last line may still be written
         self._offset += end
-        self._last = content[max(0, content.rfind(b"\n", 0, end - 1) + 1) : end][-HEAD:]
+        self._last = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-HEAD:]
         self._take(content[:end])
         return len(content) == BLOCK
 
@@ -120,7 +120,7 @@ class Series:
 
     def keep(self, file: Path) -> None:
         """Keep what was read, so that the next reader begins there."""
-        stamp, known = self._stamp(), (self.trained, self.judged)
+        stamp, known = self._stamp(self._offset), (self.trained, self.judged)
         if stamp is None:
             return
         about = {
@@ -146,7 +146,7 @@ class Series:
         try:
             with np.load(file, allow_pickle=False) as kept:
                 about = json.loads(kept["about"].tobytes())
-                if about["form"] != FORM or not _is_same(about["stamp"], self._stamp()):
+                if about["form"] != FORM or not _is_same(about["stamp"], self._stamp(int(about["offset"]))):
                     return False
                 self._offset, self._last = int(about["offset"]), about["last"].encode("latin-1")
                 for bins, name, (lines, stride) in zip(
@@ -165,12 +165,12 @@ class Series:
         self._begin()
         return False
 
-    def _stamp(self) -> list[Any] | None:
-        """What a file is known by: its size, its time and its first bytes."""
+    def _stamp(self, offset: int) -> list[Any] | None:
+        """What a file is known by: its size, its time and the first of the bytes that were read."""
         try:
             with open_to_read(self.path) as file:
                 found = os.fstat(file.fileno())
-                return [found.st_size, found.st_mtime_ns, hashlib.sha256(file.read(min(HEAD, self._offset or HEAD))).hexdigest()]
+                return [found.st_size, found.st_mtime_ns, hashlib.sha256(file.read(min(HEAD, offset))).hexdigest()]
         except OSError:
             return None
 
@@ -203,12 +203,15 @@ def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
 
 def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
     """Fields of records as numbers, (fields, records); nan for what is missing or not a number."""
-    try:
-        rows = np.array(list(map(itemgetter(*names), records)), dtype=np.float64)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        rows = np.array([[_number(record.get(name)) for name in names] for record in records])
-    rows[~np.isfinite(rows)] = np.nan
-    return rows.T
+    found = np.empty((len(names), len(records)))
+    for row, name in enumerate(names):
+        values = [record.get(name) for record in records]
+        try:
+            found[row] = values
+        except (TypeError, ValueError, OverflowError):
+            found[row] = [_number(value) for value in values]
+    found[~np.isfinite(found)] = np.nan
+    return found
 
 
 def _number(value: Any) -> float:

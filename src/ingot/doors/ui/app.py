@@ -47,6 +47,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
         await asyncio.to_thread(playground.close)
 
     app = FastAPI(lifespan=life, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.watcher = watcher
 
     @app.exception_handler(Refused)
     async def tell(request: Request, refused: Refused) -> Response:

@@ -51,6 +51,7 @@ class Watched:
         self._kept_lines = 0
         self._stamps: dict[str, Stamp] = {}
         self._recalled = False
+        self._counted: tuple[int, int, int, bool] | None = None
         self._result: Message = {}
         self._samples: list[int] = []
 
@@ -112,26 +113,31 @@ class Watched:
             write_atomically(kept, json.dumps({"stamp": stamp, "settings": self.settings}), durable=False)
         return True
 
-    def state_changed(self) -> bool:
-        """Whether the run has said something of itself, a sample or a result since this was asked before."""
-        return self._is_new("state.json")
+    @property
+    def is_running(self) -> bool:
+        """Whether its process was there when it was last looked at."""
+        return self.facts.get("status") == "running"
 
     def look(self) -> bool:
-        """Look at how the run is doing; whether what is said of it has changed."""
-        before = self.facts
+        """Look at how the run is doing, where a file has changed or its process may have gone; whether there is news."""
+        settings = self.loaded and self.read_settings()
+        new = [self._is_new(name) for name in ("state.json", "result.json", "samples")]
+        counted = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
+        if not (settings or any(new) or counted != self._counted or self.is_running):
+            return False
+        before, self._counted = self.facts, counted
         try:
             known = run_record(self.run)
         except IngotError:
             return False
-        if self._is_new("result.json"):
+        if new[1]:
             result = self.run.result() or {}
             self._result = {name: result.get(name) for name in OF_RESULT}
-        if self._is_new("samples"):
+        if new[2]:
             self._samples = sorted(self.run.samples())
         timing = self.series.timing()
         self.facts = {
             **{name: value for name, value in known.items() if name not in ("last_heard_seconds", "run")},
-            "name": self.name,
             "path": str(self.run.path),
             "result": self._result,
             "samples": self._samples,
@@ -146,7 +152,7 @@ class Watched:
 
     def told(self) -> Message:
         """What is said of the run."""
-        return {"type": "run", "id": self.id, **self.facts}
+        return {"type": "run", "id": self.id, "name": self.name, **self.facts}
 
     def numbers(self, whole: bool = False) -> list[Message]:
         """What has changed in its numbers since the last time, or all of them."""

@@ -7,6 +7,7 @@ a new line is told within a second, however much is still to be read.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from ingot.doors.facts import run_names
 from ingot.doors.ui.watched import Message, Watched
-from ingot.runs.state import read_state
+from ingot.runs.state import NAME as STATE
 from ingot.runtime.files import to_json
 
 LOOK_SECONDS = 0.5  # between looks at files that grow
@@ -39,6 +40,11 @@ class Watcher:
         self._scanned = -SCAN_SECONDS
         self._progress: Message = {}
         self._thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether somebody looks on."""
+        return bool(self._pages or self._new)
 
     def start(self) -> None:
         """Begin to read."""
@@ -73,7 +79,7 @@ class Watcher:
         while not self._closed:
             self.look()
             if all(watched.loaded for watched in self.runs.values()):
-                self._wake.wait(LOOK_SECONDS if self._pages or self._new else None)
+                self._wake.wait(LOOK_SECONDS if self.has_pages else None)
                 self._wake.clear()
 
     def look(self) -> None:
@@ -82,23 +88,20 @@ class Watcher:
         if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
             self._scan()
         for watched in list(self.runs.values()):
-            if watched.loaded:
-                self._look_at(watched, lambda: True, status=scan)
+            if watched.loaded and (scan or watched.is_running):  # those that have ended cost next to nothing
+                self._look_at(watched, lambda: True)
         until = time.monotonic() + TURN_SECONDS
         for watched in list(self.runs.values()):
             if not watched.loaded and time.monotonic() < until and not self._closed:
-                self._look_at(watched, lambda: time.monotonic() < until, status=True)
+                self._look_at(watched, lambda: time.monotonic() < until)
         self._tell_progress()
 
-    def _look_at(self, watched: Watched, goes_on: Callable[[], bool], status: bool) -> None:
-        lines = watched.series.lines, watched.series.generation
+    def _look_at(self, watched: Watched, goes_on: Callable[[], bool]) -> None:
         while watched.read() and goes_on() and not self._closed:
             pass
-        grown = lines != (watched.series.lines, watched.series.generation)
-        settings = watched.loaded and watched.read_settings()
         told = watched.numbers()
         watched.series.told()
-        if (watched.state_changed() or grown or settings or status) and watched.look():
+        if watched.look():
             told.append(watched.told())
         self._tell(told)
 
@@ -120,29 +123,32 @@ class Watcher:
 
     def _scan(self) -> None:
         self._scanned = time.monotonic()
-        paths = sorted(find_runs(self._folders), key=_when, reverse=True)
+        paths = find_runs(self._folders)
         known = {watched.run.path: watched for watched in self.runs.values()}
         if set(paths) == set(known):
             return
+        paths.sort(key=_when, reverse=True)
         names = run_names(paths)
         found = [known.get(path) or Watched(path, name, self._cache) for path, name in zip(paths, names, strict=True)]
         for watched, name in zip(found, names, strict=True):
             watched.name = name
             watched.look()
         self.runs = {watched.id: watched for watched in found}
-        self._tell([self._listed(), *(watched.told() for watched in found)])
+        self._tell([self._listed(), *(watched.told() for watched in found if watched.facts)])
 
     def _listed(self) -> Message:
         return {"type": "runs", "ids": list(self.runs)}
 
     def _tell_progress(self) -> None:
         waiting = [watched for watched in self.runs.values() if not watched.loaded]
+        if not waiting and not self._progress.get("left", 1):
+            return
         total = sum(watched.size for watched in self.runs.values())
         left = sum(max(0, watched.size - watched.series.offset) for watched in waiting)
-        now = {"type": "progress", "read": total - left, "bytes": total, "left": len(waiting), "runs": len(self.runs)}
-        if waiting or self._progress.get("left") or not self._progress:
-            self._progress = now
-            self._tell([now])
+        self._progress = {
+            "type": "progress", "read": total - left, "bytes": total, "left": len(waiting), "runs": len(self.runs)
+        }  # fmt: skip
+        self._tell([self._progress])
 
     def _tell(self, messages: Sequence[Message]) -> None:
         if not messages or not self._pages:
@@ -166,13 +172,25 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """The run folders among folders, in them, and in the folders there."""
     found: dict[Path, None] = {}
     for folder in folders:
-        if read_state(folder) is not None or (folder / "config.yaml").is_file():
-            found[folder] = None
-            continue
-        for path in (*folder.glob("*"), *folder.glob("*/*")):
-            if (path / "state.json").is_file():
-                found[path] = None
-    return [path for path in found if read_state(path) is not None]
+        for path in (folder,) if _is_run(folder) else (below for child in _folders(folder) for below in _self_or_below(child)):
+            found[path] = None
+    return list(found)
+
+
+def _self_or_below(folder: Path) -> list[Path]:
+    return [folder] if _is_run(folder) else [path for path in _folders(folder) if _is_run(path)]
+
+
+def _is_run(folder: Path) -> bool:
+    return os.path.exists(folder / STATE)  # noqa: PTH110 (of every run every two seconds, and Path's takes twice as long)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [folder / entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError:
+        return []
 
 
 def _when(path: Path) -> float:

@@ -50,6 +50,8 @@ export class Chart {
       this.plot = new uPlot(this.options(), data, this.body);
       this.plot.over.append(this.tip);
     }
+    this.element.dataset.lines = this.lines.length;
+    this.element.dataset.last = grid[grid.length - 1];
     return true;
   }
 
