@@ -70,7 +70,7 @@ def orthogonalise(matrices: Tensor, steps: tuple[Polynomial, ...], dtype: torch.
     """Push the singular values of every matrix of an (N, m, n) stack towards one, computing in `dtype`."""
     tall = matrices.size(-2) > matrices.size(-1)
     x = (matrices.mT if tall else matrices).to(dtype)  # the product with its own transpose is then the smaller of the two
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
     # Five iterations on m x n cost 10n/m + 5 products of m x m, gathered 2n/m + 17: 1:4 took half the time, 1:1 half as much
     # again (2 cores of an ARM Neoverse-N1). Not on CUDA, whose float32 products may be TF32: too coarse to gather in.
     gathers = dtype == torch.float32 and not x.is_cuda and x.size(-1) >= 2 * x.size(-2)
@@ -81,7 +81,8 @@ def orthogonalise(matrices: Tensor, steps: tuple[Polynomial, ...], dtype: torch.
 def iterate(x: Tensor, steps: tuple[Polynomial, ...]) -> Tensor:
     """Apply the polynomials one after the other."""
     for a, b, c in steps:
-        gram = x @ x.mT  # (N, m, m)
+        # bmm, here and below: `@` looks at the shapes first, which takes a CPU as long as the product of small matrices.
+        gram = torch.bmm(x, x.mT)  # (N, m, m)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
@@ -93,15 +94,15 @@ def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5)
     of the slopes: 1e-2 after the four that five iterations build on, and past one, where it diverges, a few more later.
     """
     for start in range(0, len(steps), at_once):
-        gram = x @ x.mT  # (N, m, m)
+        gram = torch.bmm(x, x.mT)  # (N, m, m)
         product: Tensor | None = None
         part = steps[start : start + at_once]
         for i, (a, b, c) in enumerate(part, 1):
             factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
             factor.diagonal(dim1=-2, dim2=-1).add_(a)
-            product = factor if product is None else factor @ product
+            product = factor if product is None else torch.bmm(factor, product)
             if i < len(part):
-                gram = factor @ gram @ factor
+                gram = torch.bmm(torch.bmm(factor, gram), factor)
         if product is not None:
-            x = product @ x
+            x = torch.bmm(product, x)
     return x

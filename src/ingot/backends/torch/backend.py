@@ -35,7 +35,7 @@ from ingot.backends.torch.parallel import (
     compiled_backward,
     compiles,
     compiles_optimizer,
-    import_compiler,
+    prepare_ahead,
     replicated,
     without_sync,
 )
@@ -71,9 +71,8 @@ class TorchBackend(TorchInference):
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks, group: Group | None = None):
         t, own_model = config.training, config.model.family == "file"
         shield_compile_workers()
+        prepare_ahead(config, ranks)
         device = find_torch_device(t.device, ranks.local_rank)
-        if compiles(config, device.kind == "cuda"):
-            import_compiler()
         if device.kind == "cpu":
             keep_freed_memory()
         precision = device.precision(t.precision)

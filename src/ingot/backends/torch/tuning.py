@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -37,9 +38,10 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: Agre
             attempt(size)
         except torch.OutOfMemoryError:
             full = True
-            torch.cuda.empty_cache()
         if not maximum([full])[0]:  # all ranks try the same sizes
             return size
+        gc.collect()  # not before the error is gone, which holds what it was raised in
+        torch.cuda.empty_cache()
         if size == 1:
             raise ConfigError(
                 "one row of {0} tokens does not fit into the GPU's memory",
