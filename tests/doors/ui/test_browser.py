@@ -101,9 +101,7 @@ def test_an_empty_folder_says_what_to_do_and_a_run_that_begins_shows_up(shown: A
     seen.is_sound()
 
 
-def test_a_new_line_is_on_the_page_within_two_seconds_and_the_run_can_be_stopped_with_the_token(
-    shown: Any, tmp_path: Path
-) -> None:
+def test_new_lines_are_drawn_as_they_come_and_the_token_stops_the_run(shown: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "a", status="running")
     seen = shown(tmp_path / "runs")
     seen.drawn(1)
