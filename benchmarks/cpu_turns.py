@@ -38,7 +38,9 @@ README: dict[str, Any] = {
     "optimizer.beta2": 0.99,
 }  # fmt: skip
 SHAPES: dict[str, tuple[str | None, dict[str, Any]]] = {
-    "demo": ("demo", {}),  # the recipe of `make train`
+    # The recipe of `make train`, with bytes, and with the head that its 2,048 pieces need; rates of both versions are the same.
+    "demo": ("demo", {"optimizer.muon_learning_rate": 0.02}),
+    "demo-2048": ("demo", {"optimizer.muon_learning_rate": 0.02, "model.vocab_size": 2048}),
     "golf-toy": (None, GOLF),
     "nanogpt": (None, README),  # the run of nanoGPT's README for a CPU
 }
