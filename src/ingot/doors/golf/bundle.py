@@ -62,6 +62,7 @@ LEFT_OUT = (
 # Rooms that the file has in a smaller form.
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
+    "ingot.backends.torch.ahead": "ingot.doors.golf.alone.ahead",
     "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
     "ingot.backends.torch.choices": "ingot.doors.golf.alone.choices",
     "ingot.backends.torch.kernels": "ingot.doors.golf.alone.kernels",
@@ -78,6 +79,7 @@ INSTEAD = {
     "ingot.runs.starting": "ingot.doors.golf.alone.starting",
     "ingot.runs.telling": "ingot.doors.golf.alone.telling",
     "ingot.train.reading": "ingot.doors.golf.alone.reading",
+    "ingot.model.host_loss": "ingot.doors.golf.alone.host_loss",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
     "ingot.runtime.signals": "ingot.doors.golf.alone.signals",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
