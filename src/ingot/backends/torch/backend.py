@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
+from ingot.backends.torch.ahead import prepare_ahead
 from ingot.backends.torch.attention import candidates, enough, recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
@@ -35,7 +36,6 @@ from ingot.backends.torch.parallel import (
     compiled_backward,
     compiles,
     compiles_optimizer,
-    prepare_ahead,
     replicated,
     without_sync,
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,24 +15,6 @@ from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
 
 GRAPHS_PER_STAGE = 8  # as many as torch allows a run of one stage
-
-
-def prepare_ahead(config: Config, ranks: Ranks) -> None:
-    """Let the compiler be imported and the GPU made ready while the model is built: seconds that nothing depends on yet."""
-    name = config.training.device
-    on_cuda = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
-    if compiles(config, on_cuda):
-        threading.Thread(target=import_module, args=["torch._inductor.compile_fx"], name="compiler", daemon=True).start()
-    if on_cuda:
-        asked = name if ":" in name else f"cuda:{ranks.local_rank}"
-        threading.Thread(target=_make_ready, args=[asked], name="device", daemon=True).start()
-
-
-def _make_ready(device: str) -> None:
-    """A first product: the driver makes its context, and the library of products is loaded."""
-    with contextlib.suppress(RuntimeError):  # said by whoever needs the device
-        one = torch.ones(16, 16, device=device)
-        one @ one
 
 
 def compiles(config: Config, on_cuda: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from functools import partial
 
 import torch
 
-from ingot.backends.torch.threads import Agree, seconds_of
 from ingot.errors import ConfigError, Setting
 
+Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
 # Trials are not compiled, and what a further micro-batch costs is the beginning and end of each kernel, of which they have about
 # twice as many: 2% of their time stands for 1% of a step's (golf seq4096, compiled: 48 rows of 96 take 0.9% more, 24 2.8%).
@@ -87,6 +88,13 @@ def fastest_attention(names: Sequence[str], attempt: Callable[[str, int], None],
                 return name
             seconds[name] = maximum([seconds_of(partial(attempt, name, 3))])[0]
     return min(seconds, key=seconds.__getitem__) if seconds else "default"
+
+
+def seconds_of(attempt: Callable[[], None]) -> float:
+    """The time that something takes."""
+    began = time.perf_counter()
+    attempt()
+    return time.perf_counter() - began
 
 
 def _works(attempt: Callable[[], None]) -> bool:

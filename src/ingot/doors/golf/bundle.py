@@ -64,6 +64,7 @@ LEFT_OUT = (
 # Rooms that the file has in a smaller form.
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
+    "ingot.backends.torch.ahead": "ingot.doors.golf.alone.ahead",
     "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
     "ingot.backends.torch.choices": "ingot.doors.golf.alone.choices",
     "ingot.backends.torch.kernels": "ingot.doors.golf.alone.kernels",

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from ingot.backends.torch import parallel
+from ingot.backends.torch import ahead
 from ingot.config.schema import Config
 from ingot.runtime.ranks import Ranks
 
@@ -39,11 +39,11 @@ def started(monkeypatch):
 )
 def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(started, monkeypatch, device, compile_as, there, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    parallel.prepare_ahead(Config(training={"max_steps": 1, "device": device, "compile": compile_as}), Ranks())
+    ahead.prepare_ahead(Config(training={"max_steps": 1, "device": device, "compile": compile_as}), Ranks())
     assert started.keys() == expected
     assert started.get("device") in (None, "cuda:1" if ":" in device else "cuda:0")
 
 
 def test_a_device_that_is_not_there_is_told_by_those_who_need_it():
-    parallel._make_ready("cpu")
-    parallel._make_ready("no such device")
+    ahead._make_ready("cpu")
+    ahead._make_ready("no such device")
