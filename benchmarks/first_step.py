@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "INGOT_CACHE": "ingot"}
-PARTS = ("build_model", "make_optimizers", "settle_kernels", "largest_micro_batch", "_fastest_attention", "without_trace")
+PARTS = (
+    "find_torch_device",
+    "build_model",
+    "make_optimizers",
+    "settle_kernels",
+    "largest_micro_batch",
+    "_fastest_attention",
+    "without_trace",
+)
 COMPILER = {
     "entire_frame_compile": "tracing and compiling forward",
     "entire_backward_compile": "compiling backward",

@@ -6,7 +6,8 @@
 
 Blocks alternate (without, with, with, without, ...), so that what else the machine does falls on both alike. The speed of a block
 is that of the steps in metrics.jsonl that were taken in it. The watcher has a terminal of its own, is started anew for each block
-and ended by SIGINT; its CPU seconds are those that the system counted, start included. Needs a machine with nothing else on it.
+some seconds before it begins to count (who watches does so for hours) and ended by SIGINT; its CPU seconds in a block are what
+Linux counted. Needs a machine with nothing else on it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-BEFORE = 2.0  # seconds of training that are not counted
+SETTLE = 4.0  # seconds before a block that are not counted: a watcher starts in them
 ENDS_WITHIN = 10.0  # seconds after SIGINT
 
 
@@ -76,35 +77,46 @@ def watch_in_turns(
     given: argparse.Namespace, folder: Path, trainer: subprocess.Popen[bytes]
 ) -> list[tuple[bool, float, float, float]]:
     """Blocks: whether they were watched, when they began and ended, and the CPU seconds of the watcher."""
-    time.sleep(BEFORE)
     blocks = []
     for watched in [kind for pair in range(given.pairs) for kind in ((False, True) if pair % 2 == 0 else (True, False))]:
-        began, cpu = time.time(), 0.0
-        if watched:
-            cpu = watch_once(shlex.split(given.watcher.replace("RUN", str(folder))), given.seconds)
-        else:
+        with watching(shlex.split(given.watcher.replace("RUN", str(folder)))) if watched else nullcontext() as watcher:
+            time.sleep(SETTLE)
+            began, before = time.time(), cpu_seconds(watcher)
             time.sleep(given.seconds)
+            blocks.append((watched, began, time.time(), cpu_seconds(watcher) - before))
+            if watcher is not None and watcher.poll() is not None:
+                sys.exit(f"the watcher has ended with exit code {watcher.returncode}: {given.watcher}")
         if trainer.poll() is not None:
             sys.exit(f"the run has ended with exit code {trainer.returncode}; try its settings with `ingot train`")
-        blocks.append((watched, began, time.time(), cpu))
     return blocks
 
 
-def watch_once(words: Sequence[str], seconds: float) -> float:
-    """Start a watcher on a terminal of its own and end it; its CPU seconds."""
+@contextmanager
+def watching(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A watcher on a terminal of its own, which ends with the block."""
     program = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(program, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
     threading.Thread(target=drain, args=[ours], daemon=True).start()
-    time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
-    timer = threading.Timer(ENDS_WITHIN, process.kill)
-    timer.start()
-    _, _, usage = os.wait4(process.pid, 0)
-    timer.cancel()
-    process.returncode = 0  # it was waited for
-    return usage.ru_utime + usage.ru_stime
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def cpu_seconds(process: subprocess.Popen[bytes] | None) -> float:
+    """What a process has used of the CPU so far; 0 where the system does not tell."""
+    path = Path(f"/proc/{process.pid}/stat") if process is not None else None
+    if path is None or not path.exists():
+        return 0.0
+    user, system = path.read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def drain(terminal: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -61,3 +62,13 @@ def test_make_goes_on_where_mlx_does_not_install_and_says_so(tmp_path: Path, cod
     ran = subprocess.run(["make", "--no-print-directory", ".venv/.mlx"], cwd=tmp_path, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, said, "")
     assert "--only-binary :all: -r requirements-mlx.lock" in (tmp_path / "asked").read_text()
+
+
+def test_what_everybody_installs_is_no_more_than_this() -> None:
+    """Servers, dashboards, exports and tasks are extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {"torch", "numpy", "pydantic", "typer", "pyyaml", "sentencepiece", "tokenizers", "tiktoken", "huggingface_hub"}
+    assert {re.split(r"[<>=]", one)[0] for one in project["dependencies"]} == names
+    assert {"serve", "gguf", "lm-eval", "trackio", "wandb", "tensorboard", "plots", "parquet"} <= project[
+        "optional-dependencies"
+    ].keys()

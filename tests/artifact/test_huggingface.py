@@ -4,6 +4,7 @@ import struct
 import numpy as np
 import pytest
 import torch
+from portable_kit import relative_error
 from safetensors.torch import load_file, save_file
 
 from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files
@@ -115,7 +116,8 @@ def test_a_model_of_ours_gives_the_same_logits_in_transformers(tmp_path, gelu, b
     model = ours(gelu=gelu, bias=bias)
     write_model(tmp_path / "hf", model_records(model), {**OURS, "gelu": gelu, "bias": bias}, BYTE)
     other = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
-    same_logits(model, other, tokens(SMALL))
+    with torch.no_grad():
+        assert relative_error(model(tokens(SMALL)), other(tokens(SMALL)).logits) < 1e-5
 
 
 def test_what_is_written_is_read_back_bit_for_bit(tmp_path):

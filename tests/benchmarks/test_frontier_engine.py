@@ -82,7 +82,7 @@ def test_logits_and_ten_steps_of_a_recipe_are_those_of_the_bench(pair):
         done = backend.step(batch, ROWS * LENGTH, plan_step(config, Position(step))).result()
         losses.append((loss.item(), done.loss))
     ours, theirs = np.array(losses).T
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    np.testing.assert_allclose(ours, theirs, atol=3e-5)  # the bench sums its loss in another order
     assert logits_apart(bench, backend) < 1e-3
     for name, p in bench.named_parameters():
         found = dict(backend.model.named_parameters())[engine_name(name)]

@@ -27,9 +27,11 @@ def test_pairs_are_compared_whatever_their_order(capsys):
     assert "mean 0.5000 +- 0.0000, median 0.5000 of 2 pairs; it takes 10.0% of a core" in told
 
 
-def test_a_watcher_is_started_on_a_terminal_and_ended(monkeypatch, tmp_path):
+def test_a_watcher_is_started_on_a_terminal_and_ended(monkeypatch, tmp_path, eventually):
     (tmp_path / "watcher").write_text("#!/bin/sh\ntest -t 1 && echo yes > $1\nexec sleep 60\n")
     (tmp_path / "watcher").chmod(0o755)
     monkeypatch.setattr(watched.sys, "executable", str(tmp_path / "python"))
-    assert watched.watch_once(["watcher", str(tmp_path / "seen")], 0.3) >= 0
-    assert (tmp_path / "seen").read_text() == "yes\n"
+    with watched.watching(["watcher", str(tmp_path / "seen")]) as watcher:
+        eventually(lambda: (tmp_path / "seen").exists() and (tmp_path / "seen").read_text() == "yes\n")
+        assert watcher.poll() is None and watched.cpu_seconds(watcher) >= watched.cpu_seconds(None) == 0.0
+    assert watcher.returncode is not None

@@ -34,7 +34,7 @@ BEFORE: dict[str, dict[str, list[str]]] = {
     "README.md": {"gpt-simple": ["cp small.yaml config.yaml"]},
     "artifact.md": {
         "path/to/folder": ["mkdir path/to", "ingot export RUN --format huggingface --output path/to/folder"],
-        "data/mine": ["ingot data prepare --input text.txt --tokenizer byte --output data/mine"],
+        "data/mine": ["ingot data prepare --input text.txt --tokenizer path/to/folder --output data/mine"],
     },
     "clusters.md": {"runs/first": ["cp RUN runs/first"]},
     "data-audit.md": {
@@ -61,6 +61,7 @@ BEFORE: dict[str, dict[str, list[str]]] = {
 }  # fmt: skip
 LLAMA_YAML = """
 base: demo
+data: {tokenizer: byte}
 model: {family: llama, layers: 2, heads: 4, width: 64, context: 64, vocab_size: 384, inner_width: 256}
 training: {output_dir: runs/mine}
 """
@@ -86,7 +87,7 @@ def smaller(words: list[str]) -> list[str]:
             return [*words, *TRAIN, "--training.max_steps=2"]
         case ["ingot", "export", *_]:
             return [*words, "--no-score"]
-        case ["ingot", "eval", *_]:
+        case ["ingot", "eval", *_] if "--self-test" not in words:
             return [*words, "--rows", "4"]
         case ["ingot", "generate", *_] if "--tokens" not in words:
             return [*words, "--tokens", "8"]

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from ingot.doors.cli import report, watch
 from ingot.errors import CheckpointError, ConfigError
+from ingot.runs.run import Run
 
 
 @pytest.fixture
@@ -87,6 +88,19 @@ def test_a_page_that_cannot_be_written_is_told_at_once(call, runs, tmp_path):
     result = call("report", runs[0], "-o", tmp_path / "s.html")
     assert isinstance(result.exception, CheckpointError) and "has no step to report yet" in str(result.exception)
     assert (tmp_path / "r.html").read_text() == "mine" and not (tmp_path / "s.html").exists()
+
+
+def test_a_look_reads_what_was_added_and_all_of_a_file_that_was_replaced(runs):
+    run = Run.open(runs[0])
+    watched = watch.Watched(run)
+    before = len(watched.records())
+    with (runs[0] / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"kind": "train", "step": 999, "loss": 1.0}\n')
+    assert len(watched.records()) == before + 1 and watched.records() == run.metrics()[0]
+    assert run.metrics(watched._mark)[0] == []
+    (runs[0] / "new").write_text('{"kind": "train", "step": 1, "loss": 9.0}\n')
+    (runs[0] / "new").replace(runs[0] / "metrics.jsonl")
+    assert watched.records() == [{"kind": "train", "step": 1, "loss": 9.0}]
 
 
 def test_watching_shows_status_curves_and_the_time_of_a_step(call, runs):

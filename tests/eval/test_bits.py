@@ -63,6 +63,30 @@ def test_a_stride_gives_every_target_at_least_the_rest_of_the_row_as_context(til
         assert len(context) >= min(target, seq_len - stride)
 
 
+def windows_of_the_challenge(targets, length, stride):
+    """(place of the target, first token of its window) by the rule of golf's records: windows begin at multiples of the stride.
+
+    The first scores all of its targets, every other one its last `stride`.
+    """
+    for start in range(0, targets, stride):
+        if start == 0 or start + length - stride < targets:
+            first = 0 if start == 0 else start + length - stride
+            yield from ((target + 1, start) for target in range(first, min(start + length, targets)))
+
+
+@settings(deadline=None)
+@given(st.integers(2, 300), st.integers(1, 16), st.integers(1, 5))
+def test_every_target_sees_what_the_rule_of_the_challenge_lets_it_see(tokens, stride, strides):
+    seq_len = stride * strides
+    found = [(target, int(context[0])) for target, context in every_target(Tokens(np.arange(tokens)), seq_len, stride, 4)]
+    assert found == list(windows_of_the_challenge(tokens - 1, seq_len, stride))
+
+
+@pytest.mark.parametrize(("stride", "told"), [(4, 4), (16, None)])
+def test_a_sliding_score_is_named_as_one(stride, told):
+    assert score_of(ByteTokenizer(), ["some text", "and more of it"], stride=stride)[1].stride == told
+
+
 @settings(deadline=None)
 @given(tilings(), st.integers(1, 400))
 def test_a_limit_chooses_that_many_different_rows_over_the_whole_split(tiling, limit):

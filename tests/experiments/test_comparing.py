@@ -122,6 +122,14 @@ def test_scores_of_a_part_of_the_text_are_told(tmp_path):
     assert found.notes and ": by 3 of 7 rows and by 4 of 7 rows; " in found.notes[0]
 
 
+def test_sliding_scores_are_named_and_a_side_that_saw_more_before_its_tokens_is_told(tmp_path):
+    slid = arm(tmp_path / "a", A, val_stride=32)
+    both = compare(slid, arm(tmp_path / "b", B, val_stride=32))
+    assert both.notes == ("scores are sliding by 32: rows overlap, so they are below those of rows that do not",)
+    mixed = compare(slid, arm(tmp_path / "c", B))
+    assert mixed.notes[0].startswith("scores are sliding by 32 and by rows that do not overlap: tokens of one side saw more")
+
+
 def test_a_run_of_an_earlier_version_is_known_by_its_data_path(tmp_path):
     sides = [arm(tmp_path / name, A, data_fingerprint=None) for name in ("a", "b")]
     assert compare(*sides).difference == pytest.approx(0)

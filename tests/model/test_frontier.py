@@ -35,6 +35,16 @@ def test_the_layers_that_add_to_their_values_can_be_named():
 
 
 @torch.no_grad()
+def test_without_a_softcap_logits_are_plain_products():
+    bent, plain = make("frontier", softcap=2.0), make("frontier", softcap=None)
+    plain.load_state_dict(bent.state_dict())
+    tokens = tokens_of()
+    products = plain.hidden(tokens) @ plain.head.T
+    torch.testing.assert_close(plain(tokens), products)
+    torch.testing.assert_close(bent(tokens), 2.0 * torch.tanh(products / 2.0))
+
+
+@torch.no_grad()
 def test_a_new_model_predicts_from_the_embedding_alone():
     model, tokens = new("frontier"), tokens_of()
     alone = model(tokens)

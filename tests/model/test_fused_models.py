@@ -6,6 +6,7 @@ import pytest
 import torch
 from model_kit import assert_same, gradients, make, tokens_of
 
+from ingot.backends.torch.attention import group_heads
 from ingot.backends.torch.kernels import NAMES, use_kernels
 from ingot.model.layers import IGNORED
 
@@ -40,6 +41,7 @@ def test_a_model_learns_the_same_with_its_kernels(family, settings):
 def test_a_compiled_model_with_kernels_is_one_graph():
     model = make("golf", kv_heads=1)
     use_kernels(model, NAMES)
+    group_heads(model, True)
     tokens, targets = tokens_of(), targets_of()
     with torch.autocast("cpu", torch.bfloat16):
         expected = gradients(model, tokens, targets)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import resource
 
 import numpy as np
 import pytest
 
-from ingot.runtime.memory import keep_freed_memory
+from ingot.runtime.memory import collected_later, keep_freed_memory
 
 MEBIBYTE = 1 << 20
 
@@ -22,3 +23,12 @@ def test_memory_that_was_freed_is_taken_again_without_asking_the_system():
         page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         del blocks
     assert min(page_faults[1:]) < MEBIBYTE // mmap.PAGESIZE, page_faults  # 1 MiB of 24, once they were there
+
+
+def test_garbage_is_left_alone_for_a_while_and_who_switched_that_off_keeps_it_off():
+    with collected_later():
+        assert not gc.isenabled()
+        with collected_later():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

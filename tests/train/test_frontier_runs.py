@@ -11,19 +11,38 @@ from tiny_runs import killed_after, records, state_of
 import ingot
 from ingot.config.loading import load_config
 from ingot.doors.cli.app import call
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, RunError
 from ingot.generate.sampling import GenerationOptions
 from ingot.runs.result import TrainingResult, result_of
 from ingot.train.start import run
 
-RECIPES = ("golf/frontier", "frontier")
+RECIPES = ("golf/frontier", "frontier", "speedrun/124m")
 TOY: dict[str, Any] = {
     "model.layers": 3, "model.heads": 2, "model.kv_heads": 2, "model.width": 16, "model.window": 6, "model.pattern": "SL",
+    "model.vocab_size": None, "model.context": None,
     "data.tokenizer": None, "data.seq_len": 32, "training.tokens_per_step": 64, "training.max_steps": 9,
     "training.stages": [{"share": 0.3333, "seq_len": 8}, {"share": 0.3333, "seq_len": 16}, {"share": 0.3334, "seq_len": 32}],
     "training.device": "cpu", "training.threads": 1, "training.save_every": 1, "training.keep_every": 1, "budget.seconds": None,
     "artifact.score": False, "artifact.quantiser": "none", "artifact.dtype": "fp32", "artifact.codec": "none",
 }  # fmt: skip
+
+# With the variable SEES: the model is checked before it is trained, too.
+SEES_THE_FUTURE = """
+import os
+
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+class Model(nn.Module):
+    def __init__(self, vocab_size, width=8):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+
+    def forward(self, tokens, targets=None):
+        x = self.embedding(tokens)
+        scores = self.head(x + x.roll(-1, 1) if "SEES" in os.environ else x)
+        return scores if targets is None else cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=-1)
+"""
 
 
 def train(recipe: str, data: Path, folder: Path, **settings: Any) -> TrainingResult:
@@ -70,6 +89,47 @@ def test_the_exported_model_scores_as_the_run_did_and_writes(unbroken: tuple[str
     prompts = ["a", "abc de", "ab"]
     texts = small.generate_batch(prompts, GenerationOptions(max_new_tokens=40, temperature=0))
     assert texts == [small.generate(prompt, tokens=40, temperature=0, use_cache=False).removeprefix(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("stride", ["32", "5"])
+def test_the_self_test_passes_with_rows_that_overlap_or_not(
+    unbroken: tuple[str, Path], stride: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["eval", str(unbroken[1]), "--self-test", "--stride", stride, "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("passed") == 4 and f"{stride} apart" in shown and "FAILED" not in shown
+
+
+def test_a_model_that_sees_the_future_fails_the_self_test(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(SEES_THE_FUTURE)
+    own = {"model.file": str(tmp_path / "mine.py"), "training.max_steps": 1, "data.seq_len": 16, "training.tokens_per_step": 64}
+    own |= {
+        "training.device": "cpu",
+        "artifact.score": False,
+        "data.path": str(data),
+        "training.output_dir": str(tmp_path / "run"),
+    }
+    run(load_config(python=own, environment={}))
+    monkeypatch.setenv("SEES", "it")
+    with pytest.raises(RunError, match=r'a score of .* would not be one: it fails "no token sees itself or the future"'):
+        call(["eval", str(tmp_path / "run"), "--self-test", "--device", "cpu"])
+    assert "no token sees itself or the future             FAILED" in capsys.readouterr().out
+
+
+def test_a_sliding_score_is_named_as_one_wherever_it_stands(
+    unbroken: tuple[str, Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, folder = unbroken
+    plain = result_of(folder)
+    assert plain is not None and plain.val_stride is None and "sliding" not in (folder / "log.txt").read_text()
+    killed = killed_after(folder, 8)
+    slid = train(recipe, data, killed, evaluation__stride=8)
+    assert slid.val_stride == 8 and records(killed, "evaluation")[-1]["stride"] == 8
+    assert "  sliding by 8  " in (killed / "log.txt").read_text()
+    assert call(["eval", str(killed), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.count("  sliding by 8\n") == 2
 
 
 @pytest.mark.parametrize("layout", ["huggingface", "gguf", "nanogpt", "gpt-simple"])

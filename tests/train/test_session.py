@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import CheckpointError, ConfigError, RunError, Unreadable
 from ingot.runs.checkpoints import load_checkpoint
-from ingot.runs.report import Reporter, StepReport
+from ingot.runs.report import BeginReport, Reporter, StepReport
 from ingot.runs.run import Run
 from ingot.runs.steps import saved_steps
 from ingot.runtime.tensors import read_tensors
@@ -182,6 +183,20 @@ def test_priming_steps_leave_no_trace_in_a_continued_run(train: Train, tmp_path,
     train(tmp_path / "run", StopAt(9))
     train(tmp_path / "run", training__priming_steps=3)
     assert state_of(tmp_path / "run") == unbroken()
+
+
+def test_garbage_is_collected_again_once_a_run_has_started(train: Train, tmp_path):
+    collects = []
+
+    class Noting(Reporter):
+        def begin(self, report: BeginReport) -> None:
+            collects.append(gc.isenabled())
+
+        def step(self, report: StepReport, log: bool) -> None:
+            collects.append(gc.isenabled())
+
+    train(tmp_path / "run", Noting(), training__max_steps=1)
+    assert collects == [False, True]
 
 
 def test_evaluations_and_samples_leave_no_trace(train: Train, tmp_path, unbroken):

@@ -111,6 +111,7 @@ class Inference(Group, Protocol):
 
     parameters: int
     device: Device
+    precision: str  # bf16, fp16 or fp32: of forward passes
 
     def score(self, batch: Batch) -> float:
         """The summed loss, in nats, of the targets that are not -1."""

@@ -19,9 +19,9 @@ from ingot.runs.report import (
     begin_line,
     evaluation_line,
     saved_line,
-    tasks_line,
 )
 from ingot.runs.steps import Kind
+from ingot.runs.task_lines import tasks_line
 from ingot.runtime.ranks import ranks_from_environment
 
 
@@ -80,7 +80,7 @@ class LiveReporter(Reporter):
         self._work = None if self._step is not None else Work("training")
         self._say(evaluation_line(report))
         if report.tasks:
-            self._say(tasks_line(report))
+            self._say(tasks_line(report.step, report.tasks))
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         self._say(saved_line(path, kind))

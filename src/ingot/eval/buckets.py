@@ -27,6 +27,7 @@ class PackedEvaluator(Evaluator):
     """A split whose rows are documents."""
 
     packed: PackedRows = field(kw_only=True)
+    sliding = None  # a stride has no part in it
 
     def count(self, limit: int | None) -> int:
         rows = self.packed.available(range(MANY), 1)
@@ -68,6 +69,7 @@ class BucketEvaluator(Evaluator):
             rule=self.rule,
             rows=sum(score.rows for score in found),
             rows_of=sum(score.rows_of for score in found),
+            stride=found[0].stride,
             buckets=dict(zip(self.parts, found, strict=True)),
         )
 

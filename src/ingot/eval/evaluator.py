@@ -41,6 +41,7 @@ class Score:
     rule: Rule = "text"
     rows: int = 0  # that were scored
     rows_of: int = 0  # that the split has
+    stride: int | None = None  # of a sliding score: tokens from one row to the next, where rows overlap
     buckets: dict[str, Score] = field(default_factory=dict)  # of which it is the sum, where the split has buckets
 
     @property
@@ -179,6 +180,11 @@ class Evaluator:
         return self.total([number for one in sums.values() for number in one])
 
     @property
+    def sliding(self) -> int | None:
+        """Tokens from one row to the next where rows overlap; None where they do not."""
+        return self.stride if self.stride < self.seq_len else None
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What is scored apart."""
         return ("",)
@@ -188,7 +194,7 @@ class Evaluator:
         nats, tokens, piece_bytes, rows = sums[0], *map(int, sums[1:])
         known = self.split.piece_bytes
         text_bytes = piece_bytes * self.split.bytes / known if known else float(piece_bytes)
-        return Score(nats, tokens, piece_bytes, text_bytes, self.rule, rows, self.count(None))
+        return Score(nats, tokens, piece_bytes, text_bytes, self.rule, rows, self.count(None), self.sliding)
 
 
 def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:

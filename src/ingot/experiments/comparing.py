@@ -37,6 +37,7 @@ class Scored:
     data: str  # its fingerprint
     text_bytes: int | None  # of the validation text, where all of it was scored
     part: str  # said of a score of a part of the text
+    sliding: str  # said of a score by rows that overlap
     settings: dict[str, Any]  # all that decide what a run comes to, but the seeds
 
 
@@ -97,8 +98,13 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb") 
         if first.get(name) != second.get(name)
     }
     parts = " and ".join(dict.fromkeys(run.part for run in runs if run.part))
-    notes = (f"scores are not of the whole validation text: {parts}; evaluation.final_rows=null scores all of it",)
-    return Comparison(*sides, test, needed, differing, notes if parts else ())
+    kinds = list(dict.fromkeys(run.sliding or "by rows that do not overlap" for run in runs))
+    notes = [f"scores are not of the whole validation text: {parts}; evaluation.final_rows=null scores all of it"] * bool(parts)
+    if len(kinds) > 1:
+        notes.append(f"scores are {' and '.join(kinds)}: tokens of one side saw more before them; set evaluation.stride alike")
+    elif runs[0].sliding:
+        notes.append(f"scores are {kinds[0]}: rows overlap, so they are below those of rows that do not")
+    return Comparison(*sides, test, needed, differing, tuple(notes))
 
 
 def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
@@ -114,10 +120,11 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     seeds = tuple(int(settings.pop(name)) for name in SEEDS)
     rows, rows_of = result.get("val_rows") or 0, result.get("val_rows_of") or 0
     part, text_bytes = by_rows(rows, rows_of).strip(), None
+    sliding = by_rows(None, None, result.get("val_stride")).strip()
     if not part:
         judged = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
         text_bytes = judged[-1].get("bytes") if judged else None
-    return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, settings)
+    return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, sliding, settings)
 
 
 def verdict(found: Comparison) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
+from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     LayerCache,
@@ -31,7 +32,6 @@ from ingot.model.layers import (
     fused,
     is_fused,
     positions,
-    project,
     rotate,
 )
 from ingot.model.loss import head_logits, head_loss
@@ -116,7 +116,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, x0: Tensor, tokens: Tensor, at: Places, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
-        projected = project(x, self.q, self.k, self.v, at_once=self.fused_qkv)
+        layers = self.q, self.k, self.v
+        projected = project_at_once(x, *layers) if self.fused_qkv else [layer(x) for layer in layers]
         q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), 2 x (B, T, K, D)
         if self.value_gate is not None:
             table, projection = self.value_table, self.value_projection

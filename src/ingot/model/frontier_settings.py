@@ -28,8 +28,7 @@ class FrontierSettings(RotarySettings):
     tied: bool = Field(True, description="The head is the token embedding. false: a matrix of its own.")
     softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] | None = Field(
         15.0,
-        description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap). null: they are not, which saves "
-        "a fifth of a step on a CPU.",
+        description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap). null: they are not.",
     )
     rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
         200000.0, description="Rotary positions: the slowest pair turns once in about this many tokens, times 2 pi."

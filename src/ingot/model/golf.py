@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.golf_settings import GolfSettings
+from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     LayerCache,
@@ -24,7 +25,6 @@ from ingot.model.layers import (
     attention_mask,
     causal_attention,
     positions,
-    project,
     rotate,
 )
 from ingot.model.loss import head_logits, head_loss
@@ -61,7 +61,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
-        projected = project(x, self.c_q, self.c_k, self.c_v, at_once=self.fused_qkv)
+        layers = self.c_q, self.c_k, self.c_v
+        projected = project_at_once(x, *layers) if self.fused_qkv else [layer(x) for layer in layers]
         q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), twice (B, T, K, D)
         v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
         if self.fused_rotary and cache is None:

@@ -22,16 +22,16 @@ NUMBERS = 2**19  # logits that are held at once, 2 MiB, about what a core has a 
 FEWEST = 512  # tokens at once: with fewer the weights are read too often
 
 
-def takes_host_loss(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether gradients are wanted of float32 numbers on a CPU, by an eager model."""
+def host_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor | None:
+    """Summed loss of (N) targets given (N, C) hidden states and the head (V, C).
+
+    None, for the plain way, unless gradients are wanted of float32 numbers on a CPU, by an eager model.
+    """
     if torch.compiler.is_compiling() or hidden.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return False
+        return None
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return wanted and hidden.dtype == weight.dtype == torch.float32
-
-
-def host_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
-    """Summed loss of (N) targets given (N, C) hidden states and the head (V, C)."""
+    if not wanted or not hidden.dtype == weight.dtype == torch.float32:
+        return None
     return _HostLoss.apply(hidden, weight, targets, softcap)  # type: ignore[no-untyped-call,no-any-return]
 
 

@@ -7,7 +7,7 @@ models keep no buffers, so nothing has to be moved, saved or made anew with them
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -116,20 +116,6 @@ def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
     first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
     parts = [first * cos - second * sin, first * sin + second * cos]
     return torch.cat([*parts, rest] if rest.size(-1) else parts, dim=-1)
-
-
-def project(x: Tensor, *layers: nn.Linear, at_once: bool = False) -> Sequence[Tensor]:
-    """What linear layers make of the same (B, T, C), each by itself; `at_once`, and where gradients are wanted, as one product.
-
-    The weights are then put side by side as they are brought into the number format of the product, which happens anyway.
-    """
-    if not (at_once and torch.is_grad_enabled()):
-        return [layer(x) for layer in layers]
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    weight = torch.cat([layer.weight.to(dtype) for layer in layers])
-    bias = torch.cat([layer.bias.to(dtype) for layer in layers]) if layers[0].bias is not None else None
-    return F.linear(x, weight, bias).split_with_sizes([layer.out_features for layer in layers], dim=-1)
 
 
 def attention_mask(

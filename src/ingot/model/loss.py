@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ingot.model.host_loss import host_loss, takes_host_loss
+from ingot.model.host_loss import host_loss
 from ingot.model.layers import IGNORED
 from ingot.model.logits import head_logits as head_logits
 from ingot.model.logits import summed_loss
@@ -28,10 +28,9 @@ def head_loss(
         from ingot.model.kernels.loss import fused_loss  # here, as below: torch's compiler comes with it, seconds of imports
 
         loss = fused_loss(hidden, weight, targets, softcap)
-    elif chunk is None and takes_host_loss(hidden, weight):
-        loss = host_loss(hidden, weight, targets, softcap)
     elif chunk is None:
-        loss = summed_loss(head_logits(hidden, weight, softcap), targets)
+        together = host_loss(hidden, weight, targets, softcap)
+        loss = summed_loss(head_logits(hidden, weight, softcap), targets) if together is None else together
     else:
         from ingot.model.chunked_loss import chunked_loss
 

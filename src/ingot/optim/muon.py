@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ingot.config.schema import OptimizerSection
 from ingot.optim.normuon import even_out
-from ingot.optim.orthogonal import Polynomial, orthogonalise, polynomials
+from ingot.optim.orthogonal import orthogonalise, polynomials
+from ingot.optim.polar_express import Polynomial
 
 Number = float | Tensor
 

@@ -1,7 +1,7 @@
 """`--recipe auto`: vocabulary, shape of a model, batch, rows and passes, out of a short measurement and the size of the data.
 
 One law chooses the size: a budget of F floating-point operations buys T tokens for N weights, F = 6 N T, and is spent best near
-T = 7 N. It gives 280,000 weights for 90 seconds of two CPU cores and 43 million for 300 seconds of an H200, near what won there.
+T = 5 N. It gives 330,000 weights for 90 seconds of two CPU cores and 51 million for 300 seconds of an H200, near what won there.
 The vocabulary follows the weights, where it is not chosen yet: text is learned from in pieces of three bytes instead of one,
 which bought more than all else on a CPU. Everything that was chosen is an ordinary setting of the recipe: what the user sets goes
 before it.
@@ -31,9 +31,9 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.plan import shapes
 
 RECIPE = "auto"
-# A quarter of 90 s of two cores came to 2.324 bits per byte with 3 tokens for each weight, to 2.352 with 1 and to 2.360 with 11;
-# the larger of the frontier's models, which is the better one after 300 s of an H200, has 6.
-TOKENS_PER_WEIGHT = 7.0
+# A quarter of 90 s of two cores came to 2.324 bits per byte with 3 tokens for each weight, to 2.352 with 1 and to 2.360 with 11:
+# about 4 are best. The larger of the frontier's models, which is the better one after 300 s of an H200, has 6.
+TOKENS_PER_WEIGHT = 5.0
 OPERATIONS = 6.0  # of a token and a weight, forward and backward
 STEPS = 2500  # that fit into a budget: 2,543 of the demo in 90 s of two cores, 2,900 of the frontier in 300 s of an H200
 SMALLEST = 2048  # tokens of a step: 50 s of a core came to 2.499 bits per byte with them, to 2.540 with half of them
@@ -47,7 +47,7 @@ OF_A_GPU = 0.33  # of its matrix rate, that training reaches: 1.5 M tokens/s wit
 PROBE_SECONDS = 1.5  # of steps that are timed where there is no GPU
 # Ids that are learned from text for a model of so many weights: in a quarter of 90 s of two cores 2,048 came to 2.37 bits per
 # byte, 1,024 to 2.42 and bytes to 2.55; the frontier's models have 8,192, so ids grow with the fourth root of the weights.
-PROBED_IDS, FOR_WEIGHTS = 2048, 280_000
+PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
 BYTES_PER_ID = 1000  # of text, at least: ids that are seen too seldom are not learned
 # What suits thousands of steps of a wide model with long rows, as in golf/frontier; the recipe has what suits a small one.
 ON_A_GPU: dict[str, Any] = {

@@ -26,8 +26,12 @@ class Curves:
 
 
 def read_curves(run: Run, axis: Axis = "steps") -> Curves:
-    """The curves of a run up to now; a number that is not finite leaves a gap."""
-    records, _ = run.metrics()
+    """The curves of a run up to now."""
+    return curves_of(run.metrics()[0], axis)
+
+
+def curves_of(records: Sequence[Mapping[str, Any]], axis: Axis = "steps") -> Curves:
+    """The curves that records tell; a number that is not finite leaves a gap."""
     trained = [record for record in records if record.get("kind") == "train"]
     judged = [record for record in records if record.get("kind") == "evaluation"]
     if axis == "tokens":  # an evaluation tells the tokens that it scored, not those trained on

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.runs.steps import Kind
+from ingot.runs.task_lines import tasks_line
 
 QUIET_SECONDS = 30.0  # where lines are written, what takes long is heard of this often
 
@@ -68,6 +69,7 @@ class EvaluationReport:
     other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     rows: int = 0  # of the validation split that were scored
     rows_of: int = 0  # that it has
+    stride: int | None = None  # of a sliding score: tokens from one row to the next, where rows overlap
     buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # val_loss, val_bpb, tokens and bytes of each bucket
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # items, metrics and their standard errors of each task
 
@@ -143,7 +145,7 @@ class LineReporter(Reporter):
     def evaluation(self, report: EvaluationReport) -> None:
         self._write(evaluation_line(report))
         if report.tasks:
-            self._write(tasks_line(report))
+            self._write(tasks_line(report.step, report.tasks))
 
     def phase(self, number: int, tokens: int) -> None:
         self._write(f"phase {number} begins after {tokens:,} tokens")
@@ -205,24 +207,12 @@ def evaluation_line(report: EvaluationReport) -> str:
     other = "".join(f"  {name} {value:.4f}" for name, value in report.other.items())
     train = f"  train_loss {report.train_loss:.4f}" if report.train_loss is not None else ""
     score = f"val_loss {report.val_loss:.4f}  val_bpb {report.val_bpb:.4f}{other}"
-    return f"eval {report.step}{train}  {score}{by_rows(report.rows, report.rows_of)}  ({report.seconds:.1f} s){best}"
-
-
-def task_metrics(task: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a task, without their standard errors."""
-    return {name: value for name, value in task.items() if name != "items" and not name.endswith("_stderr")}
-
-
-def tasks_line(report: EvaluationReport) -> str:
-    """The tasks of an evaluation as one line."""
-    shown = {"perplexity": ".4g"}
-    told = (
-        " ".join([name, *(f"{metric} {value:{shown.get(metric, '.4f')}}" for metric, value in task_metrics(task).items())])
-        for name, task in report.tasks.items()
+    return (
+        f"eval {report.step}{train}  {score}{by_rows(report.rows, report.rows_of, report.stride)}  ({report.seconds:.1f} s){best}"
     )
-    return f"tasks {report.step}  {'  '.join(told)}"
 
 
-def by_rows(rows: int | None, rows_of: int | None) -> str:
-    """What is added to a score of a part of the split."""
-    return f"  by {rows:,} of {rows_of:,} rows" if rows and rows_of and rows < rows_of else ""
+def by_rows(rows: int | None, rows_of: int | None, stride: int | None = None) -> str:
+    """What is added to a score by rows that overlap, or of a part of the split."""
+    sliding = f"  sliding by {stride:,}" if stride else ""
+    return sliding + (f"  by {rows:,} of {rows_of:,} rows" if rows and rows_of and rows < rows_of else "")

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from ingot.config.schema import TrackingSection
 from ingot.errors import IngotError
 from ingot.runs.folder import EVENTS
-from ingot.runs.report import EvaluationReport, Reporter, StepReport, task_metrics
+from ingot.runs.report import EvaluationReport, Reporter, StepReport
+from ingot.runs.task_lines import task_metrics
 from ingot.runs.tensorboard import EventFile
 from ingot.runs.trackio import TrackioRun
 from ingot.runs.wandb import WandbRun, check_installed

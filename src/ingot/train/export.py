@@ -80,6 +80,7 @@ def _result(
         val_other=progress.val_other,
         val_rows=progress.val_rows,
         val_rows_of=progress.val_rows_of,
+        val_stride=progress.val_stride,
         total_tokens=progress.tokens,
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,

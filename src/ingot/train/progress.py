@@ -26,6 +26,7 @@ class Progress:
     val_whole: bool = False  # and whether by the whole validation split
     val_rows: int = 0  # or by how many
     val_rows_of: int = 0  # of its rows
+    val_stride: int | None = None  # at this distance from each other, where they overlap
     val_final: bool = False  # and whether at the end of the run
     val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     best_step: int | None = None

@@ -32,6 +32,7 @@ from ingot.runs.starting import starting
 from ingot.runs.steps import Kind, saved_steps
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import user_path, write_atomically, writing
+from ingot.runtime.memory import collected_later
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.artifact import export_artifact
 from ingot.train.export import Exporter, finish, not_begun
@@ -75,15 +76,15 @@ def run(
         tasks = open_tasks(config, dataset.tokenizer) if config.evaluation.tasks else None
         facts = facts_of(config, dataset)
         reporter.waiting("building the model")
+        starting_up = stack.enter_context(collected_later())
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
         loaded = config.training.weights is not None and (force or begins_new(config))
         if loaded:  # now, so that what does not fit leaves no run folder
             begin_with_weights(config, backend, dataset.tokenizer)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         try:
-            to_delete = files if force else None
             outputs, checkpoint, reporter = _open_run(
-                resolved, backend, facts, reporter, stack, shutdown, began, walltime, to_delete
+                resolved, backend, facts, reporter, stack, shutdown, began, walltime, files if force else None
             )
         except Interrupted:
             return not_begun(config, shutdown.reason)
@@ -100,6 +101,7 @@ def run(
             outputs.heartbeat.update(flops_per_token=backend.flops_per_token(config.data.seq_len))
         reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
         trainer.prime(shutdown)
+        starting_up.close()
         status = trainer.run(shutdown)
         if backend.maximum([shutdown.requested])[0] and status != "halted":
             status = "stopped"  # asked for after the last step

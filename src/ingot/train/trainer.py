@@ -291,7 +291,7 @@ class Trainer:
             text = self._sample() if c.evaluation.sample_tokens else None
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
             p.val_step, p.val_whole, p.val_other = p.step, found.rows == found.rows_of, found.other
-            p.val_rows, p.val_rows_of, p.val_final = found.rows, found.rows_of, final
+            p.val_rows, p.val_rows_of, p.val_stride, p.val_final = found.rows, found.rows_of, found.stride, final
             best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
             if best:
                 p.best_step, p.best_bpb = p.step, judged.bits_per_byte
@@ -308,6 +308,7 @@ class Trainer:
                 other=found.other,
                 rows=found.rows,
                 rows_of=found.rows_of,
+                stride=found.stride,
                 buckets={name: bucket_record(score) for name, score in found.buckets.items()},
                 tasks=tasks,
             )

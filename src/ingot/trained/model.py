@@ -15,7 +15,8 @@ from ingot.data.prepare.sample import PREFIX
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
-from ingot.eval.evaluator import Score, evaluator_of
+from ingot.eval.evaluator import Evaluator, Score, evaluator_of
+from ingot.eval.self_test import Check, self_test
 from ingot.generate.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, prompt_ids
 from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
@@ -186,6 +187,19 @@ class LoadedModel:
         Rows are as long and as far from each other as in its training, unless `seq_len` and `stride` say otherwise; with a
         `seq_len` alone they do not overlap.
         """
+        evaluator = self._evaluator(data, stride, seq_len)
+        return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
+
+    def self_test(self, data: str | None = None, *, stride: int | None = None, seq_len: int | None = None) -> list[Check]:
+        """Checks that `evaluate` scores as it must: each token once, without a sight of the future, by probabilities."""
+        settings = self.weights.config.model
+        head_rows = settings.vocab_size or self.tokenizer.vocab_size
+        evaluator, backend = self._evaluator(data, stride, seq_len), self.backend
+        precision = backend.precision
+        return self_test(evaluator, backend.score, backend.score_rows, self.tokenizer.vocab_size, head_rows, precision)
+
+    def _evaluator(self, data: str | None, stride: int | None, seq_len: int | None) -> Evaluator:
+        """What scores it on the validation split of `data`, or of what it was trained on."""
         config, path = self.scored_by(stride, seq_len), self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
@@ -203,8 +217,7 @@ class LoadedModel:
             own or not _agree(dataset.tokenizer, self.tokenizer)
         ):
             raise DataError(f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with")
-        evaluator = evaluator_of(config, dataset, "val")
-        return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
+        return evaluator_of(config, dataset, "val")
 
     def _open(self, path: str, tokenizer: str | None) -> Dataset:
         """The data at a path; tokens that do not say their tokenizer are taken to be this model's."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ingot.backends.torch import threads
+from ingot.backends.torch import tuning
 from ingot.backends.torch.precision import ATTENTION, LossScale
 from ingot.backends.torch.state import record
 from ingot.backends.torch.tuning import fastest_attention, largest_micro_batch, smallest_micro_batch
@@ -42,7 +42,7 @@ def test_a_row_that_does_not_fit_is_told_with_what_helps():
 def clock(monkeypatch):
     """Time that passes only in the trials."""
     now = [0.0]
-    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: now[0])
     return now
 
 

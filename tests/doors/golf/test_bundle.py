@@ -130,6 +130,32 @@ def test_the_trainer_needs_torch_numpy_sentencepiece_pydantic_and_nothing_else(t
     assert found == {"torch", "numpy", "sentencepiece", "pydantic"}
 
 
+@pytest.mark.parametrize("program", [GOLF, BY_SETTINGS], ids=["golf", "by settings"])
+def test_every_name_that_a_part_of_the_file_imports_from_another_is_there(tmp_path: Path, program: Program) -> None:
+    sources = {name: ast.parse(text) for name, text in imported(bundle(program=program), tmp_path).SOURCES.items()}
+    missing = [
+        f"{name}: {node.module}.{alias.name}"
+        for name, tree in sources.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in sources
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in sources and alias.name not in names_at_the_top(sources[node.module])
+    ]
+    assert missing == []
+
+
+def names_at_the_top(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            found.add(statement.name)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in statement.names}
+        else:
+            found |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return found
+
+
 def test_everything_named_as_left_out_is_a_module_of_the_package() -> None:
     assert [name for name in LEFT_OUT if importlib.util.find_spec(name) is None] == []
     assert set(OF_FRONTIER) <= set(LEFT_OUT)

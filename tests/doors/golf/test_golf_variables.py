@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import ingot
 from ingot.backends.torch.build import build_model
 from ingot.config.loading import load_config
+from ingot.doors.golf.look_alikes import look_alikes
 from ingot.doors.golf.translate import ADVICE, SETTINGS, accumulation, advice, translate, variable
-from ingot.doors.golf.variables import NAMES, TABLE, as_lines, differing, look_alikes, markdown, read_variables
+from ingot.doors.golf.variables import NAMES, TABLE, as_lines, differing, markdown, read_variables
 from ingot.errors import CannotContinue, Change, ConfigError, Setting
 
 # The record with rows of 4,096 tokens: its defaults that are not the baseline's, besides its RUN_ID.

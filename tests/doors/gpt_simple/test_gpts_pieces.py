@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from original import write_config
-from programs import Ingot, Program, checkpoints, losses, metrics, progress, state
+from programs import PATIENCE, Ingot, Program, checkpoints, losses, metrics, progress, state
 
 STEPS = 60
 MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
 # About half of the steps each: 8 rows of at most 31 targets make a step.
 PHASES = [{"duration_tokens": 7400, "mix": mix} for mix in ({"books": 1.0, "web": 1.0}, {"books": 1.0, "web": 3.0})]
 ENDS = ("SIGTERM", "SIGUSR1", "walltime", "stop", "SIGKILL")
-PATIENCE = 90
 
 
 def step_of(run: Path) -> int:

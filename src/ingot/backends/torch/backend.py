@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import Group, State, StepPlan
+from ingot.backends.torch.ahead import prepare_ahead
 from ingot.backends.torch.attention import candidates, enough, recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
@@ -35,7 +36,6 @@ from ingot.backends.torch.parallel import (
     compiled_backward,
     compiles,
     compiles_optimizer,
-    import_compiler,
     replicated,
     without_sync,
 )
@@ -71,9 +71,8 @@ class TorchBackend(TorchInference):
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks, group: Group | None = None):
         t, own_model = config.training, config.model.family == "file"
         shield_compile_workers()
+        prepare_ahead(config, ranks)
         device = find_torch_device(t.device, ranks.local_rank)
-        if compiles(config, device.kind == "cuda"):
-            import_compiler()
         if device.kind == "cpu":
             keep_freed_memory()
         precision = device.precision(t.precision)

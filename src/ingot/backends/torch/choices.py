@@ -24,6 +24,7 @@ SHAPING = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "gradient_checkpointing", "ddp_python_reducer",
 )  # fmt: skip
+TRIALS = 2  # changes with what is tried and how: notes of other trials are not believed
 FREE = 0.98  # of the memory that was free then has to be free now
 
 
@@ -42,7 +43,7 @@ class Choices:
             "data": [config.data.seq_len, config.data.document_mask],
             "training": config.training.model_dump(mode="json", include=set(SHAPING)),
             "device": [self._device.name, world_size],
-            "versions": [made_by(), torch.__version__, torch.version.cuda, torch.backends.cudnn.version()],  # type: ignore[no-untyped-call]
+            "versions": [TRIALS, made_by(), torch.__version__, torch.version.cuda, torch.backends.cudnn.version()],  # type: ignore[no-untyped-call]
         }
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32] + ".json"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,11 +15,6 @@ from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
 
 GRAPHS_PER_STAGE = 8  # as many as torch allows a run of one stage
-
-
-def import_compiler() -> None:
-    """Let the compiler be imported, and start its workers, while the model is built: seconds that nothing depends on yet."""
-    threading.Thread(target=import_module, args=["torch._inductor.compile_fx"], name="compiler", daemon=True).start()
 
 
 def compiles(config: Config, on_cuda: bool) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 
+from ingot.backends.torch.tuning import Agree, seconds_of
 from ingot.runtime.children import cpu_count
 
-Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
 VARIABLE = "OMP_NUM_THREADS"  # of OpenMP, which torch follows
 FASTER = 0.9  # of the time that more threads take: for less it is not worth to leave torch's own number
 
@@ -47,10 +46,3 @@ def fastest_threads(attempt: Callable[[], None], maximum: Agree) -> int:
             break
         best, least, count = count, seconds, count // 2
     return best
-
-
-def seconds_of(attempt: Callable[[], None]) -> float:
-    """The time that something takes."""
-    began = time.perf_counter()
-    attempt()
-    return time.perf_counter() - began

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,9 +13,9 @@ from functools import partial
 
 import torch
 
-from ingot.backends.torch.threads import Agree, seconds_of
 from ingot.errors import ConfigError, Setting
 
+Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
 # Trials are not compiled, and what a further micro-batch costs is the beginning and end of each kernel, of which they have about
 # twice as many: 2% of their time stands for 1% of a step's (golf seq4096, compiled: 48 rows of 96 take 0.9% more, 24 2.8%).
@@ -37,9 +39,10 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: Agre
             attempt(size)
         except torch.OutOfMemoryError:
             full = True
-            torch.cuda.empty_cache()
         if not maximum([full])[0]:  # all ranks try the same sizes
             return size
+        gc.collect()  # not before the error is gone, which holds what it was raised in
+        torch.cuda.empty_cache()
         if size == 1:
             raise ConfigError(
                 "one row of {0} tokens does not fit into the GPU's memory",
@@ -85,6 +88,13 @@ def fastest_attention(names: Sequence[str], attempt: Callable[[str, int], None],
                 return name
             seconds[name] = maximum([seconds_of(partial(attempt, name, 3))])[0]
     return min(seconds, key=seconds.__getitem__) if seconds else "default"
+
+
+def seconds_of(attempt: Callable[[], None]) -> float:
+    """The time that something takes."""
+    began = time.perf_counter()
+    attempt()
+    return time.perf_counter() - began
 
 
 def _works(attempt: Callable[[], None]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,11 @@ import typer
 from ingot.doors.cli.generate import DeviceName, OptionalModelPath, Which
 from ingot.doors.cli.options import AsJson
 from ingot.doors.output import print_columns, print_json
-from ingot.errors import CheckpointError, ConfigError, Setting
+from ingot.errors import CheckpointError, ConfigError, RunError, Setting
 
 if TYPE_CHECKING:
     from ingot.eval.tasks import Score
+    from ingot.trained.model import LoadedModel
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +39,10 @@ def evaluate(
         int | None, typer.Option(metavar="N", help="Tokens from one row to the next. Default: as in its training.", min=1)
     ] = None,
     seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a row. Default: as in its training.", min=1)] = None,
+    self_test: Annotated[
+        bool,
+        typer.Option("--self-test", help="Do not score it: check that no token would see itself or the future, and the like."),
+    ] = False,
     tasks: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="Score it on hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande or blimp."),
@@ -57,12 +63,17 @@ def evaluate(
     from ingot.eval.evaluator import bucket_record
 
     chosen = _chosen(path, artifact)
-    _check_together(tasks, bool(data or rows or stride or seq_len), bool(task_data or limit or truncate))
+    _check_together(tasks, bool(data or rows or stride or seq_len or self_test), bool(task_data or limit or truncate))
+    if self_test and rows is not None:
+        raise ConfigError("--self-test looks at some tokens of all rows; leave --rows out")
     if tasks is not None:
         _score_tasks(chosen, tasks, task_data, limit, truncate, which, device, as_json)
         return
     with progress_bar("loading"):
         model = load(chosen, which=which, device=device, data=data)
+    if self_test:
+        _self_test(model, data, stride, seq_len, as_json)
+        return
     with progress_bar("evaluating", unit="rows") as progress:
         score = model.evaluate(data, rows, _tell if tell_rows else progress, stride=stride, seq_len=seq_len)
     by = model.scored_by(stride, seq_len)
@@ -78,6 +89,7 @@ def evaluate(
         "rows_of": score.rows_of,
         "seq_len": by.data.seq_len,
         "stride": by.stride,
+        "sliding": score.stride is not None,
         "bytes_by": score.rule,
         **({"buckets": buckets} if buckets else {}),
         **({"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}),
@@ -98,7 +110,9 @@ def _chosen(path: Path | None, artifact: Path | None) -> Path:
 def _check_together(tasks: str | None, of_text: bool, of_tasks: bool) -> None:
     """Refuse options of scoring a text together with tasks, and options of tasks without any."""
     if tasks is not None and of_text:
-        raise ConfigError("--tasks are scored whole, from --task-data; leave --data, --rows, --stride and --seq-len out")
+        raise ConfigError(
+            "--tasks are scored whole, from --task-data; leave --data, --rows, --stride, --seq-len and --self-test out"
+        )
     if tasks is None and of_tasks:
         raise ConfigError("--task-data, --limit and --truncate are for --tasks; name some")
 
@@ -134,14 +148,31 @@ def _told(score: Score) -> str:
     return f"{', '.join(parts)} ({score.items:,} items)"
 
 
+def _self_test(model: LoadedModel, data: str | None, stride: int | None, seq_len: int | None, as_json: bool) -> None:
+    """Check how the model is scored; what fails is an error."""
+    from ingot.doors.display import progress_bar
+
+    with progress_bar("checking"):
+        checks = model.self_test(data, stride=stride, seq_len=seq_len)
+    if as_json:
+        print_json({"model": str(model.weights.path), "checks": [asdict(check) for check in checks]})
+    else:
+        print_columns([(check.name, "passed" if check.passed else "FAILED", check.found) for check in checks])
+    if failed := [check.name for check in checks if not check.passed]:
+        raise RunError(f'a score of {model.weights.path} would not be one: it fails "{failed[0]}"; look at its forward pass')
+
+
 def _print(found: Mapping[str, Any], other: Sequence[str]) -> None:
+    from ingot.runs.report import by_rows
+
     rows = f"{found['rows']:,} of {found['rows_of']:,}, {found['seq_len']:,} tokens long, {found['stride']:,} apart"
     buckets = found.get("buckets", {}).items()
+    sliding = by_rows(None, None, found["stride"] if found["sliding"] else None)
     print_columns(
         [
             ("model", found["model"]),
-            ("val loss", f"{found['val_loss']:.4f}"),
-            ("val_bpb", f"{found['val_bpb']:.4f}"),
+            ("val loss", f"{found['val_loss']:.4f}{sliding}"),
+            ("val_bpb", f"{found['val_bpb']:.4f}{sliding}"),
             *((name, f"{found[name]:.4f}") for name in other),
             ("tokens", f"{found['tokens']:,}"),
             ("bytes", f"{found['bytes']:,}, of the {found['bytes_by']}"),

@@ -91,7 +91,9 @@ def _page(found: Sequence[Reported]) -> str:
 
     page = Page(f"Runs: {', '.join(one.name for one in found)}"[:200])
     page.section("Results", f"Written by {made_by()}.")
-    page.table(("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb"), [_result(one) for one in found])
+    page.table(
+        ("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb", "val_bpb, sliding"), [_result(one) for one in found]
+    )
     _settings(page, found)
     page.section("Curves")
     drawn, data = _curves(found)
@@ -117,7 +119,8 @@ def _result(one: Reported) -> list[str]:
 
     speed = one.result.get("tokens_per_second") or one.status.get("tokens_per_second")
     shown = [one.name, one.status["status"], number("step", ","), number("tokens", ","), f"{speed:,.0f}" if speed else ""]
-    return [*shown, number("loss", ".4f"), number("val_bpb", ".4f")]
+    score, stride = number("val_bpb", ".4f"), one.result.get("val_stride")
+    return [*shown, number("loss", ".4f"), *(("", f"{score} (stride {stride:,})") if stride else (score, ""))]
 
 
 def _settings(page: Page, found: Sequence[Reported]) -> None:

@@ -179,13 +179,14 @@ def _print(result: TrainingResult) -> None:
     if result.final_loss is not None:
         rows.append(("train loss", f"{result.final_loss:.4f}"))
     if result.val_bpb is not None and result.val_loss is not None:
-        part = by_rows(result.val_rows, result.val_rows_of)
+        part = by_rows(result.val_rows, result.val_rows_of, result.val_stride)
         rows += [("val loss", f"{result.val_loss:.4f}{part}"), ("val_bpb", f"{result.val_bpb:.4f}{part}")]
         rows += [(name, f"{value:.4f}") for name, value in result.val_other.items()]
     if result.artifact_path is not None:
         rows.append(("artifact", f"{result.artifact_path} ({result.artifact_bytes:,} bytes)"))
     if result.artifact_bpb is not None:
-        rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}{by_rows(result.artifact_rows, result.val_rows_of)}"))
+        part = by_rows(result.artifact_rows, result.val_rows_of, result.val_stride)
+        rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}{part}"))
     if result.sample:
         print(f"\n{for_reader(result.sample.strip())}\n")
     print_columns(rows)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.doors.status_line import is_terminal
 
 if TYPE_CHECKING:
+    from ingot.runs.metrics import Mark
     from ingot.runs.run import Run
 
 MOST_STALLS = 3
+SHARE = 0.02  # of a core that looks take at most: the run may need all of them
+LONGEST_WAIT = 30.0  # seconds
 
 
 def register(app: typer.Typer) -> None:
@@ -35,41 +39,61 @@ def watch(
     from ingot.runs.run import Run
 
     found = [Run.open(path) for path in runs] if runs else runs_below(RUNS)
+    watched = [Watched(run) for run in found]
     drawn, in_place = 0, is_terminal(sys.stdout)
     try:
         while True:
+            began = time.process_time() if drawn else math.inf  # the first look reads all there is
             running = any(run.status().status == "running" for run in found)
-            lines = screen(found, colours=in_place)
+            lines = screen(watched, colours=in_place)
             if not in_place:
                 print("\n".join(lines))
                 return
             drawn = draw(lines, drawn)
             if not running:
                 return
-            time.sleep(seconds)
+            time.sleep(max(seconds, min(LONGEST_WAIT, (time.process_time() - began) / SHARE)))
     except KeyboardInterrupt:
         return  # the way to end it; what was shown last stays
 
 
-def screen(runs: list[Run], colours: bool = False) -> list[str]:
+class Watched:
+    """A run whose records are kept: what it has added is read at each look, or a long run would be read anew every time."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._mark: Mark | None = None
+        self._records: list[dict[str, Any]] = []
+
+    def records(self) -> list[dict[str, Any]]:
+        """All up to now."""
+        more, self._mark = self.run.metrics(self._mark)
+        if not self._mark.start:  # the file was replaced, and these are all there are
+            self._records.clear()
+        self._records += more
+        return self._records
+
+
+def screen(watched: list[Watched], colours: bool = False) -> list[str]:
     """What is shown: a table of the runs, their curves, and how long steps take."""
     from ingot.doors.charts.terminal import panel_lines
     from ingot.doors.cli.plot import panels_of, shows_braille
     from ingot.doors.cli.showing import status_lines
     from ingot.doors.facts import run_names
-    from ingot.runs.curves import read_curves
+    from ingot.runs.curves import curves_of
     from ingot.runs.timing import step_times
 
-    names = run_names([run.path for run in runs])
-    curves = {name: read_curves(run) for name, run in zip(names, runs, strict=True)}
+    runs = [one.run for one in watched]
+    records = dict(zip(run_names([run.path for run in runs]), (one.records() for one in watched), strict=True))
+    curves = {name: curves_of(found) for name, found in records.items()}
     width, height = shutil.get_terminal_size()
     lines = [*status_lines(runs), ""]
     panels = panels_of(curves, "steps")
     room = max(4, (height - len(lines) - len(runs) - 2) // max(1, len(panels)) - 4 - len(runs))
     for panel in panels:
         lines += [*panel_lines(panel, width, min(12, room), colours, shows_braille()), ""]
-    for name, run in zip(names, runs, strict=True):
-        timing = step_times(run.metrics()[0])
+    for name, found in records.items():
+        timing = step_times(found)
         if timing.percentiles:
             told = ", ".join(f"{share} {seconds:.4f} s" for share, seconds in timing.percentiles.items())
             stalls = ", ".join(f"{stall.seconds:.1f} s before step {stall.step:,}" for stall in timing.stalls[:MOST_STALLS])

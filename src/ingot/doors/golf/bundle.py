@@ -49,8 +49,10 @@ LEFT_OUT = (
     "ingot.model.chunked_loss",
     "ingot.model.kernels",
     "ingot.optim.normuon",
+    "ingot.optim.polar_express",
     "ingot.runs.clearing",
     "ingot.runs.finding",
+    "ingot.runs.task_lines",
     "ingot.runs.tracking",
     "ingot.train.artifact",
     "ingot.train.sample",
@@ -62,6 +64,7 @@ LEFT_OUT = (
 # Rooms that the file has in a smaller form.
 INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
+    "ingot.backends.torch.ahead": "ingot.doors.golf.alone.ahead",
     "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
     "ingot.backends.torch.choices": "ingot.doors.golf.alone.choices",
     "ingot.backends.torch.kernels": "ingot.doors.golf.alone.kernels",
@@ -74,11 +77,14 @@ INSTEAD = {
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
+    "ingot.doors.golf.look_alikes": "ingot.doors.golf.alone.look_alikes",
     "ingot.doors.not_ours": "ingot.doors.golf.alone.not_ours",
     "ingot.runs.starting": "ingot.doors.golf.alone.starting",
     "ingot.runs.telling": "ingot.doors.golf.alone.telling",
     "ingot.train.reading": "ingot.doors.golf.alone.reading",
+    "ingot.model.host_loss": "ingot.doors.golf.alone.host_loss",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
+    "ingot.runtime.memory": "ingot.doors.golf.alone.memory",
     "ingot.runtime.signals": "ingot.doors.golf.alone.signals",
     "ingot.runtime.version": "ingot.doors.golf.alone.version",
     "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
@@ -95,6 +101,7 @@ OF_FRONTIER = (
     "ingot.data.loading.redraw",
     "ingot.data.store.index",
     "ingot.optim.normuon",
+    "ingot.optim.polar_express",
     "ingot.train.artifact",
 )
 

@@ -17,8 +17,9 @@ from ingot.config.loading import ResolvedConfig
 from ingot.doors.entry import explained, process_start, warn
 from ingot.doors.golf.data.check import Found, check_data, tell_data
 from ingot.doors.golf.log import GolfReporter, RunLog, torch_head
+from ingot.doors.golf.look_alikes import look_alikes
 from ingot.doors.golf.translate import advice, translate, variable
-from ingot.doors.golf.variables import NAMES, STATE, Variable, look_alikes, read_variables, usage
+from ingot.doors.golf.variables import NAMES, STATE, Variable, read_variables, usage
 from ingot.errors import ConfigError, IngotError
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,17 +105,6 @@ CARRIED = "train_gpt_model.py"  # what a submission's script calls the model of 
 LOG = "train_gpt.log"  # the lines of one run, in its folder
 OF_ONE_RUN = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")
 
-# What scripts of records read. They are not misspelt, and mean nothing here.
-OF_RECORDS = (
-    "EVAL_STRIDE", "EVAL_SEQ_LEN", "EVAL_BATCH_SEQS", "SLIDING_WINDOW_ENABLED", "VAL_BATCH_TOKENS", "WARMDOWN_FRAC", "MIN_LR",
-    "ENABLE_LOOPING_AT", "XSA_LAST_N", "ROPE_DIMS", "ROPE_TRAIN_SEQ_LEN", "LN_SCALE", "SKIP_GATES_ENABLED", "NUM_LOOPS",
-    "LOOP_START", "LOOP_END", "PARALLEL_START_LAYER", "EMBEDDING_DIM", "BIGRAM_VOCAB_SIZE", "BIGRAM_DIM", "SMEAR_GATE_ENABLED",
-    "GATE_WINDOW", "MLP_HIDDEN", "MUON_WD", "ADAM_WD", "EMBED_WD", "MUON_ROW_NORMALIZE", "EMA_DECAY", "EMA_ENABLED",
-    "MATRIX_BITS", "EMBED_BITS", "GPTQ_CALIBRATION_BATCHES", "GPTQ_RESERVE_SECONDS", "COMPRESSOR", "LATE_QAT_THRESHOLD",
-    "ARTIFACT_DIR", "TTT_EVAL_ONLY", "FORCE_STOP_STEP", "GRAD_ACCUM_STEPS", "MLX_MAX_MICROBATCH_TOKENS", "LOGIT_CHUNK_TOKENS",
-    "MLX_EAGER_EVAL",
-)  # fmt: skip
-
 
 def read_variables(environment: Mapping[str, str], names: Mapping[str, Variable] = NAMES) -> dict[str, Any]:
     """The value of every variable of a script."""
@@ -141,24 +129,6 @@ def differing(values: Mapping[str, Any]) -> dict[str, str]:
     """What makes a run another than the baseline, as text; where it runs and its seed do not."""
     baseline = read_variables({})
     return {name: as_text(value) for name, value in values.items() if name not in OF_ONE_RUN and value != baseline[name]}
-
-
-def look_alikes(environment: Mapping[str, str], names: Mapping[str, Variable] = NAMES) -> list[str]:
-    """A sentence for every variable that is set, has no effect, and was probably meant to have one."""
-    said = []
-    for name in sorted(environment.keys() - names.keys() - set(RANKS)):
-        if name in OF_RECORDS or name in NAMES:
-            owner = "train_gpt.py" if name in NAMES else "scripts of some records"
-            said.append(f"{name} belongs to {owner} and has no effect here")
-        elif meant := _meant(name.upper(), names):
-            said.append(f"{name}={environment[name]:.40} has no effect; did you mean {meant[0]}?")
-    return said
-
-
-def _meant(name: str, names: Iterable[str]) -> list[str]:
-    """The variable that a name resembles, or words of which it is."""
-    words = name.count("_") and len(name) > 5  # the shell itself sets `_`
-    return get_close_matches(name, names, n=1, cutoff=0.8) or [other for other in names if words and f"_{name}_" in f"_{other}_"]
 
 
 def markdown(table: Iterable[Variable] = TABLE) -> str:

@@ -1,0 +1,31 @@
+"""What gets ready while the model is built, because a run needs it soon after and it takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from importlib import import_module
+
+import torch
+
+from ingot.backends.torch.parallel import compiles
+from ingot.config.schema import Config
+from ingot.runtime.ranks import Ranks
+
+
+def prepare_ahead(config: Config, ranks: Ranks) -> None:
+    """Let the compiler be imported and the GPU made ready while the model is built: seconds that nothing depends on yet."""
+    name = config.training.device
+    on_cuda = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
+    if compiles(config, on_cuda):
+        threading.Thread(target=import_module, args=["torch._inductor.compile_fx"], name="compiler", daemon=True).start()
+    if on_cuda:
+        asked = name if ":" in name else f"cuda:{ranks.local_rank}"
+        threading.Thread(target=_make_ready, args=[asked], name="device", daemon=True).start()
+
+
+def _make_ready(device: str) -> None:
+    """A first product: the driver makes its context, and the library of products is loaded."""
+    with contextlib.suppress(RuntimeError):  # said by whoever needs the device
+        one = torch.ones(16, 16, device=device)
+        one @ one

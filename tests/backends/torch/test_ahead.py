@@ -1,0 +1,49 @@
+"""What gets ready while the model is built."""
+
+import threading
+
+import pytest
+import torch
+
+from ingot.backends.torch import ahead
+from ingot.config.schema import Config
+from ingot.runtime.ranks import Ranks
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The names of the threads that are started, and what each is given."""
+    found = {}
+
+    class Noted:
+        def __init__(self, target, args, name, daemon):
+            assert daemon  # a run that cannot begin does not wait for them
+            self.name, self.args = name, args
+
+        def start(self):
+            found[self.name] = self.args[0]
+
+    monkeypatch.setattr(threading, "Thread", Noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("device", "compile_as", "there", "expected"),
+    [
+        ("auto", "auto", True, {"compiler", "device"}),
+        ("cuda:1", False, True, {"device"}),
+        ("auto", "auto", False, set()),
+        ("cpu", "auto", True, set()),
+        ("cpu", True, False, {"compiler"}),
+    ],
+)
+def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(started, monkeypatch, device, compile_as, there, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    ahead.prepare_ahead(Config(training={"max_steps": 1, "device": device, "compile": compile_as}), Ranks())
+    assert started.keys() == expected
+    assert started.get("device") in (None, "cuda:1" if ":" in device else "cuda:0")
+
+
+def test_a_device_that_is_not_there_is_told_by_those_who_need_it():
+    ahead._make_ready("cpu")
+    ahead._make_ready("no such device")
