@@ -237,7 +237,7 @@ def test_the_playground_writes_what_the_model_writes_with_each_tokens_score(open
     assert status == 200
     choice = told["choices"][0]
     assert choice["text"] == expected
-    assert len(choice["logprobs"]["tokens"]) == 10 and all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
+    assert len(choice["logprobs"]["tokens"]) == 1 + 2 + 8 and all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
     assert all(len(top) == 5 for top in choice["logprobs"]["top_logprobs"][1:])
     status, told = web.ask(f"/api/runs/{run}/completions", {**asked, "max_tokens": 10_000})
     assert status == 400 and "sees" in told["error"]["message"]
