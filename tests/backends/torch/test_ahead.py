@@ -23,6 +23,9 @@ def started(monkeypatch):
         def start(self):
             found[self.name] = self.args[0]
 
+        def join(self, timeout):
+            assert timeout == ahead.PATIENCE
+
     monkeypatch.setattr(threading, "Thread", Noted)
     return found
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ingot.backends.torch.attention import Operand, candidates, enough, group_heads, recorded_attention, replay
 from ingot.model.registry import FAMILIES
@@ -14,7 +15,7 @@ def calls_of(family, rows=1, grouped=False, **settings):
     model = FAMILIES[family](vocab_size=50, context=16, layers=3, heads=4, width=32, **settings)
     group_heads(model, grouped)
     tokens = torch.randint(50, (rows, 16))
-    with recorded_attention() as calls:
+    with recorded_attention(model) as calls:
         model(tokens, tokens).backward()
     return calls
 
@@ -32,7 +33,7 @@ def test_attention_with_dropout_is_not_timed_by_itself():
 
 def test_a_replay_makes_the_same_calls_for_other_rows():
     calls = calls_of("gpt2")
-    with recorded_attention() as again:
+    with recorded_attention(nn.Module()) as again:
         replay(calls, 5, torch.device("cpu"))
     assert again == calls
     seen = []
@@ -102,3 +103,30 @@ def test_torch_has_its_own_function_back():
     plain = F.scaled_dot_product_attention
     calls_of("gpt2")
     assert F.scaled_dot_product_attention is plain
+
+
+@pytest.mark.parametrize("how", [{"enable_gqa": True}, {}])
+def test_fewer_heads_of_a_model_of_ones_own_are_left_to_whole_passes(how):
+    class Mine(nn.Module):
+        def forward(self, q, k):
+            F.scaled_dot_product_attention(q, q, q, is_causal=True, dropout_p=0.0)
+            return F.scaled_dot_product_attention(q, k, k, is_causal=True, dropout_p=0.0, **how)
+
+    q, k, mine = torch.randn(1, 4, 8, 8), torch.randn(1, 1, 8, 8), Mine()
+    expected = mine(q, k)
+    with recorded_attention(mine) as calls:
+        found = mine(q, k)
+    assert not calls
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_pass_that_is_recorded_asks_no_kernel_to_group_heads():
+    asked = []
+    plain = F.scaled_dot_product_attention
+    try:
+        F.scaled_dot_product_attention = lambda *operands, **how: asked.append(how) or plain(*operands, **how)
+        calls = calls_of("golf", kv_heads=2, grouped=True)
+    finally:
+        F.scaled_dot_product_attention = plain
+    assert asked and not any("enable_gqa" in how for how in asked)
+    assert {key.sizes[0] for _, key, _ in calls} == {2}

@@ -47,6 +47,16 @@ def mine(tmp_path):
     return {"family": "file", "file": str(tmp_path / "mine.py"), "heads": 2, "width": 32}
 
 
+def test_ranks_with_unequal_shares_try_the_same_micro_batches(monkeypatch):
+    backend, tried = make(), {}
+    monkeypatch.setattr(torch_backend, "smallest_micro_batch", lambda largest, attempt, maximum: largest)
+    for share in (ROWS - 1, ROWS):
+        agreed = []
+        monkeypatch.setattr(backend, "maximum", lambda values, agreed=agreed: agreed.append(values) or list(values))
+        tried[share] = backend._smallest_micro_batch(rows_of(0)[:share], ROWS), len(agreed)
+    assert tried[ROWS - 1] == tried[ROWS] == (ROWS, 1)
+
+
 # -- the step ------------------------------------------------------------------------------------------------------------------
 
 

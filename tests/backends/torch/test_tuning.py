@@ -78,6 +78,15 @@ def test_the_first_pass_of_a_smaller_micro_batch_is_not_timed(clock):
     assert smallest_micro_batch(16, attempt, list) == 1
 
 
+def test_a_trial_that_finds_no_room_is_left_out(clock):
+    def attempt(size, times):
+        if size == 16:
+            raise torch.OutOfMemoryError
+        clock[0] += times * (size + 1)
+
+    assert smallest_micro_batch(16, attempt, list) == 8
+
+
 def test_the_slowest_rank_decides_how_small_a_micro_batch_is(clock):
     def attempt(size, times):
         clock[0] += times * size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 from importlib import import_module
@@ -12,6 +13,8 @@ from ingot.backends.torch.parallel import compiles
 from ingot.config.schema import Config
 from ingot.runtime.ranks import Ranks
 
+PATIENCE = 10  # seconds: a program that ends while a thread is inside of the driver is aborted, whatever its exit code was
+
 
 def prepare_ahead(config: Config, ranks: Ranks) -> None:
     """Let the compiler be imported and the GPU made ready while the model is built: seconds that nothing depends on yet."""
@@ -21,7 +24,9 @@ def prepare_ahead(config: Config, ranks: Ranks) -> None:
         threading.Thread(target=import_module, args=["torch._inductor.compile_fx"], name="compiler", daemon=True).start()
     if on_cuda:
         asked = name if ":" in name else f"cuda:{ranks.local_rank}"
-        threading.Thread(target=_make_ready, args=[asked], name="device", daemon=True).start()
+        thread = threading.Thread(target=_make_ready, args=[asked], name="device", daemon=True)
+        thread.start()
+        atexit.register(thread.join, PATIENCE)
 
 
 def _make_ready(device: str) -> None:

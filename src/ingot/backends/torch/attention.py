@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.backends.torch.precision import ATTENTION, GROUPED
-from ingot.model.layers import causal_attention
+from ingot.model.layers import causal_attention, repeat_kv
 
 
 class Operand(NamedTuple):
@@ -28,15 +28,24 @@ ENOUGH = 2**32  # scores of all calls together, 5 ms of an H200 with their gradi
 
 
 @contextmanager
-def recorded_attention() -> Iterator[Calls]:
-    """Count the calls of causal attention; others have masks or dropout, which leave no choice or are not what trains fast."""
+def recorded_attention(model: nn.Module) -> Iterator[Calls]:
+    """Count a model's calls of causal attention; others have masks or dropout, which leave no choice or do not train fast.
+
+    None are counted where a model of one's own has fewer heads of keys and values in its own way: only whole passes tell then
+    which kernels take them.
+    """
     calls: Calls = Counter()
+    ours, all_known = any(hasattr(module, "grouped_heads") for module in model.modules()), True
     plain = F.scaled_dot_product_attention
 
     def recorded(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        how = {name: value for name, value in kwargs.items() if name != "enable_gqa"}
-        if how == {"is_causal": True, "dropout_p": 0.0} and not args and query.size(-2) == key.size(-2):
+        nonlocal all_known
+        all_known = all_known and (ours or key.size(1) == query.size(1))
+        grouped = kwargs.pop("enable_gqa", False)
+        if kwargs == {"is_causal": True, "dropout_p": 0.0} and not args and query.size(-2) == key.size(-2):
             calls[_operand(query), _operand(key), _operand(value)] += 1
+        if grouped:  # without a kernel that takes fewer heads torch would hold the scores of all pairs
+            key, value = repeat_kv(key, query.size(1)), repeat_kv(value, query.size(1))
         return plain(query, key, value, *args, **kwargs)
 
     F.scaled_dot_product_attention = recorded
@@ -44,6 +53,8 @@ def recorded_attention() -> Iterator[Calls]:
         yield calls
     finally:
         F.scaled_dot_product_attention = plain
+        if not all_known:
+            calls.clear()
 
 
 def enough(calls: Calls, rows: int) -> Calls:

@@ -71,13 +71,13 @@ class TorchBackend(TorchInference):
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks, group: Group | None = None):
         t, own_model = config.training, config.model.family == "file"
         shield_compile_workers()
+        if t.deterministic:  # before the first product, by which torch settles how it makes them
+            choose_no_kernel_by_speed()
         prepare_ahead(config, ranks)
         device = find_torch_device(t.device, ranks.local_rank)
         if device.kind == "cpu":
             keep_freed_memory()
         precision = device.precision(t.precision)
-        if t.deterministic:
-            choose_no_kernel_by_speed()
         self._group = group_of(group, ranks, device)
         refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
@@ -160,23 +160,25 @@ class TorchBackend(TorchInference):
         attention = str(kept.get("attention", "default"))
         if self.device.kind == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
-                micro_batch = self._smallest_micro_batch(batch)
+                micro_batch = self._smallest_micro_batch(batch, micro_batch)
             if batch.shape[1] == 2:  # document masks have a kernel of their own
                 attention = self._fastest_attention(batch[:micro_batch])
         return Tuned(micro_batch, attention)
 
-    def _smallest_micro_batch(self, batch: Batch) -> int:
+    def _smallest_micro_batch(self, batch: Batch, rows: int) -> int:
+        """Of `rows`, the most that a rank has: shares of a step may differ by one, and all ranks try the same sizes."""
+
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times)
 
-        found = largest_micro_batch(len(batch), attempt, self.maximum)
+        found = largest_micro_batch(rows, attempt, self.maximum)
         if not self._deterministic:  # times differ from run to run
             found = smallest_micro_batch(found, attempt, self.maximum)
         self.release()  # what the largest took
         return found
 
     def _fastest_attention(self, batch: Batch) -> str:
-        with recorded_attention() as made:  # before keys and values are repeated, which is timed too
+        with recorded_attention(self.model) as made:  # before keys and values are repeated, which is timed too
             self._try(batch[:1], attention=f"default{GROUPED}")
         calls = enough(made, len(batch))
 

@@ -84,6 +84,7 @@ class TorchInference:
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token."""
         self._show(average=True)
+        self._group_heads(False)  # float32 has no kernel that takes fewer heads
         return continue_prompts(self.model, prompts, sampling, self.vocab_size, self.records_steps)
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
@@ -92,7 +93,7 @@ class TorchInference:
         training = self.model.training
         self.model.eval()
         try:
-            with self._arithmetic():
+            with self._arithmetic("default"):  # the kernel that is fastest for training does not take every shape
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
@@ -152,10 +153,13 @@ class TorchInference:
     def _arithmetic(self, attention: str | None = None) -> Any:
         """How forward and backward are computed, with the attention kernel that was chosen or another."""
         name = attention or self._attention
-        if (grouped := name.endswith(GROUPED)) != self._grouped:
+        self._group_heads(name.endswith(GROUPED))
+        return arithmetic(self.device.kind, self.precision, name, self._deterministic)
+
+    def _group_heads(self, grouped: bool) -> None:
+        if grouped != self._grouped:
             group_heads(self.model, grouped)
             self._grouped = grouped
-        return arithmetic(self.device.kind, self.precision, name, self._deterministic)
 
 
 def group_of(group: Group | None, ranks: Ranks, device: Device) -> Collectives:

@@ -63,17 +63,25 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
     chosen = size = largest
     least = math.inf
     while True:
-        if size != largest:
-            attempt(size, 1)  # kernels are loaded, memory is taken
         times = max(1, largest // (2 * size))
-        trials = [seconds_of(partial(attempt, size, times)) for _ in range(2)]
-        each = maximum([min(trials)])[0] / (size * times)
+        each = maximum([_least_seconds(partial(attempt, size), times, size != largest)])[0] / (size * times)
         if each > SLOWER * least:
             return chosen
         chosen, least = size, min(least, each)
         if size % 2:  # halves of unequal sizes would be two graphs
             return chosen
         size //= 2
+
+
+def _least_seconds(attempt: Callable[[int], None], times: int, new: bool) -> float:
+    """The better of two trials; endless where there is no room, as beside another program that takes some meanwhile."""
+    try:
+        if new:
+            attempt(1)  # kernels are loaded, memory is taken
+        return min(seconds_of(partial(attempt, times)) for _ in range(2))
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return math.inf
 
 
 def fastest_attention(names: Sequence[str], attempt: Callable[[str, int], None], deterministic: bool, maximum: Agree) -> str:

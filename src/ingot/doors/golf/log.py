@@ -180,5 +180,6 @@ def timing(seconds: float, step: int) -> str:
 
 def sdp_backends(chosen: str) -> str:
     """Which attention kernels may run: the one that was chosen for a GPU, or the two that torch has for CPUs."""
+    chosen = chosen.removesuffix("-grouped")
     may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
     return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())
