@@ -62,6 +62,7 @@ def test_little_text_gets_a_smaller_model_and_an_early_end_and_is_told_so():
     assert batch < choose(LAPTOP).settings["training.tokens_per_step"] and few.settings["optimizer.muon_weight_decay"] == 1.0
     assert "30,000 bytes are 30,000 tokens (bytes, too few for more ids), read 8.0 times" in few.reasons[2]
     assert "they are few: 8 passes at most" in few.reasons[2] and "ends before its 90 s" in few.reasons[2]
+    assert "a stronger weight decay" in few.reasons[2]
 
 
 def test_three_lines_say_what_was_chosen_and_why():

@@ -11,6 +11,7 @@ import pytest
 from ingot.errors import CheckpointError, RunError
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runs.state import Heartbeat
+from ingot.runtime.version import made_by
 
 NOON = datetime(2026, 11, 15, 12, 0, 5)
 MAKE_MANY = """
@@ -98,7 +99,7 @@ def test_the_environment_says_what_ran_and_not_who(tmp_path: Path, monkeypatch: 
     assert record["packages"] == {"torch": "2.13.0"}
     assert record["argv"] == ["ingot", "train", "--recipe", "demo"]
     assert record["git_commit"] is None and record["earlier"] == []
-    assert {"python", "platform", "host", "started_at"} <= record.keys()
+    assert {"python", "platform", "host", "started_at"} <= record.keys() and record["made_by"] == made_by()
     assert "somebody" not in run.environment_path.read_text()
 
 

@@ -153,7 +153,7 @@ def _of_data(facts: Facts, redrawn: bool, passes: float) -> str:
 def _of_little(facts: Facts, weights: int) -> str:
     return (
         f"; they are few: {MOST_PASSES} passes at most, because more would be learned by heart, {weights:,} weights instead of "
-        f"{facts.wanted:,.0f} and ten times the weight decay; the run ends before its {facts.seconds:g} s"
+        f"{facts.wanted:,.0f} and a stronger weight decay; the run ends before its {facts.seconds:g} s"
     )
 
 

@@ -25,6 +25,7 @@ from ingot.runs.state import NAME as STATE
 from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
 from ingot.runtime.files import open_to_append, read_json, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
+from ingot.runtime.version import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
@@ -236,6 +237,7 @@ def _environment(packages: Mapping[str, str], argv: Sequence[str]) -> dict[str, 
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "python": platform.python_version(),
+        "made_by": made_by(),
         "packages": dict(packages),
         "argv": [Path(argv[0]).name, *argv[1:]] if argv else [],
         "git_commit": _git_commit(),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 
+NOT_INSTALLED = "ingot (not installed)"
+
 
 def made_by() -> str:
     """What data says of its maker."""
     try:
         return f"ingot {importlib.metadata.version('ingot')}"
     except importlib.metadata.PackageNotFoundError:
-        return "ingot (not installed)"
+        return NOT_INSTALLED

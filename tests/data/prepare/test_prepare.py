@@ -769,3 +769,8 @@ def test_a_vocabulary_is_learned_from_the_text_that_is_not_held_out(tmp_path):
     words = [dataset.tokenizer.encode(f"a {word}").size for word in ("always", "here", "never", "seen")]
     assert max(words[:2]) < min(words[2:])
     assert held_out.bytes / held_out.tokens < 1.7 < kept.bytes / kept.tokens
+
+
+def test_a_size_that_cannot_be_learned_is_refused_before_inputs_are_looked_for(tmp_path):
+    with pytest.raises(ConfigError, match="bpe:100 does not say how many ids to learn"):
+        prepare([tmp_path / "not there"], tmp_path / "out", "bpe:100")

@@ -14,6 +14,7 @@ from ingot.data.loading.open import open_dataset, resolve
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.prepare.sample import sample_path
 from ingot.data.tokenizers import CharTokenizer
+from ingot.data.tokenizers.made import learn_bpe
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
 
@@ -163,17 +164,30 @@ def test_char_is_given_for_any_characters(tmp_path):
     assert open_dataset(str(tmp_path / "data"), "char").tokenizer.vocab_size == 3
 
 
-def test_a_learned_vocabulary_is_given_for_one_of_that_size_or_less_and_for_no_other(tmp_path):
+def test_a_learned_vocabulary_is_given_for_what_was_asked_and_for_no_other(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "to be or not to be " * 9}) + "\n")
     prepare([tmp_path / "a.jsonl"], tmp_path / "data", "bpe:300")
     found = open_dataset(str(tmp_path / "data"), "bpe:300").tokenizer
-    assert 257 < found.vocab_size <= 300  # the text has no more pieces
-    assert open_dataset(str(tmp_path / "data"), "bpe:4096").tokenizer.fingerprint() == found.fingerprint()
-    for name in ("bpe:257", "char"):
-        with pytest.raises(DataError, match=f"data.tokenizer is {name} and .* was prepared with huggingface"):
+    assert 257 < found.vocab_size < 300  # the text has no more pieces
+    for name in ("bpe:257", "bpe:4096", f"bpe:{found.vocab_size}", "char"):
+        with pytest.raises(DataError, match=rf"data.tokenizer is {name} and .* was prepared with bpe:300 \(huggingface"):
             open_dataset(str(tmp_path / "data"), name)
     with pytest.raises(ConfigError, match="bpe:many does not say how many ids to learn; give bpe:N, with N from 257 to 65,536"):
         open_dataset(str(tmp_path / "data"), "bpe:many")
+
+
+def test_a_learned_vocabulary_of_a_folder_that_does_not_say_what_was_asked_is_known_by_its_size(tmp_path):
+    tokenizer = learn_bpe("bpe:300", [b"to be or not to be, that is the question: whether it is nobler to suffer " * 3])
+    write_dataset([("train", "to be")], tmp_path / "data", tokenizer, source=None)
+    assert open_dataset(str(tmp_path / "data"), f"bpe:{tokenizer.vocab_size}").tokenizer.kind == "huggingface"
+    with pytest.raises(DataError, match=f"data.tokenizer is bpe:8192 and .* with huggingface, {tokenizer.vocab_size} ids"):
+        open_dataset(str(tmp_path / "data"), "bpe:8192")
+
+
+def test_a_size_that_cannot_be_learned_is_all_that_is_told_of_a_sample(caplog):
+    with pytest.raises(ConfigError, match="bpe:100 does not say how many ids to learn"):
+        sample_path("shakespeare", "bpe:100")
+    assert not caplog.records
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make what another user owns")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from ingot.config.loading import load_config
 from ingot.doors.golf.bundle import BY_SETTINGS, bundle
 from ingot.doors.golf.by_settings import main, settings_in
 from ingot.doors.golf.finished import read_run
-from ingot.doors.golf.pack import About, pack
-from ingot.doors.golf.settings_run import packed_code
+from ingot.doors.golf.pack import About, pack, readme, summarise
+from ingot.doors.golf.settings_run import packed_code, ran_these_sources
 from ingot.errors import CheckpointError, ConfigError
+from ingot.runtime.version import NOT_INSTALLED, made_by
 from ingot.train.start import run
 
 TOY: dict[str, Any] = {
@@ -160,6 +163,51 @@ def test_what_a_submission_leaves_to_its_reader_is_not_in_its_file(runs: list[Pa
 def test_runs_that_are_not_fit_for_a_submission_are_refused(change: Callable[..., Path], told: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         read_run(change(**told))
+
+
+def test_a_run_of_another_version_is_refused_and_one_that_does_not_tell_its_own_is_packed_with_a_word_of_it(
+    change: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = change() / "environment.json"
+    environment = json.loads(path.read_text())
+    for other in ({"made_by": "ingot 0.0.1"}, {"earlier": [{"made_by": "ingot 0.0.1"}]}):
+        path.write_text(json.dumps(environment | other))
+        with pytest.raises(CheckpointError, match=rf"was run by ingot 0\.0\.1 and this is {re.escape(made_by())}"):
+            read_run(path.parent)
+    for version, said in ((made_by(), "everything that ran"), (NOT_INSTALLED, "tell neither the version nor the commit")):
+        path.write_text(json.dumps(environment | {"made_by": version, "git_commit": None}))
+        pack([path.parent], tmp_path / "out", About("x"), force=True)
+        assert said in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_run_of_a_commit_with_other_sources_is_refused(tmp_path: Path) -> None:
+    sources, commits = tmp_path / "src", []
+
+    def git(*command: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        return subprocess.run(["git", *who, *command], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    sources.mkdir()
+    git("init", "-q")
+    for name in ("src/a.py", "src/b.py", "c.md"):
+        (tmp_path / name).write_text(name)
+        git("add", "-A")
+        git("commit", "-qm", name)
+        commits.append(git("rev-parse", "HEAD"))
+    for commit in commits[1:]:  # the last changes no source
+        assert ran_these_sources(tmp_path, {"git_commit": commit}, sources)
+    with pytest.raises(CheckpointError, match=f"of commit {commits[0][:12]} and those of commit {commits[2][:12]} are here"):
+        ran_these_sources(tmp_path, {"git_commit": commits[0]}, sources)
+    for unknown in ({}, {"git_commit": None}, {"git_commit": "1" * 40}):  # or of another repository
+        assert not ran_these_sources(tmp_path, unknown, sources)
+
+
+def test_runs_on_several_devices_are_scored_again_by_one_process(runs: list[Path]) -> None:
+    run = replace(read_run(runs[0]), ranks=2)
+    page = readme([run], run, About("x"), summarise([run], About("x")))
+    assert re.search(
+        r"SEED=1 torchrun .*--nproc_per_node=2 train_gpt\.py\n.*EVAL_ONLY_PATH=model\.ingot python train_gpt\.py", page
+    )
 
 
 def test_a_run_of_the_script_and_one_by_settings_are_not_packed_together(

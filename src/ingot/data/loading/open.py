@@ -30,7 +30,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
             return Dataset.open(prepared_lines(folder, buckets, tokenizer))
     dataset = Dataset.open(folder, fitting)
     if tokenizer is not None and not path.startswith(PREFIX):
-        _check_same(tokenizer, dataset.tokenizer, path)
+        _check_same(tokenizer, dataset, path)
     return dataset
 
 
@@ -62,9 +62,12 @@ def _sample(path: str) -> tuple[str, str | None]:
     return name, own or None
 
 
-def _check_same(name: str, found: Tokenizer, path: str) -> None:
+def _check_same(name: str, dataset: Dataset, path: str) -> None:
+    found, source = dataset.tokenizer, dataset.manifest.source
+    told = source.get("tokenizer") if isinstance(source, dict) else None
+    asked = told if isinstance(told, str) and is_made(told) else None
     if is_made(name):
-        if fits(name, found):
+        if fits(name, found, asked):
             return
         given = name
     else:
@@ -73,7 +76,7 @@ def _check_same(name: str, found: Tokenizer, path: str) -> None:
             return
         given = f"{name} ({_shown(opened)})"
     raise DataError(
-        f"{{0}} is {given} and {path} was prepared with {_shown(found)}",
+        f"{{0}} is {given} and {path} was prepared with {f'{asked} ({_shown(found)})' if asked else _shown(found)}",
         Setting("data.tokenizer"),
         advice=f"leave {{0}} out or prepare the text again with --tokenizer {name}",
     )

@@ -17,8 +17,7 @@ from ingot.data.prepare.sample import is_own, is_sound
 from ingot.data.store.dataset import VERSION
 from ingot.data.text.buckets import Buckets
 from ingot.data.text.files import file_identity
-from ingot.data.tokenizers import digest, open_tokenizer
-from ingot.data.tokenizers.made import is_made
+from ingot.data.tokenizers import digest, open_unless_made
 from ingot.errors import DataError, Setting
 from ingot.runtime.cache import cache_root
 from ingot.runtime.files import writing
@@ -36,7 +35,7 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
             f"{path} holds text; name the tokenizer that it is to be prepared with by {{0}}", Setting("data.tokenizer")
         )
     files = [file for of_split in buckets.values() for some in of_split.values() for file in some] or [path]
-    opened = None if is_made(tokenizer) else open_tokenizer(tokenizer)
+    opened = open_unless_made(tokenizer)
     key = digest(
         {
             "version": VERSION,

@@ -41,8 +41,8 @@ from ingot.data.text.buckets import Buckets
 from ingot.data.text.files import WHAT, adding_up, count_documents, file_bytes, file_identity, find_files, read_texts
 from ingot.data.text.hub_datasets import commits
 from ingot.data.text.records import alphabet
-from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
-from ingot.data.tokenizers.made import CHAR, is_made, learn_bpe
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_made
+from ingot.data.tokenizers.made import CHAR, learn_bpe
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.version import made_by
 
@@ -120,7 +120,7 @@ def prepare(
     _check_settings(val_fraction, val_inputs, val_documents, buckets, shard_tokens)
     _check_engine(workers, engine, ray_address)
     check_output(output, overwrite)
-    opened = None if is_made(tokenizer) and bos is None else open_tokenizer(tokenizer, bos)  # before inputs are downloaded
+    opened = open_unless_made(tokenizer, bos)  # before inputs are downloaded
     files, val_files, ignored = (*_split_files(buckets), []) if buckets else _find(inputs, val_inputs, text_field)
     total = sum(map(file_bytes, files + val_files))
     advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
@@ -128,13 +128,13 @@ def prepare(
     held_out = partial(_held_out, buckets, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
     built = opened or _make(tokenizer, texts, held_out)
     rule, blocks = held_out(texts)
-    known = commits(files + val_files)
+    told = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
     manifest, last, continued = _write(
         blocks,
         output,
         built,
         partial(_open_engine, built, engine, workers, ray_address, total),
-        source={"inputs": [str(path) for path in inputs], "validation": rule} | ({"commits": known} if known else {}),
+        source={"inputs": [str(path) for path in inputs], "validation": rule} | {key: fact for key, fact in told.items() if fact},
         shard_tokens=shard_tokens,
         overwrite=overwrite,
         work=_work(texts, built, "documents of their own" if val_inputs else rule, shard_tokens),

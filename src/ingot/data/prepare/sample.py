@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import VERSION, Dataset
-from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_tokenizer
-from ingot.data.tokenizers.made import CHAR, is_made, learn_bpe
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_made
+from ingot.data.tokenizers.made import CHAR, learn_bpe
 from ingot.errors import DataError, IngotError
 from ingot.runtime.cache import cache_root
 from ingot.runtime.files import reading
@@ -33,7 +33,7 @@ SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 def sample_path(name: str, tokenizer: str) -> Path:
     """The folder of a bundled sample, prepared now if it is not in the cache; processes may do so at once."""
     packed = _packed(name)
-    opened = None if is_made(tokenizer) else open_tokenizer(tokenizer)
+    opened = open_unless_made(tokenizer)
     key = hashlib.sha256(packed + (opened.fingerprint() if opened else tokenizer).encode()).hexdigest()[:12]
     problem: IngotError | None = None
     for root in (cache_root(), Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ingot.data.tokenizers.base import MAX_VOCABULARY, StreamDecoder, Tokenizer, digest
 from ingot.data.tokenizers.gpt2 import GPT2Tokenizer
 from ingot.data.tokenizers.huggingface import HFTokenizer
-from ingot.data.tokenizers.open import from_spec, open_tokenizer
+from ingot.data.tokenizers.open import from_spec, open_tokenizer, open_unless_made
 from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 
@@ -25,4 +25,5 @@ __all__ = [
     "digest",
     "from_spec",
     "open_tokenizer",
+    "open_unless_made",
 ]

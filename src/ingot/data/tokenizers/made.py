@@ -14,6 +14,7 @@ from ingot.errors import ConfigError, DataError
 
 CHAR, BPE = "char", "bpe:"
 LEARNED_BYTES = 1 << 24  # of the text that is learned from: 2,048 ids of 5 MB take 2.4 s of a core
+SEAM_BYTES = 1 << 16  # where the end of a word is looked for: Chinese may have its last space long before
 
 
 def is_made(name: str) -> bool:
@@ -21,11 +22,15 @@ def is_made(name: str) -> bool:
     return name == CHAR or name.startswith(BPE)
 
 
-def fits(name: str, tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer is what this name may have become, whatever text it was made from."""
+def fits(name: str, tokenizer: Tokenizer, asked: str | None) -> bool:
+    """Whether a tokenizer is what this name became, whatever text it was made from; `asked` is the name it had, where known.
+
+    A text may have pieces for less than N ids, so only where the name is unknown does the size of the vocabulary have to be N.
+    """
     if name == CHAR:
         return tokenizer.kind == CHAR
-    return tokenizer.kind == "huggingface" and tokenizer.lossless and tokenizer.vocab_size <= bpe_size(name)
+    size = bpe_size(asked) if asked is not None and asked.startswith(BPE) else tokenizer.vocab_size
+    return tokenizer.kind == "huggingface" and tokenizer.lossless and size == bpe_size(name)
 
 
 def bpe_size(name: str) -> int:
@@ -51,8 +56,17 @@ def _first(documents: Iterable[bytes]) -> Iterator[bytes]:
     left = LEARNED_BYTES
     for text in documents:
         if len(text) > left:
-            cut = text[:left].rfind(b" ")  # between two words
-            yield text[: max(cut, 0)]
+            yield text[: _seam(text, left)]
             return
         yield text
         left -= len(text)
+
+
+def _seam(text: bytes, end: int) -> int:
+    """Where to cut a longer text: between two words near the end, or else between two characters."""
+    cut = max(text.rfind(space, max(end - SEAM_BYTES, 0), end) for space in (b" ", b"\n", b"\r"))
+    if cut >= 0:
+        return cut
+    while text[end] & 0xC0 == 0x80:  # inside a character of UTF-8
+        end -= 1
+    return end

@@ -14,7 +14,7 @@ from typing import Any
 from ingot.data.tokenizers import gpt2
 from ingot.data.tokenizers.base import MAX_FILE_BYTES, Tokenizer, unpack
 from ingot.data.tokenizers.huggingface import from_json, hf_from_spec
-from ingot.data.tokenizers.made import is_made
+from ingot.data.tokenizers.made import CHAR, bpe_size, is_made
 from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec, number_from_spec, read_byte_file
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.errors import ConfigError, DataError, IngotError
@@ -65,6 +65,15 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     if "/" in name or path.suffix in SUFFIXES:
         raise DataError(f"no tokenizer at {name}: there is no such file or folder")
     raise ConfigError(f"unknown tokenizer {name!r}; give {HOW}")
+
+
+def open_unless_made(name: str, bos: str | None = None) -> Tokenizer | None:
+    """The tokenizer called `name`; None for the sound name of one that is made from text, which knows no `bos`."""
+    if not is_made(name) or bos is not None:
+        return open_tokenizer(name, bos)
+    if name != CHAR:
+        bpe_size(name)
+    return None
 
 
 def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokenizer:

@@ -16,6 +16,7 @@ from ingot.doors.output import print_columns, print_json
 from ingot.errors import CheckpointError, ConfigError, RunError, Setting
 
 if TYPE_CHECKING:
+    from ingot.eval.evaluator import Score as TextScore
     from ingot.eval.tasks import Score
     from ingot.trained.model import LoadedModel
 
@@ -60,7 +61,6 @@ def evaluate(
     """Score a trained model on a validation split: loss and bits per byte; or on tasks: accuracies."""
     from ingot.api import load
     from ingot.doors.display import progress_bar
-    from ingot.eval.evaluator import bucket_record
 
     chosen = _chosen(path, artifact)
     _check_together(tasks, bool(data or rows or stride or seq_len or self_test), bool(task_data or limit or truncate))
@@ -76,9 +76,19 @@ def evaluate(
         return
     with progress_bar("evaluating", unit="rows") as progress:
         score = model.evaluate(data, rows, _tell if tell_rows else progress, stride=stride, seq_len=seq_len)
+    found = _record(model, score, stride, seq_len, artifact)
+    print_json(found) if as_json else _print(found, list(score.other))
+
+
+def _record(
+    model: LoadedModel, score: TextScore, stride: int | None, seq_len: int | None, artifact: Path | None
+) -> dict[str, Any]:
+    """What was found, by the names that --json has."""
+    from ingot.eval.evaluator import bucket_record
+
     by = model.scored_by(stride, seq_len)
     buckets = {name: bucket_record(one) for name, one in score.buckets.items()}
-    found = {
+    return {
         "model": str(model.weights.path),
         "val_loss": score.loss,
         "val_bpb": score.bits_per_byte,
@@ -94,7 +104,6 @@ def evaluate(
         **({"buckets": buckets} if buckets else {}),
         **({"artifact_bytes": artifact.stat().st_size} if artifact is not None else {}),
     }
-    print_json(found) if as_json else _print(found, list(score.other))
 
 
 def _chosen(path: Path | None, artifact: Path | None) -> Path:

@@ -1,6 +1,6 @@
 """One file that trains and scores: `train_gpt.py` with the sources of a golf run inside, for machines without Ingot.
 
-Code counts as part of a submission, so the file holds only what the entry reaches, compressed behind a loader that can be read.
+Code counts as part of a submission, so the file holds only what the entry reaches, compressed after a loader that can be read.
 What is not reached in a golf run is named in LEFT_OUT; an import of it is harmless there and its use is an error. There are two
 such programs: the challenge's script (GOLF), and one for runs that `ingot train` made with the frontier family (BY_SETTINGS),
 with that family, its optimizer options and its artifact in place of the challenge's.

@@ -34,6 +34,7 @@ class FinishedRun:
     file: str  # what the artifact is called
     artifact: bytes
     code: bytes
+    code_ran: bool  # whether it is known to be what ran, and not of another version
     val_loss: float
     val_bpb: float
     steps: int
@@ -74,13 +75,14 @@ def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
     """What a folder and its result.json say; whatever Python makes of other types is raised."""
     from pydantic import TypeAdapter
 
-    facts = _script_facts(folder, result["export"]) if "variables" in result["export"] else settings_run.facts_of(folder, result)
-    environment = json.loads(_read(folder / "environment.json"))
+    environment, export = json.loads(_read(folder / "environment.json")), result["export"]
+    by_script = "variables" in export
+    facts = _script_facts(folder, export) if by_script else settings_run.facts_of(folder, result, environment)
     milliseconds = 1000 * result["training_seconds"]
     known = {
         **facts,
         "path": folder,
-        "log": _read(folder / (LOG if "variables" in result["export"] else "log.txt")).decode("utf-8", "replace"),
+        "log": _read(folder / (LOG if by_script else "log.txt")).decode("utf-8", "replace"),
         "ended": datetime.fromisoformat(result["ended_at"]).timestamp(),
         "val_loss": _score(facts["val_loss"]),
         "val_bpb": _score(result["artifact_bpb"]),
@@ -91,7 +93,7 @@ def _finished(folder: Path, result: dict[str, Any]) -> FinishedRun:
         "python": environment["python"],
     }
     run = TypeAdapter(FinishedRun).validate_python(known)
-    code_bytes = result["export"].get("code_bytes", len(run.code))
+    code_bytes = export.get("code_bytes", len(run.code))
     for what, content, told in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, code_bytes)):
         if len(content) != told:
             raise CheckpointError(
@@ -113,6 +115,7 @@ def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "file": PACKED.name,
         "artifact": _read(folder / "artifact" / PACKED),
         "code": _read(folder / CODE),
+        "code_ran": True,
         "val_loss": facts["val_loss"],
         "parameters": facts["parameters"],
         "ranks": facts["ranks"],

@@ -187,13 +187,17 @@ def _commands(run: FinishedRun) -> str:
     where = f"DATA_PATH=data/datasets/{shlex.quote(data)}"  # a reader has other folders than we
     where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(tokenizer)}" if tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={run.ranks} {CODE}" if run.ranks > 1 else f"python {CODE}"
-    return f"```bash\n{where} SEED={run.seed} {start}\n{where} EVAL_ONLY_PATH={run.file} {start}\n```"
+    score = f"python {CODE}" if run.by_settings else start  # there every process would score the whole split
+    return f"```bash\n{where} SEED={run.seed} {start}\n{where} EVAL_ONLY_PATH={run.file} {score}\n```"
 
 
 def _files(runs: Sequence[FinishedRun], best: FinishedRun) -> str:
     others = [f"`{artifact_name(run, best)}`" for run in runs if run is not best]
+    known = all(run.code_ran for run in runs)
+    what = "everything that ran, " if known else ""
+    unknown = "" if known else ", and the runs tell neither the version nor the commit of those that ran"
     lines = [
-        f"`{CODE}`: everything that ran, {len(best.code):,} bytes; the sources ({best.maker}) are packed inside",
+        f"`{CODE}`: {what}{len(best.code):,} bytes; the sources ({best.maker}) are packed inside{unknown}",
         f"`{best.file}`: the artifact of seed {best.seed}, the best"
         + (f"; those of the others: {', '.join(others)}" if others else ""),
         f"`train_seed{best.seed}.log` and its like: what each run wrote",

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ingot
 from ingot.artifact.container import read_artifact
 from ingot.config.fields import settings, value_of
 from ingot.config.schema import Config
@@ -18,11 +21,12 @@ from ingot.doors.golf.bundle import BY_SETTINGS, bundle
 from ingot.doors.golf.variables import LIMIT_BYTES
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.checkpoints import read_index
-from ingot.runtime.version import made_by
+from ingot.runtime.version import NOT_INSTALLED, made_by
 from ingot.train.finished import NOT_COMPARED
 
 FAMILY = "frontier"
 SEED = "training.seed"
+SOURCES = Path(ingot.__file__).parent
 # What a submission leaves to whoever runs it.
 OF_ONE_RUN = (*NOT_COMPARED, "data.path", "data.tokenizer", "data.seed", SEED, "training.device", "training.threads")
 
@@ -43,13 +47,14 @@ def changed(config: Config) -> dict[str, tuple[str, str]]:
     return found
 
 
-def facts_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     """What a submission says of a run and what is peculiar to this kind; whatever Python makes of other types is raised."""
     if result["checkpoint_path"] is None:
         raise CheckpointError(f"{folder} has no checkpoint of its last step, which says what was run; run it again and keep it")
     known = read_index(folder / result["checkpoint_path"])["progress"]
     config = Config.model_validate(known["config"])
     _check(folder, config, known, result)
+    ran = [ran_these_sources(folder, session) for session in (environment, *environment.get("earlier", []))]
     artifact = folder / result["artifact_path"]
     differ = changed(config)
     rows = f"{result['val_rows']:,} rows of {config.data.seq_len:,} tokens"
@@ -63,6 +68,7 @@ def facts_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "file": artifact.name,
         "artifact": artifact.read_bytes(),
         "code": packed_code(config),
+        "code_ran": all(ran),
         # Both are sums over the same targets, so they are as far apart for the artifact as for the run.
         "val_loss": result["artifact_bpb"] * result["val_loss"] / result["val_bpb"],
         "parameters": sum(math.prod(one.shape) for one in read_artifact(artifact).tensors.values()),
@@ -84,3 +90,34 @@ def _check(folder: Path, config: Config, known: Mapping[str, Any], result: Mappi
         raise CheckpointError(f"{folder} was scored by a part of the validation split; run it with evaluation.final_rows=null")
     if config.stride != config.data.seq_len:
         raise CheckpointError(f"{folder} was scored by sliding windows; run it with evaluation.stride=null")
+
+
+def ran_these_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOURCES) -> bool:
+    """Whether a session of a run is known to have had the sources that are packed; CheckpointError where it had others.
+
+    Its commit is that of the folder it was started in, so it says something only where the sources' repository knows it.
+    """
+    here, commit = made_by(), session.get("git_commit") or ""
+    version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's own file adds ", one file"
+    versions_known = NOT_INSTALLED not in (version, here)
+    if versions_known and version != here:
+        raise CheckpointError(f"{folder} was run by {version} and this is {here}, whose code did not run; pack it with {version}")
+    if not re.fullmatch("[0-9a-f]{40,64}", commit):
+        return versions_known
+    differ, _ = _git(sources, "diff", "--quiet", commit, "HEAD", "--", ".")
+    if differ == 1:
+        _, now = _git(sources, "rev-parse", "HEAD")
+        raise CheckpointError(
+            f"{folder} was run by the sources of commit {commit[:12]} and those of commit {now[:12]} are here, which differ; "
+            f"check out {commit[:12]} to pack it"
+        )
+    return versions_known or differ == 0
+
+
+def _git(folder: Path, *command: str) -> tuple[int | None, str]:
+    """The exit code of a command and what it printed; None where there is no git."""
+    try:
+        ended = subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, timeout=9, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None, ""
+    return ended.returncode, ended.stdout.strip()
