@@ -36,12 +36,14 @@ def numbers(packed):
 def opened(tmp_path):
     """A function that serves folders; the servers end with the test."""
     from ingot.doors.ui.app import make_app
+    from ingot.doors.ui.server import PageServer
     from ingot.doors.ui.watcher import Watcher
 
     found = []
 
     def call(*folders):
-        web = Web(make_app(Watcher(folders, tmp_path / "cache"), TOKEN))
+        app = make_app(Watcher(folders, tmp_path / "cache"), TOKEN)
+        web = Web(app, PageServer(app, log_level="critical"))
         found.append(web)
         return web
 
@@ -317,6 +319,29 @@ def test_the_playground_writes_what_the_model_writes_with_each_tokens_score(open
     assert status == 400 and "sees" in told["error"]["message"]
 
 
+def test_a_text_that_is_being_written_ends_with_an_error_when_another_model_is_opened(opened, reference, tmp_path):
+    shutil.copytree(reference, tmp_path / "runs" / "a")
+    shutil.copytree(reference, tmp_path / "runs" / "b")
+    web = opened(tmp_path / "runs")
+    with Events(web) as events:
+        a, b = (events.loaded(2).runs[name]["id"] for name in ("a", "b"))
+    web.ask(f"/api/runs/{a}/open", b"")
+    engine = web.app.state.playground._opened[1]
+    write = engine.model.backend.generate
+
+    def generate(rows, sampling):
+        for number, token in enumerate(write(rows, sampling)):
+            yield token
+            while number == 10 and engine._arrived.empty():  # until it is told to close
+                time.sleep(0.01)
+
+    engine.model.backend.generate = generate
+    with web.open(f"/api/runs/{a}/completions", {"prompt": "a", "max_tokens": 20, "seed": 3, "stream": True}) as stream:
+        assert stream.readline().startswith(b"data: ")
+        assert web.ask(f"/api/runs/{b}/open", b"")[0] == 200
+        assert b"the model was closed before this text was done" in stream.read()
+
+
 def test_a_run_without_a_checkpoint_says_so_in_the_playground(opened, folder):
     web = opened(folder / "old")
     with Events(web) as events:
@@ -335,6 +360,18 @@ def test_a_page_that_is_closed_is_forgotten(opened, folder):
         (folder / "old" / "state.json").touch()
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_the_server_ends_while_pages_are_open(opened, folder):
+    web = opened(folder)
+    web.server.config.timeout_graceful_shutdown = 60  # longer than the test waits: streams that do not end keep the server
+    with Events(web) as told, Events(web) as untold:
+        told.loaded(2)
+        web.server.should_exit = True
+        web.thread.join(20)
+        has_ended = not web.thread.is_alive()
+        web.server.force_exit = True
+        assert has_ended and all(page._answer.read().endswith(b"\n\n") for page in (told, untold))  # and not cut off
 
 
 def test_the_page_asks_nothing_of_anybody_else():
