@@ -14,14 +14,14 @@ from typing import Any
 class Web:
     """An app that listens at a free port until it is closed."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, server: Any = None) -> None:
         import uvicorn
 
         self.app = app
         self.socket = socket.socket()
         self.socket.bind(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        self.server = uvicorn.Server(uvicorn.Config(self.app, log_level="critical", timeout_graceful_shutdown=1))
+        self.server = server or uvicorn.Server(uvicorn.Config(self.app, log_level="critical", timeout_graceful_shutdown=1))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
         self.thread.start()
         while not self.server.started:

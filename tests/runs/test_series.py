@@ -61,6 +61,13 @@ def test_damaged_lines_are_skipped_and_counted(path):
     assert column(series, "step") == [1, 2, 3, 4, 5, 6, 7] and (series.damaged, series.lines) == (5, 12)
 
 
+def test_lines_of_steps_that_no_run_has_are_damaged(path):
+    with path.open("a") as file:
+        file.write(line(6) + line(-1e308) + line(1e308) + line(7, elapsed_seconds=1e308) + line(8, tokens=10**400) + line(9))
+    series = read(Series(path))
+    assert column(series, "step") == [1, 2, 3, 4, 5, 6, 9] and (series.damaged, series.lines) == (4, 11)
+
+
 def test_two_records_in_one_line_are_a_damaged_line(path):
     with path.open("a") as file:
         file.write(line(6).strip() + "," + line(7))

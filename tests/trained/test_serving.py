@@ -11,7 +11,7 @@ from small_model import write_small_model
 from ingot.errors import RunError
 from ingot.generate.sampling import Sampling
 from ingot.trained.scoring import score_rows
-from ingot.trained.serving import Engine, Text
+from ingot.trained.serving import Closed, Engine, Text
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +113,15 @@ def test_what_goes_wrong_is_told_and_the_next_text_is_written(engine, model):
     told = pieces(ask(engine, [1, 10**6])[1])  # a token that the model does not have
     assert isinstance(told[-1].error, RunError)
     assert pieces(ask(engine, [1, 70])[1])[-1].error is None
+
+
+def test_texts_that_are_not_done_when_the_engine_is_closed_fail_and_so_do_later_ones(model):
+    engine = Engine(model)
+    kinds = [{"temperature": 0.1 * number} for number in range(1, 8)]  # four batches at once; the others wait
+    asked = [ask(engine, [1, 70], tokens=10**6, stream=True, **kind)[1] for kind in kinds]
+    asked[0].get(timeout=20)
+    engine.close()
+    asked.append(ask(engine, [1, 70])[1])
+    for found in asked:
+        last = pieces(found)[-1]
+        assert isinstance(last.error, Closed) and found.empty()

@@ -94,8 +94,9 @@ class Run:
         return self._folder.metrics.read_since(since)
 
     def samples(self) -> dict[int, Path]:
-        """The texts that the model wrote, by step."""
-        return {int(path.stem.removeprefix("step-")): path for path in sorted(self._folder.samples.glob("step-*.txt"))}
+        """The texts that the model wrote, by step; files of other names, as of a copy, are left out."""
+        found = [(path.stem.removeprefix("step-"), path) for path in sorted(self._folder.samples.glob("step-*.txt"))]
+        return {int(step): path for step, path in found if step.isdecimal()}
 
     def checkpoints(self) -> dict[int, Path]:
         """The checkpoints by step, oldest first."""

@@ -27,6 +27,7 @@ TRAINED = (*AXES, "loss", "grad_norm", "learning_rate", "tokens_per_second")
 STEP_SECONDS = "step_seconds"  # from the time between two lines
 JUDGED = (*AXES, "val_bpb", "val_loss")
 BLOCK = 1 << 20  # bytes read at once: some 3,000 lines, 10 ms
+LARGEST = 2.0**53  # up to it, every whole number is a float; no step, token or second of a run comes near it
 HEAD = 4096  # bytes by which a file is known again
 FORM = 1  # of what is kept
 
@@ -89,7 +90,9 @@ class Series:
         return read(len(self._last)) == self._last
 
     def _take(self, content: bytes) -> None:
-        records, damaged = parse_lines(content)
+        parsed, damaged = parse_lines(content)
+        records = [record for record in parsed if not any(_is_too_large(record.get(name)) for name in AXES)]
+        damaged += len(parsed) - len(records)
         self.lines, self.damaged = self.lines + len(records) + damaged, self.damaged + damaged
         trained, judged = [], []
         for record in records:
@@ -212,6 +215,10 @@ def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Colu
             found[row] = [_number(value) for value in values]
     found[~np.isfinite(found)] = np.nan
     return found
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) > LARGEST
 
 
 def _number(value: Any) -> float:

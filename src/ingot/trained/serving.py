@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -24,6 +24,13 @@ from ingot.trained.scoring import score_rows
 GATHER_SECONDS = 0.004  # that a first text waits for others; a step of a small model takes about as long
 MOST_BATCHES = 4  # that take turns; what arrives later waits
 SCORE_EVERY = 16  # tokens of a stream that are scored at once
+
+
+class Closed(RunError):
+    """The model was let go of before a text was done."""
+
+    def __init__(self) -> None:
+        super().__init__("the model was closed before this text was done; ask again")
 
 
 @dataclass
@@ -65,15 +72,20 @@ class Engine:
         self.model = model
         self._arrived: queue.SimpleQueue[Text | None] = queue.SimpleQueue()
         self._waiting: list[Text] = []
-        self._batches: list[Iterator[None]] = []
+        self._batches: list[Generator[None]] = []
         self._at_once = AT_ONCE
         self._closed = False
+        self._lock, self._ended = threading.Lock(), False  # nothing is taken any more
         self._thread = threading.Thread(target=self._work, name="ingot-serve", daemon=True)
         self._thread.start()
 
     def submit(self, text: Text) -> None:
-        """Ask for a text."""
-        self._arrived.put(text)
+        """Ask for a text; after the end it fails at once."""
+        with self._lock:
+            if not self._ended:
+                self._arrived.put(text)
+                return
+        _fail([text], Closed())
 
     @property
     def busy(self) -> bool:
@@ -81,16 +93,31 @@ class Engine:
         return bool(self._batches or self._waiting or not self._arrived.empty())
 
     def close(self) -> None:
-        """End the thread; texts that are not done are not finished."""
+        """End the thread; texts that are not done fail."""
         self._arrived.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while not self._closed:
-            self._gather()
-            if self._waiting and len(self._batches) < MOST_BATCHES:
-                self._begin()
-            self._batches = [batch for batch in self._batches if next(batch, self) is None]
+        try:
+            while not self._closed:
+                self._gather()
+                if self._waiting and len(self._batches) < MOST_BATCHES:
+                    self._begin()
+                self._batches = [batch for batch in self._batches if next(batch, self) is None]
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Tell all whose text is not done that it will not be: a reader waits for a last piece."""
+        with self._lock:
+            self._ended = True
+        for batch in self._batches:
+            batch.close()
+        with suppress(queue.Empty):
+            while True:
+                self._take(self._arrived.get_nowait())
+        _fail(self._waiting, Closed())
+        self._batches, self._waiting = [], []
 
     def _gather(self) -> None:
         """Take what has arrived; wait for it where there is nothing else to do."""
@@ -145,7 +172,7 @@ class Engine:
     def _decoded(self, text: Text) -> str:
         return self.model.tokenizer.decode(text.ids)
 
-    def _write(self, texts: list[Text]) -> Iterator[None]:
+    def _write(self, texts: list[Text]) -> Generator[None]:
         """One token of each text at a time, until all are over."""
         rows, begun = {row: Writing(self.model, text) for row, text in enumerate(texts)}, False
         sampling = Sampling(
@@ -169,6 +196,8 @@ class Engine:
             else:
                 self._at_once = len(texts) // 2
                 self._waiting = texts + self._waiting
+        except GeneratorExit:
+            _fail([writing.text for writing in rows.values()], Closed())
         except Exception as error:
             _fail([writing.text for writing in rows.values()], error)
 

@@ -36,12 +36,14 @@ def numbers(packed):
 def opened(tmp_path):
     """A function that serves folders; the servers end with the test."""
     from ingot.doors.ui.app import make_app
+    from ingot.doors.ui.server import PageServer
     from ingot.doors.ui.watcher import Watcher
 
     found = []
 
     def call(*folders):
-        web = Web(make_app(Watcher(folders, tmp_path / "cache"), TOKEN))
+        app = make_app(Watcher(folders, tmp_path / "cache"), TOKEN)
+        web = Web(app, PageServer(app, log_level="critical"))
         found.append(web)
         return web
 
@@ -134,6 +136,80 @@ def test_what_was_read_is_kept_and_not_read_again(opened, tmp_path):
         events.loaded(1)
         steps = [numbers(bins["columns"]["step"]) for bins in events.bins if bins["kind"] == "trained"]
         assert steps == [list(range(1, 101))]
+
+
+def test_names_of_any_bytes_and_files_of_others_do_not_end_the_reading(opened, folder):
+    odd = make_run(folder / os.fsdecode(b"odd-\xff\n"), when=3000.0)
+    (odd / "samples").mkdir()
+    for name in ("step-100.txt", "step-100 (copy).txt", "step-\u00b2.txt"):
+        (odd / "samples" / name).write_text("a sample")
+    with Events(opened(folder)) as events:
+        run = events.loaded(3).runs["odd-\\udcff\\n"]
+        assert run["samples"] == [100] and run["path"].endswith(run["name"]) and run["status"] == "completed"
+
+
+def test_a_run_that_cannot_be_read_is_told_and_the_others_are_read(folder, tmp_path, monkeypatch):
+    from ingot.doors.ui.watcher import Watcher
+    from ingot.runs.series import Series
+
+    read = Series.read_block
+
+    def fail(series):
+        if series.path.parent.name == "new":
+            raise ValueError("odd bytes")
+        return read(series)
+
+    monkeypatch.setattr(Series, "read_block", fail)
+    watcher = Watcher([folder], tmp_path / "cache")
+    watcher.look()
+    new, old = watcher.runs.values()
+    assert new.told()["status"] == "unreadable" and new.told()["error"] == "the run cannot be read: ValueError: odd bytes"
+    assert new.loaded and old.loaded and old.told()["lines"] == 21
+    monkeypatch.setattr(Series, "read_block", read)
+    watcher._look_at(new, lambda: True)
+    assert new.has_failed  # until a file changes
+    (folder / "group" / "new" / "state.json").touch()
+    watcher._look_at(new, lambda: True)
+    assert (new.told()["status"], new.told()["lines"]) == ("completed", 21)
+
+
+def test_a_run_that_is_reached_by_several_paths_is_one(folder, tmp_path):
+    from ingot.doors.ui.watcher import Watcher, find_runs
+
+    (folder / "a-link").symlink_to("old")
+    (folder / "group" / "link").symlink_to(folder / "old")
+    other = tmp_path / "other"
+    other.symlink_to(folder)
+    paths = [folder / "old", folder / "group" / "new"]
+    assert sorted(find_runs([folder, other, folder / "group", other / "old"]).values()) == sorted(paths)
+    watcher = Watcher([folder / "a-link"], tmp_path / "cache")
+    watcher._scan()
+    [first] = watcher.runs.values()
+    watcher._scan()
+    assert list(watcher.runs.values()) == [first]  # nothing is new, so nothing is told again
+    (folder / "a-link").unlink()
+    (folder / "a-link").symlink_to("group/new")
+    watcher._scan()
+    assert [run.name for run in watcher.runs.values()] == ["new"]
+
+
+def test_a_page_with_too_many_messages_waiting_is_ended_once(folder, tmp_path, monkeypatch):
+    import asyncio
+
+    from ingot.doors.ui import watcher as module
+
+    monkeypatch.setattr(module, "MOST_WAITING", -1)
+
+    async def page():
+        watcher = module.Watcher([folder], tmp_path / "cache")
+        watcher._scan()
+        _, queue = watcher.open_page()
+        watcher._greet()
+        watcher._tell([{}])
+        await asyncio.sleep(0)
+        return [queue.get_nowait() for _ in range(queue.qsize())]
+
+    assert asyncio.run(page()) == [None]
 
 
 def test_other_hosts_and_pages_of_others_are_refused(opened, folder):
@@ -243,6 +319,29 @@ def test_the_playground_writes_what_the_model_writes_with_each_tokens_score(open
     assert status == 400 and "sees" in told["error"]["message"]
 
 
+def test_a_text_that_is_being_written_ends_with_an_error_when_another_model_is_opened(opened, reference, tmp_path):
+    shutil.copytree(reference, tmp_path / "runs" / "a")
+    shutil.copytree(reference, tmp_path / "runs" / "b")
+    web = opened(tmp_path / "runs")
+    with Events(web) as events:
+        a, b = (events.loaded(2).runs[name]["id"] for name in ("a", "b"))
+    web.ask(f"/api/runs/{a}/open", b"")
+    engine = web.app.state.playground._opened[1]
+    write = engine.model.backend.generate
+
+    def generate(rows, sampling):
+        for number, token in enumerate(write(rows, sampling)):
+            yield token
+            while number == 10 and engine._arrived.empty():  # until it is told to close
+                time.sleep(0.01)
+
+    engine.model.backend.generate = generate
+    with web.open(f"/api/runs/{a}/completions", {"prompt": "a", "max_tokens": 20, "seed": 3, "stream": True}) as stream:
+        assert stream.readline().startswith(b"data: ")
+        assert web.ask(f"/api/runs/{b}/open", b"")[0] == 200
+        assert b"the model was closed before this text was done" in stream.read()
+
+
 def test_a_run_without_a_checkpoint_says_so_in_the_playground(opened, folder):
     web = opened(folder / "old")
     with Events(web) as events:
@@ -261,6 +360,18 @@ def test_a_page_that_is_closed_is_forgotten(opened, folder):
         (folder / "old" / "state.json").touch()
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_the_server_ends_while_pages_are_open(opened, folder):
+    web = opened(folder)
+    web.server.config.timeout_graceful_shutdown = 60  # longer than the test waits: streams that do not end keep the server
+    with Events(web) as told, Events(web) as untold:
+        told.loaded(2)
+        web.server.should_exit = True
+        web.thread.join(20)
+        has_ended = not web.thread.is_alive()
+        web.server.force_exit = True
+        assert has_ended and all(page._answer.read().endswith(b"\n\n") for page in (told, untold))  # and not cut off
 
 
 def test_the_page_asks_nothing_of_anybody_else():

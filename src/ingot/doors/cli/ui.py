@@ -28,9 +28,8 @@ def ui(
 ) -> None:
     """Show runs as they go on in a page: curves, seeds, settings, samples, and a place to try them; needs the extra `ui`."""
     try:
-        import uvicorn
-
         from ingot.doors.ui.app import make_app
+        from ingot.doors.ui.server import PageServer
     except ImportError:
         raise ConfigError("ingot ui needs the packages fastapi and uvicorn", advice="pip install 'ingot[ui]'") from None
     from ingot.doors.cli.serve import listen
@@ -48,6 +47,6 @@ def ui(
     print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
     print(f"to stop a run from the page, give it this token: {token}", flush=True)
     try:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)).run(sockets=[listening])
+        PageServer(app, log_level="warning").run(sockets=[listening])
     except KeyboardInterrupt:
         print("ended", file=sys.stderr)

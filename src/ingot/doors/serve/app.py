@@ -16,9 +16,10 @@ from starlette.exceptions import HTTPException
 
 from ingot.doors.serve.answers import Answer
 from ingot.doors.serve.requests import Asked, Refused, read_request
+from ingot.errors import IngotError
 from ingot.generate.sampling import Sampling
 from ingot.trained.model import LoadedModel
-from ingot.trained.serving import Engine, Piece, Text
+from ingot.trained.serving import Closed, Engine, Piece, Text
 
 MOST_BYTES = 1 << 24  # of a request
 LOOK_SECONDS = 0.2  # between looks at whether a client that waits is still there
@@ -98,6 +99,11 @@ def _refusal(refused: Refused) -> Response:
     return JSONResponse(refused.record(), refused.status)
 
 
+def _failure(error: IngotError) -> Refused:
+    """What a client is told of a text that failed: a model that was closed can be asked for again."""
+    return Refused(str(error), status=409 if isinstance(error, Closed) else 500)
+
+
 def _check_client(request: Request, token: str | None) -> None:
     """Refuse who does not know the token, and web pages of others, which a browser names."""
     if token is not None:
@@ -160,7 +166,7 @@ async def _whole(request: Request, asked: Asked, answer: Answer, texts: list[Tex
         while len(choices) < len(texts):
             index, piece = await _next(request, found)
             if piece.error is not None:
-                raise Refused(str(piece.error), status=500)
+                raise _failure(piece.error)
             choices[index] = answer.choice(index, piece)
     except Gone:
         return Response(status_code=499)
@@ -186,7 +192,7 @@ async def _events(asked: Asked, answer: Answer, texts: list[Text], found: asynci
         while left:
             index, piece = await found.get()
             if piece.error is not None:
-                yield _event(Refused(str(piece.error), status=500).record())
+                yield _event(_failure(piece.error).record())
                 return
             left -= piece.finish is not None
             yield _event(answer.record([answer.choice(index, piece)]))

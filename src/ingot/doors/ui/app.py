@@ -37,7 +37,6 @@ MOST_SAMPLE = 20_000  # characters
 def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
     """The server of one page."""
     playground = Playground(device)
-    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS}
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -47,8 +46,15 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
         await asyncio.to_thread(playground.close)
 
     app = FastAPI(lifespan=life, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.watcher = watcher
+    app.state.watcher, app.state.playground = watcher, playground
+    _tell_errors(app)
+    _serve_page(app)
+    _serve_runs(app, watcher, token)
+    _serve_playground(app, watcher, playground)
+    return app
 
+
+def _tell_errors(app: FastAPI) -> None:
     @app.exception_handler(Refused)
     async def tell(request: Request, refused: Refused) -> Response:
         return JSONResponse(refused.record(), refused.status)
@@ -62,11 +68,9 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
         refused = Refused(f"there is no {request.method} {request.url.path:.100}", status=error.status_code)
         return JSONResponse(refused.record(), refused.status)
 
-    def run_of(asked: object) -> Watched:
-        found = watcher.runs.get(str(asked))
-        if found is None:
-            raise Refused(f"there is no run {asked!r:.60} here", status=404)
-        return found
+
+def _serve_page(app: FastAPI) -> None:
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS}
 
     @app.get("/")
     async def page() -> Response:
@@ -78,44 +82,53 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
             raise Refused(f"there is no file {name!r:.60} here", status=404)
         return _file(files[name])
 
+
+def _serve_runs(app: FastAPI, watcher: Watcher, token: str) -> None:
     @app.get("/api/events")
     async def events() -> Response:
         return StreamingResponse(_events(watcher), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     @app.get("/api/settings")
     async def settings(runs: str) -> dict[str, Any]:
-        return await asyncio.to_thread(_settings, [run_of(one) for one in runs.split(",")])
+        return await asyncio.to_thread(_settings, [_run(watcher, one) for one in runs.split(",")])
 
     @app.get("/api/statistics")
     async def statistics(runs: str) -> dict[str, Any]:
-        return await asyncio.to_thread(_statistics, [run_of(one) for one in runs.split(",")])
+        return await asyncio.to_thread(_statistics, [_run(watcher, one) for one in runs.split(",")])
 
     @app.get("/api/runs/{run}/samples/{step}")
     async def sample(run: str, step: int) -> dict[str, Any]:
-        return {"step": step, "text": await asyncio.to_thread(_sample, run_of(run), step)}
+        return {"step": step, "text": await asyncio.to_thread(_sample, _run(watcher, run), step)}
 
     @app.post("/api/runs/{run}/stop")
     async def stop(request: Request, run: str) -> dict[str, Any]:
-        watched, given = run_of(run), request.headers.get("authorization", "").removeprefix("Bearer ")
+        watched, given = _run(watcher, run), request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), token.encode()):
             raise Refused("stopping a run needs the token that ingot ui printed when it was started", status=401)
         found = await asyncio.to_thread(watched.run.stop)
         return {"step": found.state.step if found is not None else 0}
 
+
+def _serve_playground(app: FastAPI, watcher: Watcher, playground: Playground) -> None:
     @app.post("/api/runs/{run}/open")
     async def open_model(request: Request, run: str) -> dict[str, Any]:
-        engine, path = await playground.engine(run_of(run).run)
+        engine, path = await playground.engine(_run(watcher, run).run)
         prompt, model = (await read_body(request)).decode(errors="replace"), engine.model
         room = None if model.context is None else model.context - len(prompt_ids(model.tokenizer, prompt))
         return {"checkpoint": path.name, "device": model.backend.device.name, "context": model.context, "room": room}
 
     @app.post("/api/runs/{run}/completions")
     async def completions(request: Request, run: str) -> Response:
-        watched = run_of(run)
+        watched = _run(watcher, run)
         engine, _ = await playground.engine(watched.run)
         return await complete(request, engine, watched.name)
 
-    return app
+
+def _run(watcher: Watcher, asked: str) -> Watched:
+    found = watcher.runs.get(asked)
+    if found is None:
+        raise Refused(f"there is no run {asked!r:.60} here", status=404)
+    return found
 
 
 async def check_client(request: Request) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ingot.doors.facts import run_record
-from ingot.errors import IngotError
+from ingot.errors import IngotError, one_line, shown
 from ingot.runs.bins import Bins
 from ingot.runs.run import Run
 from ingot.runs.series import AXES, STEP_SECONDS, Series
@@ -31,6 +31,7 @@ SENT = {
     ),
     "judged": tuple((name, "mean") for name in (*AXES, "val_bpb", "val_loss")),
 }
+FILES = ("metrics.jsonl", "state.json", "result.json", "samples", "config.yaml")
 OF_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
 
 Message = dict[str, Any]
@@ -41,19 +42,44 @@ class Watched:
     """A run folder that is looked at again and again. One thread looks; messages may be made by any."""
 
     def __init__(self, path: Path, name: str, cache: Path) -> None:
-        self.id = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+        self.place = os.path.realpath(path)
+        self.id = hashlib.sha256(os.fsencode(self.place)).hexdigest()[:12]  # a name need not be UTF-8
         self.run, self.name = Run(path), name
-        self.series = Series(path / "metrics.jsonl")
-        self.settings: dict[str, Any] | None = None  # those that decide what a run comes to; None: not known
-        self.loaded = False  # all that was there when the looking began
         self.facts: Message = {}
         self._cache = cache
+        self._begin()
+
+    def _begin(self) -> None:
+        self.series = Series(self.run.path / "metrics.jsonl")
+        self.settings: dict[str, Any] | None = None  # those that decide what a run comes to; None: not known
+        self.loaded = False  # all that was there when the looking began
+        self._failed: list[Stamp] | None = None  # its files when they could not be read
         self._kept_lines = 0
         self._stamps: dict[str, Stamp] = {}
         self._recalled = False
         self._counted: tuple[int, int, int, bool] | None = None
         self._result: Message = {}
         self._samples: list[int] = []
+
+    def fail(self, error: Exception) -> None:
+        """Take down that the run cannot be read, and why."""
+        self._failed, self.loaded = self._stamps_now(), True
+        why = one_line(f"the run cannot be read: {type(error).__name__}: {error}")
+        self.facts = {"status": "unreadable", "error": why, "path": self._path, "loaded": True, "arm": None}
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run could not be read."""
+        return self._failed is not None
+
+    def fails_still(self) -> bool:
+        """Whether it could not be read and no file has changed since; if one has, it is read again from its start."""
+        if self._failed is None:
+            return False
+        if self._failed == self._stamps_now():
+            return True
+        self._begin()
+        return False
 
     @property
     def size(self) -> int:
@@ -85,7 +111,7 @@ class Watched:
 
     def keep(self, lines: int = 1) -> None:
         """Keep what was read, if it is so many lines more than what is kept; a disk that is full is no reason to complain."""
-        if abs(self.series.lines - self._kept_lines) >= lines:
+        if not self.has_failed and abs(self.series.lines - self._kept_lines) >= lines:
             with suppress(OSError):
                 self.series.keep(self._kept("npz"))
                 self._kept_lines = self.series.lines
@@ -138,7 +164,7 @@ class Watched:
         timing = self.series.timing()
         self.facts = {
             **{name: value for name, value in known.items() if name not in ("last_heard_seconds", "run")},
-            "path": str(self.run.path),
+            "path": self._path,
             "result": self._result,
             "samples": self._samples,
             "lines": self.series.lines,
@@ -187,6 +213,13 @@ class Watched:
             return False
         self._stamps[name] = found
         return not of_lines or found is not None
+
+    def _stamps_now(self) -> list[Stamp]:
+        return [_stamp(self.run.path / name) for name in FILES]
+
+    @property
+    def _path(self) -> str:
+        return shown(str(self.run.path), kept="")
 
     def _kept(self, ending: str) -> Path:
         return self._cache / f"{self.id}.{ending}"

@@ -10,19 +10,20 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ingot.doors.facts import run_names
 from ingot.doors.ui.watched import Message, Watched
+from ingot.errors import shown
 from ingot.runs.state import NAME as STATE
 from ingot.runtime.files import to_json
 
 LOOK_SECONDS = 0.5  # between looks at files that grow
 SCAN_SECONDS = 2.0  # between looks for runs that are new, and at the processes of those that are running
 TURN_SECONDS = 0.3  # of reading old lines, before new ones are looked for again
-MOST_WAITING = 2000  # messages that a page may be behind; then it has to ask again
+MOST_WAITING = 2000  # messages that may wait for a page; with more of them it has to ask again
 
 Queue = asyncio.Queue[bytes | None]
 
@@ -36,6 +37,7 @@ class Watcher:
         self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
         self._new: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have not been told anything
         self._lock = threading.Lock()  # around the pages
+        self._ended = False  # the pages; under the lock
         self._wake, self._closed = threading.Event(), False
         self._scanned = -SCAN_SECONDS
         self._progress: Message = {}
@@ -56,8 +58,16 @@ class Watcher:
         self._wake.set()
         self._thread.join()
         for watched in self.runs.values():
-            watched.keep()
+            with _guarded(watched):
+                watched.keep()
+        self.end_pages()
+
+    def end_pages(self) -> None:
+        """End the streams of all pages, and of those that are opened from now on."""
         with self._lock:
+            self._ended = True
+            self._pages |= {id(page[1]): page for page in self._new}
+            self._new = []
             for number in list(self._pages):
                 self._put(number, None)
 
@@ -65,7 +75,10 @@ class Watcher:
         """A queue of all that is known, and of what will change; its number closes it."""
         queue: Queue = asyncio.Queue()
         with self._lock:
-            self._new.append((asyncio.get_running_loop(), queue))
+            if self._ended:
+                queue.put_nowait(None)
+            else:
+                self._new.append((asyncio.get_running_loop(), queue))
         self._wake.set()
         return id(queue), queue
 
@@ -97,13 +110,17 @@ class Watcher:
         self._tell_progress()
 
     def _look_at(self, watched: Watched, goes_on: Callable[[], bool]) -> None:
-        while watched.read() and goes_on() and not self._closed:
-            pass
-        told = watched.numbers()
-        watched.series.told()
-        if watched.look():
-            told.append(watched.told())
-        self._tell(told)
+        if watched.fails_still():
+            return
+        told: list[Message] = []
+        with _guarded(watched):
+            while watched.read() and goes_on() and not self._closed:
+                pass
+            told = watched.numbers()
+            watched.series.told()
+            if watched.look():
+                told.append(watched.told())
+        self._tell([watched.told()] if watched.has_failed else told)
 
     def _greet(self) -> None:
         """Tell pages that have just been opened all that is known."""
@@ -113,26 +130,28 @@ class Watcher:
             return
         known = list(self.runs.values())
         events = [[self._listed(), *(watched.told() for watched in known if watched.facts)]]
-        events += [watched.numbers(whole=True) for watched in known if watched.series.lines]
+        events += [watched.numbers(whole=True) for watched in known if watched.series.lines and not watched.has_failed]
         packed = [_event(messages) for messages in [*events, [self._progress] if self._progress else []] if messages]
         with self._lock:
             for loop, queue in pages:
                 self._pages[id(queue)] = (loop, queue)
-                for event in packed:
+                for event in packed if not self._ended else (None,):
                     self._put(id(queue), event)
 
     def _scan(self) -> None:
         self._scanned = time.monotonic()
-        paths = find_runs(self._folders)
-        known = {watched.run.path: watched for watched in self.runs.values()}
-        if set(paths) == set(known):
+        places = find_runs(self._folders)
+        known = {(watched.place, watched.run.path): watched for watched in self.runs.values()}
+        if places.items() == known.keys():
             return
-        paths.sort(key=_when, reverse=True)
-        names = run_names(paths)
-        found = [known.get(path) or Watched(path, name, self._cache) for path, name in zip(paths, names, strict=True)]
+        runs = sorted(places.items(), key=lambda run: _when(run[1]), reverse=True)
+        names = [shown(name, kept="") for name in run_names([path for _, path in runs])]
+        found = [known.get(run) or Watched(run[1], name, self._cache) for run, name in zip(runs, names, strict=True)]
         for watched, name in zip(found, names, strict=True):
             watched.name = name
-            watched.look()
+            if not watched.fails_still():
+                with _guarded(watched):
+                    watched.look()
         self.runs = {watched.id: watched for watched in found}
         self._tell([self._listed(), *(watched.told() for watched in found if watched.facts)])
 
@@ -159,7 +178,9 @@ class Watcher:
                 self._put(number, event)
 
     def _put(self, number: int, event: bytes | None) -> None:
-        loop, queue = self._pages[number]
+        if (page := self._pages.get(number)) is None:  # it has had its end
+            return
+        loop, queue = page
         if queue.qsize() > MOST_WAITING:
             event = None
         if event is None:
@@ -168,13 +189,27 @@ class Watcher:
             loop.call_soon_threadsafe(queue.put_nowait, event)
 
 
-def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The run folders among folders, in them, and in the folders there."""
-    found: dict[Path, None] = {}
+@contextmanager
+def _guarded(watched: Watched) -> Iterator[None]:
+    """Whatever goes wrong with one run is said of it, and the others are read."""
+    try:
+        yield
+    except Exception as error:
+        watched.fail(error)
+
+
+def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
+    """The run folders among folders, in them, and in the folders there, by where they really are: each once.
+
+    A link may be made to lead elsewhere, so a run is known by a path of its own where there is one.
+    """
+    found: dict[str, Path] = {}
     for folder in folders:
         for path in (folder,) if _is_run(folder) else (below for child in _folders(folder) for below in _self_or_below(child)):
-            found[path] = None
-    return list(found)
+            place = os.path.realpath(path)
+            if place not in found or (found[place].is_symlink() and not path.is_symlink()):
+                found[place] = path
+    return found
 
 
 def _self_or_below(folder: Path) -> list[Path]:

@@ -70,7 +70,8 @@ function openTab(name) {
 function drawHeader() {
   const runs = [...store.runs.values()];
   const running = runs.filter((run) => run.status === "running").length;
-  document.getElementById("summary").textContent = `${runs.length} ${runs.length === 1 ? "run" : "runs"}${running ? `, ${running} running` : ""}`;
+  const unreadable = runs.filter((run) => run.status === "unreadable").length;
+  document.getElementById("summary").textContent = `${runs.length} ${runs.length === 1 ? "run" : "runs"}${running ? `, ${running} running` : ""}${unreadable ? `, ${unreadable} unreadable` : ""}`;
   const live = document.getElementById("live");
   live.textContent = store.connected ? "live" : "not connected";
   live.classList.toggle("on", store.connected);
