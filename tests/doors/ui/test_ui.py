@@ -35,6 +35,8 @@ def numbers(packed):
 @pytest.fixture
 def opened(tmp_path):
     """A function that serves folders; the servers end with the test."""
+    import uvicorn
+
     from ingot.doors.ui.app import make_app
     from ingot.doors.ui.server import PageServer
     from ingot.doors.ui.watcher import Watcher
@@ -43,7 +45,7 @@ def opened(tmp_path):
 
     def call(*folders):
         app = make_app(Watcher(folders, tmp_path / "cache"), TOKEN)
-        web = Web(app, PageServer(app, log_level="critical"))
+        web = Web(app, PageServer(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)))
         found.append(web)
         return web
 
