@@ -11,6 +11,7 @@ from experiments_kit import said, write_finished
 
 from ingot.errors import CheckpointError, ConfigError
 from ingot.eval.statistics import welch
+from ingot.experiments import seeds
 from ingot.experiments.comparing import compare
 
 A, B = (1.20, 1.21, 1.19), (1.10, 1.12, 1.11)
@@ -31,6 +32,24 @@ def test_two_arms_are_compared_by_their_folders(sides):
     assert (found.a.std, found.b.std) == (pytest.approx(0.01), pytest.approx(0.01))
     assert found.test == welch(A, B) and found.test.p < 0.01 and found.more == (0, 0)
     assert found.differing == {"data.sampling": ("shuffle", "redraw")}
+
+
+def test_each_run_is_read_once_in_however_many_pairs_of_arms_it_stands(tmp_path, monkeypatch):
+    read, paths = seeds.read_scored, []
+
+    def count(path, score):
+        paths.append(path)
+        return read(path, score)
+
+    monkeypatch.setattr(seeds, "read_scored", count)
+    arms = [
+        seeds.Arm(tuple(seeds.Known(path.name, path, {}, None) for path in arm(tmp_path / str(width), A)), 3, 1.2, 0.01)
+        for width in range(3)
+    ]
+    (tmp_path / "2" / "seed-1" / "result.json").unlink()
+    said = [test.said for test in seeds.tested(arms)]
+    assert "p = 1 " in said[0] and all("is not complete" in words for words in said[1:]) and len(said) == 3
+    assert len(paths) == len(set(paths)) == 7  # of the arm that cannot be read, the first run
 
 
 def test_the_verb_says_mean_spread_and_p(sides, capsys):

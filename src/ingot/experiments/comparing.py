@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -39,6 +39,9 @@ class Scored:
     part: str  # said of a score of a part of the text
     sliding: str  # said of a score by rows that overlap
     settings: dict[str, Any]  # all that decide what a run comes to, but the seeds
+
+
+Reader = Callable[[Path, ScoreName], Scored]
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,9 @@ class Comparison:
         return max(0, self.needed - len(self.a.runs)), max(0, self.needed - len(self.b.runs))
 
 
-def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb") -> Comparison:
-    """Compare the scores of two arms."""
-    sides = (_side(a, score), _side(b, score))
+def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
+    """Compare the scores of two arms; `read` is asked for each run, where they are not to be read here."""
+    sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = [run for side in sides for run in side.runs]
     check_same_text(runs, score)
     test, needed = welch(sides[0].scores, sides[1].scores), seeds_needed(sides[0].scores, sides[1].scores, LEVEL)
@@ -152,13 +155,13 @@ def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
             )
 
 
-def _side(paths: Sequence[Path], score: ScoreName) -> Side:
+def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
     if len(paths) < 2:
         given = f"{paths[0]} alone" if paths else "no run"
         raise ConfigError(
             f"one side has {given}, and noise is known from two runs on: give runs of at least two seeds on each side"
         )
-    runs = [read_scored(path, score) for path in paths]
+    runs = [read(path, score) for path in paths]
     for one, other in combinations(runs, 2):
         if one.path.resolve() == other.path.resolve():
             raise ConfigError(f"{one.path} is given twice on one side; leave one out")

@@ -12,7 +12,7 @@ from typing import Any
 from ingot.config.fields import settings as fields
 from ingot.config.text import format_value
 from ingot.errors import IngotError
-from ingot.experiments.comparing import SEEDS, compare, verdict
+from ingot.experiments.comparing import SEEDS, Reader, Scored, ScoreName, compare, read_scored, verdict
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,32 @@ def over_seeds(runs: Sequence[Known]) -> list[Arm]:
 
 
 def tested(arms: Sequence[Arm]) -> list[Tested]:
-    """What the tests between pairs of arms say."""
-    found = []
+    """What the tests between pairs of arms say; each run is read once, in however many pairs it stands."""
+    found, read = [], _reading_once()
     for a, b in combinations(arms, 2):
         try:
-            said = verdict(compare([run.path for run in a.runs], [run.path for run in b.runs]))
+            said = verdict(compare([run.path for run in a.runs], [run.path for run in b.runs], read=read))
         except IngotError as error:
             said = str(error)
         found.append(Tested(a, b, said))
     return found
+
+
+def _reading_once() -> Reader:
+    known: dict[tuple[Path, ScoreName], Scored | IngotError] = {}
+
+    def read(path: Path, score: ScoreName) -> Scored:
+        if (path, score) not in known:
+            try:
+                known[path, score] = read_scored(path, score)
+            except IngotError as error:
+                known[path, score] = error
+        found = known[path, score]
+        if isinstance(found, IngotError):
+            raise found
+        return found
+
+    return read
 
 
 def _arm(runs: Sequence[Known]) -> Arm:

@@ -35,6 +35,8 @@ def numbers(packed):
 @pytest.fixture
 def opened(tmp_path):
     """A function that serves folders; the servers end with the test."""
+    import uvicorn
+
     from ingot.doors.ui.app import make_app
     from ingot.doors.ui.server import PageServer
     from ingot.doors.ui.watcher import Watcher
@@ -43,7 +45,7 @@ def opened(tmp_path):
 
     def call(*folders):
         app = make_app(Watcher(folders, tmp_path / "cache"), TOKEN)
-        web = Web(app, PageServer(app, log_level="critical"))
+        web = Web(app, PageServer(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)))
         found.append(web)
         return web
 
@@ -146,70 +148,6 @@ def test_names_of_any_bytes_and_files_of_others_do_not_end_the_reading(opened, f
     with Events(opened(folder)) as events:
         run = events.loaded(3).runs["odd-\\udcff\\n"]
         assert run["samples"] == [100] and run["path"].endswith(run["name"]) and run["status"] == "completed"
-
-
-def test_a_run_that_cannot_be_read_is_told_and_the_others_are_read(folder, tmp_path, monkeypatch):
-    from ingot.doors.ui.watcher import Watcher
-    from ingot.runs.series import Series
-
-    read = Series.read_block
-
-    def fail(series):
-        if series.path.parent.name == "new":
-            raise ValueError("odd bytes")
-        return read(series)
-
-    monkeypatch.setattr(Series, "read_block", fail)
-    watcher = Watcher([folder], tmp_path / "cache")
-    watcher.look()
-    new, old = watcher.runs.values()
-    assert new.told()["status"] == "unreadable" and new.told()["error"] == "the run cannot be read: ValueError: odd bytes"
-    assert new.loaded and old.loaded and old.told()["lines"] == 21
-    monkeypatch.setattr(Series, "read_block", read)
-    watcher._look_at(new, lambda: True)
-    assert new.has_failed  # until a file changes
-    (folder / "group" / "new" / "state.json").touch()
-    watcher._look_at(new, lambda: True)
-    assert (new.told()["status"], new.told()["lines"]) == ("completed", 21)
-
-
-def test_a_run_that_is_reached_by_several_paths_is_one(folder, tmp_path):
-    from ingot.doors.ui.watcher import Watcher, find_runs
-
-    (folder / "a-link").symlink_to("old")
-    (folder / "group" / "link").symlink_to(folder / "old")
-    other = tmp_path / "other"
-    other.symlink_to(folder)
-    paths = [folder / "old", folder / "group" / "new"]
-    assert sorted(find_runs([folder, other, folder / "group", other / "old"]).values()) == sorted(paths)
-    watcher = Watcher([folder / "a-link"], tmp_path / "cache")
-    watcher._scan()
-    [first] = watcher.runs.values()
-    watcher._scan()
-    assert list(watcher.runs.values()) == [first]  # nothing is new, so nothing is told again
-    (folder / "a-link").unlink()
-    (folder / "a-link").symlink_to("group/new")
-    watcher._scan()
-    assert [run.name for run in watcher.runs.values()] == ["new"]
-
-
-def test_a_page_with_too_many_messages_waiting_is_ended_once(folder, tmp_path, monkeypatch):
-    import asyncio
-
-    from ingot.doors.ui import watcher as module
-
-    monkeypatch.setattr(module, "MOST_WAITING", -1)
-
-    async def page():
-        watcher = module.Watcher([folder], tmp_path / "cache")
-        watcher._scan()
-        _, queue = watcher.open_page()
-        watcher._greet()
-        watcher._tell([{}])
-        await asyncio.sleep(0)
-        return [queue.get_nowait() for _ in range(queue.qsize())]
-
-    assert asyncio.run(page()) == [None]
 
 
 def test_other_hosts_and_pages_of_others_are_refused(opened, folder):

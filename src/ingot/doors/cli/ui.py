@@ -28,6 +28,8 @@ def ui(
 ) -> None:
     """Show runs as they go on in a page: curves, seeds, settings, samples, and a place to try them; needs the extra `ui`."""
     try:
+        import uvicorn
+
         from ingot.doors.ui.app import make_app
         from ingot.doors.ui.server import PageServer
     except ImportError:
@@ -47,6 +49,6 @@ def ui(
     print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
     print(f"to stop a run from the page, give it this token: {token}", flush=True)
     try:
-        PageServer(app, log_level="warning").run(sockets=[listening])
+        PageServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)).run(sockets=[listening])
     except KeyboardInterrupt:
         print("ended", file=sys.stderr)

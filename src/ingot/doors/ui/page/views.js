@@ -1,5 +1,5 @@
 // Tabs of tables and texts: what runs came to, in which settings they differ, what seeds say, what they wrote.
-import { ask, colour, duration, fixed, h, shownRuns, short, store, whole } from "./store.js";
+import { ask, changed, colour, duration, fixed, h, shownRuns, short, store, whole } from "./store.js";
 
 const MOST_SAMPLES = 4; // runs whose samples stand side by side
 const MOST_COMPARED = 12; // columns of the table of settings
@@ -16,7 +16,7 @@ function named(run) {
 export function compareTab() {
   const [results, settings, seeds] = [h("section"), h("section"), h("section")];
   const element = h("div", {}, results, settings, seeds);
-  let asked = "";
+  let asked = "", waits = false; // for an answer: one request at a time, and what changes meanwhile is asked for after it
   return {
     element,
     draw() {
@@ -24,10 +24,12 @@ export function compareTab() {
       results.replaceChildren(h("h2", {}, "Results"), table(["run", "status", "steps", "tokens", "trained", "loss", "bits per byte", "artifact bytes", "its bits per byte", "seed"], runs.map((run) => [
         named(run), run.status, whole(run.step), short(run.tokens), duration(run.elapsed_seconds), fixed(run.loss), fixed(run.val_bpb), whole(run.result.artifact_bytes), fixed(run.result.artifact_bpb), run.seed])));
       const key = runs.map((run) => `${run.id} ${run.arm} ${run.status} ${run.val_bpb}`).join();
-      if (key === asked) return;
-      asked = key;
-      fill(settings, "Settings", runs, settingsOf);
-      fill(seeds, "Over seeds", runs, seedsOf);
+      if (waits || key === asked) return;
+      [asked, waits] = [key, true];
+      fill(settings, "Settings", runs, settingsOf).then(() => fill(seeds, "Over seeds", runs, seedsOf)).finally(() => {
+        waits = false;
+        changed();
+      });
     },
   };
 }
