@@ -28,6 +28,7 @@ ELSEWHERE = {
     "logs/mac": "needs the run before it",
     "fineweb": "needs the challenge's shards",
     "ingot serve": "goes on until Ctrl-C; tests/doors/serve has it",
+    "ingot ui": "goes on until Ctrl-C; tests/doors/ui has it",
     "--task-data": "needs the files of the tasks; tests/trained/test_tasks has made-up ones",
     "task_data": "needs the files of the tasks; tests/train/test_task_runs has made-up ones",
     "ollama ": "needs ollama; tests/artifact/test_gguf has llama.cpp where it is installed",

@@ -184,7 +184,7 @@ def test_both_counts_of_bytes_are_shown_where_they_differ(ingot, english, tmp_pa
 def test_an_unknown_tokenizer_is_refused_with_those_there_are(ingot, text, tmp_path):
     result = ingot("data", "prepare", "--input", text, "--tokenizer", "bpe", "--output", tmp_path / "out")
     assert isinstance(result.exception, ConfigError)
-    assert "unknown tokenizer 'bpe'; give byte, char, gpt2, a file" in str(result.exception)
+    assert "unknown tokenizer 'bpe'; give byte, char, bpe:N, gpt2, a file" in str(result.exception)
 
 
 def test_verify_prints_the_splits_of_a_sound_folder(ingot, text, tmp_path):

@@ -91,7 +91,7 @@ def test_the_last_sample_stands_beside_the_curves(runs: Path, tmp_path: Path, ca
 def test_programs_get_the_points(runs: Path, capsys: Capsys):
     found = json.loads(said(capsys, "plot", runs / "first", "--x", "tokens", "--json")[1])
     assert found["x"] == "tokens" and found["runs"]["first"] == {
-        "loss": [[100, 5.0], [200, 4.0], [300, 3.0]], "val_bpb": [[200, 3.5], [300, 3.2]],
+        "loss": [[100, 5.0], [200, 4.0], [300, 3.0]], "val_bpb": [[200, 3.5], [300, 3.2]], "tasks": {},
     }  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_one_group_is_refused_with_the_way_to_write_two(sides, capsys):
 
 def test_runs_on_different_data_are_refused(sides, tmp_path):
     other = arm(tmp_path / "c", B, data_fingerprint="e" * 64, bytes=999, settings={"data.path": "data/other"})
-    with pytest.raises(ConfigError, match=r"scored on different data, sample:shakespeare .* and data/other"):
+    with pytest.raises(ConfigError, match=r"scored on different data, sample:shakespeare\+bpe:2048 .* and data/other"):
         compare(sides[0], other)
 
 

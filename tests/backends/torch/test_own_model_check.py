@@ -193,7 +193,7 @@ def test_training_refuses_it_before_there_is_a_run_folder(tmp_path: Path) -> Non
     (tmp_path / "mine.py").write_text(f"{head}{body}\nclass Model(Good):\n    causal = False\n")
     sections = {
         "model": {"file": str(tmp_path / "mine.py")},
-        "data": {"seq_len": 24},
+        "data": {"seq_len": 24, "tokenizer": "byte"},
         "evaluation": {"stride": None},
         "training": {"output_dir": str(tmp_path / "run"), "device": "cpu", "tokens_per_step": 48},
     }

@@ -82,7 +82,6 @@ INSTEAD = {
     "ingot.runs.starting": "ingot.doors.golf.alone.starting",
     "ingot.runs.telling": "ingot.doors.golf.alone.telling",
     "ingot.train.reading": "ingot.doors.golf.alone.reading",
-    "ingot.model.host_loss": "ingot.doors.golf.alone.host_loss",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
     "ingot.runtime.memory": "ingot.doors.golf.alone.memory",
     "ingot.runtime.signals": "ingot.doors.golf.alone.signals",
