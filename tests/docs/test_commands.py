@@ -44,7 +44,13 @@ def succeed(forking: Forking, command: Command, folder: Path) -> str:
     return shown
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+FIRST = ("README.md", "getting-started.md", "training.md", "nanogpt.md")  # what a new user reads; the others take minutes
+TRIED = [
+    pytest.param(page, marks=[] if page.name in FIRST else pytest.mark.long, id=page.name) for page in PAGES if commands(page)
+]
+
+
+@pytest.mark.parametrize("page", TRIED)
 def test_every_command_of_a_page_runs(page: Path, forking: Forking, made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "reader"
     shutil.copytree(made, folder)
