@@ -42,11 +42,11 @@ def data(shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(shared: Path, data: Path) -> Path:
-    """The small demo trained by one process that nothing happened to; its stdout lies beside it."""
+    """The small demo trained by one process, started as users do, that nothing happened to; its stdout lies beside it."""
 
     def make() -> None:
         programs = Ingot(shared / "train", shared / "cache")
-        program = programs(*train_words(data, shared / "reference"), "--json")
+        program = programs(*train_words(data, shared / "reference"), "--json", fresh=True)
         (shared / "reference.json").write_text(program.stdout)
 
     return once(shared / "reference", make)

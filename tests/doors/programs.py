@@ -6,17 +6,18 @@ import fcntl
 import hashlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forked, forks, limit_files, rank_variables
 
 import ingot as package
 from ingot.doors.cli.main import run
@@ -29,6 +30,7 @@ DEMO = {
     "evaluation.sample_tokens": 0, "tracking.log_every": 1,
     "artifact.quantiser": "none", "artifact.codec": "none", "artifact.score": "false",
 }  # fmt: skip
+NO_ROOM = 200_000  # bytes of the largest file: enough for metrics and logs, too few for the tensors of a checkpoint
 PATIENCE = 300  # seconds until a program is taken for hung; far more than any needs, on a machine with ten other programs too
 
 
@@ -74,21 +76,9 @@ sys.meta_path.insert(0, Finder())
 class Program:
     """A running `ingot`, in a process group of its own; what it says on stderr can be waited for."""
 
-    def __init__(
-        self, command: list[str], notes: Path, folder: Path, environment: dict[str, str], before: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Forked, notes: Path) -> None:
+        self.process = process
         self._out, self._err = notes / "stdout", notes / "stderr"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment,
-                cwd=folder,
-                start_new_session=True,
-                preexec_fn=before,
-            )
 
     @property
     def stdout(self) -> str:
@@ -124,29 +114,75 @@ class Program:
         self.process.wait()
 
 
+class Ranks:
+    """The ranks of one run as torchrun starts them: a signal goes to all, and the end of one that failed ends the others."""
+
+    def __init__(self, programs: list[Program]) -> None:
+        self._programs = programs
+        self.first = programs[0]
+
+    @property
+    def stderr(self) -> str:
+        return "".join(program.stderr for program in self._programs)
+
+    def signal(self, number: signal.Signals) -> None:
+        for program in self._programs:
+            program.signal(number)
+
+    def end(self) -> int:
+        """The exit code of the first that failed, or 0, after the end of all."""
+        running = list(self._programs)
+        while running:
+            for program in [one for one in running if one.process.poll() is not None]:
+                running.remove(program)
+                if code := program.process.returncode:
+                    for other in running:
+                        other.signal(signal.SIGTERM)
+                        other.end()
+                    return code
+            time.sleep(0.005)
+        return 0
+
+
 class Ingot:
-    """Starts `ingot` and other programs; all of them end with the test."""
+    """Starts `ingot` and other programs; all of them end with the test.
+
+    A Python is a fork of one that has loaded everything, unless it shall be fresh.
+    """
 
     python = (sys.executable, "-m", "ingot")
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self._folder = folder
         self._started: list[Program] = []
-        source = str(Path(package.__file__).parents[1])
-        self.environment = {**os.environ, "PYTHONPATH": source, "INGOT_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+        self._source = str(Path(package.__file__).parents[1])
+        self.environment = {**os.environ, "PYTHONPATH": self._source, "INGOT_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
 
     def start(
         self,
         *words: object,
         command: Sequence[str] = python,
         folder: Path | None = None,
-        before: Callable[[], None] | None = None,
+        fresh: bool = False,
+        largest_file: int | None = None,
+        **environment: str,
     ) -> Program:
         notes = self._folder / f"program-{len(self._started)}"
         notes.mkdir(parents=True)
-        program = Program([*command, *map(str, words)], notes, folder or notes, self.environment, before)
+        given, place, streams = [*command, *map(str, words)], folder or notes, (notes / "stdout", notes / "stderr")
+        variables = {**self.environment, **environment}
+        if command[0] == sys.executable and not fresh and variables["PYTHONPATH"] == self._source:
+            ours = forks(self._source).start(given[1:], place, variables, (os.devnull, *streams), largest_file)
+            program = Program(ours, notes)
+        else:
+            before = partial(limit_files, largest_file) if largest_file is not None else None
+            program = Program(_start(given, place, variables, streams, before), notes)
         self._started.append(program)
         return program
+
+    def ranks(self, count: int, *words: object, **how: Any) -> Ranks:
+        """Start so many ranks, each with the variables that torchrun gives it."""
+        return Ranks([self.start(*words, **how, **variables) for variables in rank_variables(count)])
 
     def __call__(self, *words: object, code: int = 0, **how: Any) -> Program:
         """Run to the end and insist on the exit code."""
@@ -159,8 +195,17 @@ class Ingot:
             program.kill()
 
 
+def _start(
+    command: list[str], folder: Path, environment: dict[str, str], streams: tuple[Path, Path], before: Callable[[], None] | None
+) -> subprocess.Popen[bytes]:
+    """A process of its own."""
+    with streams[0].open("wb") as out, streams[1].open("wb") as err:
+        where: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, "env": environment, "cwd": folder}
+        return subprocess.Popen(command, start_new_session=True, preexec_fn=before, **where)
+
+
 def plant(ingot: Ingot, folder: Path, code: str) -> Ingot:
-    """Let every Python of these programs run some code before anything else."""
+    """Let every Python of these programs, which is then a fresh one, run some code before anything else."""
     (folder / "sitecustomize.py").write_text(code)
     ingot.environment["PYTHONPATH"] = os.pathsep.join([str(folder), ingot.environment["PYTHONPATH"]])
     return ingot
@@ -223,11 +268,6 @@ def one_line(program: Program) -> str:
     lines = program.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("ingot: error: ") and program.stdout == "", program.stderr + program.stdout
     return lines[0]
-
-
-def no_room_for_checkpoints() -> None:
-    """No file may grow beyond what metrics and logs need: the tensors of a checkpoint do not fit."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

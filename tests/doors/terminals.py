@@ -15,10 +15,13 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from forks import Forked, forks
 
 PATIENCE = 300  # seconds until a program is taken for hung; far more than any needs, on a machine with ten other programs too
 ESCAPE = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])")
@@ -94,20 +97,28 @@ class Screen:
 class Terminal:
     """A program whose standard streams are a terminal of its own."""
 
-    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], columns: int) -> None:
+    def __init__(
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], columns: int, *, fresh: bool = False
+    ) -> None:
+        """Start `ingot`: a fork of a Python that has loaded everything, unless it shall be fresh."""
         self._main, other = pty.openpty()
         self.screen = Screen(columns)
         self._set_size(columns)
-        self.process = subprocess.Popen(
-            command,
-            stdin=other,
-            stdout=other,
-            stderr=other,
-            cwd=folder,
-            env={**environment, "TERM": "xterm-256color"},
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
+        variables, command = {**environment, "TERM": "xterm-256color"}, ["-m", "ingot", *words]
+        self.process: subprocess.Popen[bytes] | Forked
+        if fresh:
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                stdin=other,
+                stdout=other,
+                stderr=other,
+                cwd=folder,
+                env=variables,
+                start_new_session=True,
+                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            )
+        else:
+            self.process = forks(environment["PYTHONPATH"]).start(command, folder, variables, [os.ttyname(other)] * 3)
         os.close(other)
         self._decode = codecs.getincrementaldecoder("utf-8")().decode
         self._rest = ""

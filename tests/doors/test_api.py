@@ -31,7 +31,7 @@ def test_training_from_python_gives_what_the_command_line_gives(ingot: Ingot, da
         section, key = name.split(".")
         sections.setdefault(section, []).append(f"  {key}: {value}\n")
     (tmp_path / "c.yaml").write_text("base: demo\n" + "".join(f"{name}:\n{''.join(keys)}" for name, keys in sections.items()))
-    program = ingot(command=[sys.executable, "-c", PYTHON], folder=tmp_path)
+    program = ingot(command=[sys.executable, "-c", PYTHON], folder=tmp_path, fresh=True)
     result = json.loads(program.stdout)
     assert losses(tmp_path / "run") == losses(reference)
     assert float(result["val_bpb"]) == progress(reference)["val_bpb"]

@@ -90,5 +90,5 @@ def test_eval_wants_a_model_or_an_artifact(ingot: Ingot, reference):
 def test_scoring_runs_no_file_of_the_current_folder(ingot: Ingot, data, tmp_path):
     plant_modules(tmp_path)
     words = train_words(data, tmp_path / "run", **SHORT)
-    ingot(*words, command=(sys.executable, "-P", "-m", "ingot"), folder=tmp_path)
+    ingot(*words, command=(sys.executable, "-P", "-m", "ingot"), folder=tmp_path, fresh=True)
     assert not (tmp_path / "ran").exists()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from programs import (
+    NO_ROOM,
     POISONED,
     Ingot,
-    Program,
+    Ranks,
     checkpoints,
     losses,
-    no_room_for_checkpoints,
     once,
     one_line,
     outcome,
@@ -26,9 +26,16 @@ from programs import (
 CLOSE = {"abs": 1e-5, "rel": 0}
 
 
+def train(ingot: Ingot, count: int, *words: object, code: int = 0, **how: int) -> Ranks:
+    """Let so many ranks run to their end, and insist on the exit code."""
+    ranks = ingot.ranks(count, *words, **how)
+    assert ranks.end() == code, ranks.stderr
+    return ranks
+
+
 @pytest.fixture(scope="session")
 def two_ranks(shared: Path, data: Path) -> Path:
-    """The small demo trained by two ranks that nothing happened to."""
+    """The small demo trained by two ranks, started as users do, that nothing happened to."""
 
     def make() -> None:
         program = Ingot(shared / "two", shared / "cache")(
@@ -60,8 +67,9 @@ FAMILIES = [
 @pytest.mark.parametrize("settings", FAMILIES, ids=["llama-packed", "golf-stream", "frontier"])
 def test_two_and_three_ranks_give_the_losses_of_one_in_every_family(ingot: Ingot, data, tmp_path, settings):
     for count in (1, 2, 3):
-        words = train_words(data, tmp_path / str(count), training__max_steps=16, training__micro_batch=2, **settings)
-        ingot(*words, f"--nproc-per-node={count}")
+        train(
+            ingot, count, *train_words(data, tmp_path / str(count), training__max_steps=16, training__micro_batch=2, **settings)
+        )
     for count in (2, 3):
         assert losses(tmp_path / str(count)) == pytest.approx(losses(tmp_path / "1"), **CLOSE)
         assert progress(tmp_path / str(count))["val_bpb"] == pytest.approx(progress(tmp_path / "1")["val_bpb"], **CLOSE)
@@ -71,14 +79,13 @@ def test_two_and_three_ranks_give_the_losses_of_one_in_every_family(ingot: Ingot
 def test_ranks_go_through_stages_with_the_losses_of_one_and_go_on_bitwise_at_a_border(ingot: Ingot, data, tmp_path, until):
     stages = "[{steps: 4, seq_len: 16}, {steps: 4, tokens_per_step: 512}, {steps: 4, tokens_per_step: 1024}]"
     settings = {"training__stages": stages, "training__max_steps": 12}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ingot"]
     ingot(*train_words(data, tmp_path / "one", **settings))
-    ingot(*train_words(data, tmp_path / "two", **settings), command=torchrun)
+    train(ingot, 2, *train_words(data, tmp_path / "two", **settings))
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), **CLOSE)
     assert [progress(tmp_path / name)["starts"] for name in ("one", "two")] == [[0, 4, 8]] * 2
     assert progress(tmp_path / "two")["sample"] == progress(tmp_path / "one")["sample"] == 4 * (8 + 16 + 32)
     run = until(tmp_path / "two", 4)
-    ingot(*train_words(data, run, **settings), command=torchrun)
+    train(ingot, 2, *train_words(data, run, **settings))
     assert losses(run) == losses(tmp_path / "two")
     assert outcome(run) == outcome(tmp_path / "two")
 
@@ -94,14 +101,14 @@ def test_two_ranks_under_torchrun_are_the_same_run(ingot: Ingot, data, two_ranks
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
 def test_two_ranks_stop_together_at_a_signal_and_go_on_bitwise(ingot: Ingot, data, two_ranks, tmp_path, number):
     run = tmp_path / "run"
-    words = [*train_words(data, run), "--nproc-per-node=2"]
-    program = ingot.start(*words)
+    words = train_words(data, run)
+    program = ingot.start(*words, "--nproc-per-node=2")
     program.said("step 7/40")
     program.signal(number)
     assert program.end() == 0
     stopped = state(run)
     assert stopped["status"] == "stopped" and max(checkpoints(run)) == stopped["step"] < 40
-    ingot(*words)
+    train(ingot, 2, *words)
     assert losses(run) == losses(two_ranks)
     assert outcome(run) == outcome(two_ranks)
 
@@ -120,9 +127,9 @@ def test_a_second_signal_to_the_launcher_ends_all_ranks_with_130(ingot: Ingot, d
 @pytest.mark.long
 def test_three_ranks_with_uneven_rows_and_dropout_go_on_bitwise(ingot: Ingot, data, tmp_path, until):
     words = {"model__dropout": 0.1, "training__max_steps": 12}
-    ingot(*train_words(data, tmp_path / "unbroken", **words), "--nproc-per-node=3")
+    train(ingot, 3, *train_words(data, tmp_path / "unbroken", **words))
     run = until(tmp_path / "unbroken", 4)
-    ingot(*train_words(data, run, **words), "--nproc-per-node=3")
+    train(ingot, 3, *train_words(data, run, **words))
     assert losses(run) == losses(tmp_path / "unbroken")
     assert outcome(run) == outcome(tmp_path / "unbroken")
 
@@ -130,10 +137,10 @@ def test_three_ranks_with_uneven_rows_and_dropout_go_on_bitwise(ingot: Ingot, da
 def test_a_run_that_moves_from_one_rank_to_two_to_three_and_back_reads_the_same_data(ingot: Ingot, data, reference, until):
     run = until(reference, 8)
     for count, until_step in [(2, 12), (3, 20)]:
-        program = ingot.start(*train_words(data, run), f"--nproc-per-node={count}")
-        program.said(f"step {until_step}/40")
-        program.signal(signal.SIGTERM)
-        assert program.end() == 0
+        ranks = ingot.ranks(count, *train_words(data, run))
+        ranks.first.said(f"step {until_step}/40")
+        ranks.signal(signal.SIGTERM)
+        assert ranks.end() == 0, ranks.stderr
         found = progress(run)
         assert until_step <= found["step"] < 40
         assert (found["sample"], found["tokens"]) == (8 * found["step"], 256 * found["step"])
@@ -168,8 +175,8 @@ class Model(GPT2):
 def test_one_ranks_clock_decides_for_all(ingot: Ingot, data, tmp_path):
     (tmp_path / "tells.py").write_text(TELLS)
     budget = {"model__file": tmp_path / "tells.py", "budget__seconds": 1, "training__max_steps": "null"}
-    program = ingot(*train_words(data, tmp_path / "run", **budget), "--nproc-per-node=2")
-    told = [line.partition(": ")[2] for line in program.stderr.splitlines() if line.startswith("rank ")]
+    ranks = train(ingot, 2, *train_words(data, tmp_path / "run", **budget))
+    told = [line.partition(": ")[2] for line in ranks.stderr.splitlines() if line.startswith("rank ")]
     assert len(told) == 2 and told[0] == told[1]
     assert progress(tmp_path / "run")["step"] > 1
 
@@ -185,28 +192,27 @@ def test_more_ranks_than_rows_are_refused_with_one_line(ingot: Ingot, data, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def told_once(program: Program) -> str:
+def told_once(ranks: Ranks) -> str:
     """The line of the error, which only one rank prints although all of them end."""
-    lines = [line for line in program.stderr.splitlines() if "error" in line.lower()]
-    assert len(lines) == 1 and "Traceback" not in program.stderr, program.stderr
+    lines = [line for line in ranks.stderr.splitlines() if "error" in line.lower()]
+    assert len(lines) == 1 and "Traceback" not in ranks.stderr, ranks.stderr
     return lines[0]
 
 
 def test_a_loss_that_is_not_finite_ends_all_ranks_with_one_line(ingot: Ingot, data, tmp_path):
     (tmp_path / "poisoned.py").write_text(POISONED)
     words = train_words(data, tmp_path / "run", model__file=tmp_path / "poisoned.py")
-    assert "the loss is not finite at step" in told_once(ingot(*words, "--nproc-per-node=2", code=1))
+    assert "the loss is not finite at step" in told_once(train(ingot, 2, *words, code=1))
     assert state(tmp_path / "run")["status"] == "failed"
 
 
 def test_a_last_save_that_fails_ends_all_ranks_with_one_line(ingot: Ingot, data, reference, until):
     run = until(reference, 36)
-    program = ingot(*train_words(data, run), "--nproc-per-node=2", code=4, before=no_room_for_checkpoints)
-    assert "cannot save step 40" in told_once(program)
+    assert "cannot save step 40" in told_once(train(ingot, 2, *train_words(data, run), code=4, largest_file=NO_ROOM))
     assert max(checkpoints(run)) == 36 and state(run)["status"] == "failed"
 
 
 def test_a_mistake_that_is_found_while_the_model_is_built_is_told_once(ingot: Ingot, data, tmp_path):
     (tmp_path / "mine.py").write_text("class Model:\n    def __init__(self):\n        raise RuntimeError('no such thing')\n")
     words = train_words(data, tmp_path / "run", model__file=tmp_path / "mine.py")
-    assert "Model cannot be built: RuntimeError: no such thing" in told_once(ingot(*words, "--nproc-per-node=2", code=2))
+    assert "Model cannot be built: RuntimeError: no such thing" in told_once(train(ingot, 2, *words, code=2))

@@ -107,7 +107,7 @@ def test_a_state_is_seen_whole_while_it_is_being_replaced(tmp_path):
 
 def test_watching_draws_in_one_place_until_the_run_has_ended(ingot: Ingot, tmp_path):
     run = write_state(tmp_path / "run", step=11)
-    terminal = Terminal([*Ingot.python, "status", str(run), "--watch"], tmp_path, ingot.environment, 40)
+    terminal = Terminal(["status", str(run), "--watch"], tmp_path, ingot.environment, 40)
     try:
         terminal.until(lambda screen: any(row.split() == ["step", "11"] for row in screen.rows), "showed the step")
         write_state(run, step=12)
@@ -123,7 +123,7 @@ def test_watching_draws_in_one_place_until_the_run_has_ended(ingot: Ingot, tmp_p
 
 def test_ctrl_c_ends_the_watch_and_not_the_run(ingot: Ingot, tmp_path):
     run = write_state(tmp_path / "run", step=11)
-    terminal = Terminal([*Ingot.python, "status", str(run), "--watch"], tmp_path, ingot.environment, 80)
+    terminal = Terminal(["status", str(run), "--watch"], tmp_path, ingot.environment, 80)
     try:
         terminal.until(lambda screen: any(row.split() == ["step", "11"] for row in screen.rows), "showed the step")
         terminal.press_ctrl_c()

@@ -30,9 +30,8 @@ def terminal(ingot: Ingot, tmp_path: Path) -> Iterator[Open]:
     """Start `ingot` in a terminal of so many columns; it ends with the test."""
     started: list[Terminal] = []
 
-    def start(*words: object, columns: int = 80, **environment: str) -> Terminal:
-        command = [*Ingot.python, *map(str, words)]
-        started.append(Terminal(command, tmp_path, {**ingot.environment, **environment}, columns))
+    def start(*words: object, columns: int = 80, fresh: bool = False, **environment: str) -> Terminal:
+        started.append(Terminal([*map(str, words)], tmp_path, {**ingot.environment, **environment}, columns, fresh=fresh))
         return started[-1]
 
     yield start
@@ -59,7 +58,7 @@ def is_clean(screen: Screen) -> bool:
 @pytest.mark.parametrize("columns", [80, 160])
 def test_training_shows_what_is_waited_for_and_what_is_left_on_a_cpu_too(terminal: Open, data, tmp_path, columns):
     settings = {"evaluation.every": 20, "evaluation.sample_tokens": 8, "artifact.score": "true"}
-    program = terminal(*train_words(data, tmp_path / "run", **settings), columns=columns)
+    program = terminal(*train_words(data, tmp_path / "run", **settings), columns=columns, fresh=columns == 80)
     assert program.end() == 0
     screen = program.screen
     shown = bars(screen)

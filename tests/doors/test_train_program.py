@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from programs import POISONED, Ingot, checkpoints, losses, metrics, no_room_for_checkpoints, one_line, state, train_words
+from programs import NO_ROOM, POISONED, Ingot, checkpoints, losses, metrics, one_line, state, train_words
 
 from ingot.runs.checkpoints import load_checkpoint
 
@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_finite_stops_with_one_line_and_leaves_sound_checkpoi
 def test_saves_that_do_not_fit_are_reported_and_fail_the_run_at_its_end(ingot: Ingot, data, reference, until):
     run = until(reference, 8)
     before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
-    program = ingot(*train_words(data, run), code=4, before=no_room_for_checkpoints)
+    program = ingot(*train_words(data, run), code=4, largest_file=NO_ROOM)
     said = program.stderr.splitlines()
     assert [line for line in said if "cannot save step 12" in line and "training goes on" in line]
     assert said[-1].startswith("ingot: error: cannot save step 40") and "make room" in said[-1]

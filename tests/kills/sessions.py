@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401  torch imports it at the first step of an optimizer, which takes two seconds
+
 import ingot.backends.torch.backend  # noqa: F401  torch, once for all children
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.errors import PeerLost

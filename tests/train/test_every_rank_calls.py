@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+from forks import forks, rank_variables
 from tiny_runs import records
 
 import ingot
@@ -18,6 +17,7 @@ GATHERING = ("tune", "score", "score_rows", "generate", "snapshot", "weights", "
 PROGRAM = """
 import json, sys
 from pathlib import Path
+sys.path.insert(0, {folder!r})
 from ingot.backends.torch.backend import TorchBackend
 from tiny_runs import train_tiny
 
@@ -59,12 +59,14 @@ def test_every_rank_makes_the_same_calls(data, tmp_path):
     out.mkdir()
     (tmp_path / "blimp").mkdir()
     (tmp_path / "blimp" / "made-up.jsonl").write_text("\n".join(map(json.dumps, TASK)))
-    program = PROGRAM.format(names=GATHERING, settings={**SETTINGS, "evaluation__task_data": str(tmp_path)})
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "--no-python"]
-    command += [sys.executable, "-c", program, str(data), str(tmp_path / "run"), str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    program = PROGRAM.format(
+        folder=str(Path(__file__).parent), names=GATHERING, settings={**SETTINGS, "evaluation__task_data": str(tmp_path)}
+    )
+    words = ["-c", program, str(data), str(tmp_path / "run"), str(out)]
+    streams = (os.devnull, tmp_path / "said", tmp_path / "said")
+    python = forks(str(Path(ingot.__file__).parents[1]))
+    ranks = [python.start(words, tmp_path, {**os.environ, **one}, streams) for one in rank_variables(count)]
+    assert [rank.wait(120) for rank in ranks] == [0] * count, (tmp_path / "said").read_text()
     calls = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(count)]
     assert all(one == calls[0] for one in calls)
     assert {"score", "score_rows", "generate", "snapshot", "weights"} <= set(calls[0])

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+import torch._dynamo  # torch imports it at the first step of an optimizer, which takes two seconds
 
 import ingot.train.start  # noqa: F401 (every rank needs it)
 from ingot.backends.torch.state import model_records

@@ -40,8 +40,8 @@ def one_piece(ingot: Ingot, folder: Path, run: str, ranks: int, how: str, steps:
     """Start a session, let it take some steps, and end it."""
     before = step_of(folder / run)
     words = ["-q", "train", "--config", f"{run}.yaml", "--training.device", "cpu", "--nproc_per_node", str(ranks)]
-    if how == "walltime":  # the session's clock began with the program; a start takes some seconds
-        words += ["--training.max_runtime_seconds", "6", "--training.walltime_reserve_seconds", "0"]
+    if how == "walltime":  # the session's clock began with the program; a start of ranks takes some seconds
+        words += ["--training.max_runtime_seconds", "6" if ranks > 1 else "1", "--training.walltime_reserve_seconds", "0"]
     program = ingot.start(*words, command=MODULE, folder=folder)
     wait_for_step(program, folder / run, before + steps)
     if how == "stop":

@@ -24,7 +24,7 @@ KEYS: dict[str, Any] = {"dropout": 0.2, "lr_decay_iters": 40, "eval_interval": 3
 # torchrun --standalone --nproc_per_node=2 train.py; the ranks are forks, so that torch is imported once.
 TORCHRUN = """
 import sys
-import ingot.backends.torch.backend, ingot.doors.nanogpt.checkpoint, ingot.train.start
+import torch._dynamo, ingot.backends.torch.backend, ingot.doors.nanogpt.checkpoint, ingot.train.start
 from ingot.doors.nanogpt.train import main
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
