@@ -42,6 +42,15 @@ def run(reference, tmp_path):
     return copy
 
 
+@pytest.fixture
+def llama(tmp_path):
+    """An artifact of the llama family, a fifth of the run's in size."""
+    settings = {"family": "llama", "layers": 1, "heads": 2, "width": 32, "kv_heads": 1, "context": 16, "vocab_size": 260}
+    weights = foreign_weights(tmp_path, model_records(build(settings)), settings, ByteTokenizer())
+    write_artifact(tmp_path / "llama.ingot", weights.tensors.values(), weights.facts, "none", "none")
+    return tmp_path / "llama.ingot"
+
+
 def test_the_file_is_scored_by_another_process_and_agrees_with_the_checkpoint(ingot, run):
     told = json.loads(ingot("export", run, "--quantiser", "none", "--codec", "lzma", "--json").stdout)
     assert told["artifact"] == str(run / "artifact" / "model.ingot")
@@ -54,46 +63,54 @@ def test_the_file_is_scored_by_another_process_and_agrees_with_the_checkpoint(in
 def test_a_file_over_the_limit_is_kept_scored_and_told_with_what_would_fit(ingot, run):
     """The checkpoint was never evaluated in its run, so its own score is computed too."""
     checkpoint, file = min((run / "checkpoints").iterdir()), run / "artifact" / "model.safetensors"
-    program = ingot("export", checkpoint, "--quantiser", "none", "--codec", "none", "--limit", 150_000, code=1)
-    assert file.stat().st_size > 150_000
+    program = ingot("export", checkpoint, "--quantiser", "none", "--codec", "none", "--limit", 300_000, code=1)
+    assert file.stat().st_size > 300_000
     rows = dict(line.split(maxsplit=1) for line in program.stdout.splitlines() if line)
-    assert rows["bytes"] == f"{file.stat().st_size:,} of 150,000"
+    assert rows["bytes"] == f"{file.stat().st_size:,} of 300,000"
     assert rows["before"] == rows["val_bpb"].partition(",")[0] + " (+0.0000)"
-    over = file.stat().st_size - 150_000
-    assert f"{over:,} more than the limit of 150,000; --quantiser int8 --codec " in program.stderr.splitlines()[-1]
+    over = file.stat().st_size - 300_000
+    assert f"{over:,} more than the limit of 300,000; --quantiser none --dtype fp16 --codec " in program.stderr.splitlines()[-1]
 
 
-def test_the_way_that_is_said_to_fit_does(call, run):
-    first = call("export", run, "--quantiser", "none", "--codec", "none", "--limit", 150_000, "--no-score", "--json")
-    way = json.loads(first.stdout)["would_fit"]
-    words = (*way["options"].split(), "--limit", 150_000, "--no-score", "--json")
-    second = json.loads(call("export", run, *words, "--force").stdout)
-    assert isinstance(first.exception, RunError)
-    assert second["bytes"] == way["bytes"] <= 150_000
+@pytest.fixture
+def asked(call, llama, tmp_path):
+    """What an export of a small model says, with a limit of a part of its size and without a score."""
+
+    def ask(share, *words):
+        words = (*words, "--limit", int(share * llama.stat().st_size), "--no-score", "--json", "--force")
+        result = call("export", llama, "--output", tmp_path / "out.ingot", *words)
+        return json.loads(result.stdout) | {"error": result.exception}
+
+    return ask
+
+
+def test_the_way_that_is_said_to_fit_does(asked, llama):
+    first = asked(0.32, "--quantiser", "none", "--codec", "none")
+    way = first["would_fit"]
+    second = asked(0.32, *way["options"].split())
+    assert isinstance(first["error"], RunError)
+    assert second["bytes"] == way["bytes"] <= 0.32 * llama.stat().st_size
     assert second["fits"]
 
 
-def test_what_fits_is_the_least_lossy_way_whatever_was_asked(call, run):
+def test_what_fits_is_the_least_lossy_way_whatever_was_asked(asked):
     for quantiser in ("none", "int8-golf"):
-        words = ("--quantiser", quantiser, "--codec", "none", "--limit", 150_000, "--no-score", "--json", "--force")
-        way = json.loads(call("export", run, *words).stdout)["would_fit"]["options"]
+        way = asked(0.32, "--quantiser", quantiser, "--codec", "none")["would_fit"]["options"]
         assert way.startswith("--quantiser int8 ")
-    wide = ("--quantiser", "int8-golf", "--codec", "none", "--limit", 230_000, "--no-score", "--json", "--force")
-    found = json.loads(call("export", run, *wide).stdout)
-    assert found.get("fits") or found["would_fit"]["options"].startswith("--quantiser none --dtype")
+    found = asked(0.5, "--quantiser", "none", "--codec", "none")
+    assert found["would_fit"]["options"].startswith("--quantiser none --dtype")
 
 
-def test_a_limit_that_nothing_meets_names_the_smallest(call, run):
-    result = call("export", run, "--no-score", "--codec", "zlib", "--limit", 1000)
-    assert isinstance(result.exception, RunError)
-    assert "nothing fits: the smallest is --quantiser int8 --codec" in str(result.exception)
+def test_a_limit_that_nothing_meets_names_the_smallest(asked):
+    error = asked(0.01, "--codec", "zlib")["error"]
+    assert isinstance(error, RunError)
+    assert "nothing fits: the smallest is --quantiser int8 --codec" in str(error)
 
 
-def test_the_limit_of_the_budget_counts_without_being_given(call, run, tmp_path):
-    weights = find_checkpoint(run)
-    config = {**weights.progress["config"], "budget": {"seconds": None, "artifact_bytes": 1000}}
-    facts = {**weights.progress, "config": config}
-    write_artifact(tmp_path / "a", weights.weights.values(), facts, "none", "none")
+def test_the_limit_of_the_budget_counts_without_being_given(call, llama, tmp_path):
+    found = read_artifact(llama)
+    config = {**found.facts["config"], "budget": {"seconds": None, "artifact_bytes": 1000}}
+    write_artifact(tmp_path / "a", found.tensors.values(), {**found.facts, "config": config}, "none", "none")
     result = call("export", tmp_path / "a", "--output", tmp_path / "b", "--codec", "zlib", "--no-score")
     assert "more than the limit of 1,000" in str(result.exception)
 
@@ -233,15 +250,6 @@ def test_a_model_goes_to_hugging_face_and_back(call, run, tmp_path):
     assert all(bytes(there[name].data) == bytes(record.data) for name, record in here.items())
     how = {"tokens": 20, "temperature": 0.0, "device": "cpu"}
     assert api.generate(tmp_path / "model.safetensors", "a", **how) == api.generate(run, "a", **how)
-
-
-@pytest.fixture
-def llama(tmp_path):
-    """An artifact of the llama family."""
-    settings = {"family": "llama", "layers": 1, "heads": 2, "width": 32, "kv_heads": 1, "context": 16, "vocab_size": 260}
-    weights = foreign_weights(tmp_path, model_records(build(settings)), settings, ByteTokenizer())
-    write_artifact(tmp_path / "llama.ingot", weights.tensors.values(), weights.facts, "none", "none")
-    return tmp_path / "llama.ingot"
 
 
 def test_a_llama_goes_to_hugging_face_and_back(call, llama, tmp_path):
