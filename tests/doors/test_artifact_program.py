@@ -65,7 +65,9 @@ def test_a_run_ends_with_the_score_of_its_quantised_artifact(ingot: Ingot, data,
 
 def test_two_ranks_leave_one_artifact_with_one_score(ingot: Ingot, data, tmp_path):
     run = tmp_path / "run"
-    trained = said(ingot(*train_words(data, run, **SHORT), "--nproc-per-node=2", "--json"))
+    ranks = ingot.ranks(2, *train_words(data, run, **SHORT), "--json")
+    assert ranks.end() == 0, ranks.stderr
+    trained = said(ranks.first)
     assert trained["artifact_bpb"] == pytest.approx(trained["val_bpb"], abs=1e-5)
 
 

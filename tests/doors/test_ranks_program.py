@@ -12,6 +12,7 @@ from programs import (
     NO_ROOM,
     POISONED,
     Ingot,
+    Program,
     Ranks,
     checkpoints,
     losses,
@@ -102,10 +103,10 @@ def test_two_ranks_under_torchrun_are_the_same_run(ingot: Ingot, data, two_ranks
 def test_two_ranks_stop_together_at_a_signal_and_go_on_bitwise(ingot: Ingot, data, two_ranks, tmp_path, number):
     run = tmp_path / "run"
     words = train_words(data, run)
-    program = ingot.start(*words, "--nproc-per-node=2")
-    program.said("step 7/40")
-    program.signal(number)
-    assert program.end() == 0
+    ranks = ingot.ranks(2, *words)
+    ranks.first.said("step 7/40")
+    ranks.signal(number)
+    assert ranks.end() == 0, ranks.stderr
     stopped = state(run)
     assert stopped["status"] == "stopped" and max(checkpoints(run)) == stopped["step"] < 40
     train(ingot, 2, *words)
@@ -192,7 +193,7 @@ def test_more_ranks_than_rows_are_refused_with_one_line(ingot: Ingot, data, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def told_once(ranks: Ranks) -> str:
+def told_once(ranks: Ranks | Program) -> str:
     """The line of the error, which only one rank prints although all of them end."""
     lines = [line for line in ranks.stderr.splitlines() if "error" in line.lower()]
     assert len(lines) == 1 and "Traceback" not in ranks.stderr, ranks.stderr
@@ -215,4 +216,4 @@ def test_a_last_save_that_fails_ends_all_ranks_with_one_line(ingot: Ingot, data,
 def test_a_mistake_that_is_found_while_the_model_is_built_is_told_once(ingot: Ingot, data, tmp_path):
     (tmp_path / "mine.py").write_text("class Model:\n    def __init__(self):\n        raise RuntimeError('no such thing')\n")
     words = train_words(data, tmp_path / "run", model__file=tmp_path / "mine.py")
-    assert "Model cannot be built: RuntimeError: no such thing" in told_once(train(ingot, 2, *words, code=2))
+    assert "Model cannot be built: RuntimeError: no such thing" in told_once(ingot(*words, "--nproc-per-node=2", code=2))

@@ -139,8 +139,9 @@ def test_sigusr_saves_and_stops_though_sigterm_follows(ingot: Ingot, data, tmp_p
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_that_is_repeated_until_the_end_does_not_change_the_exit_code(ingot: Ingot, data, tmp_path, ranks):
-    words = [*train_words(data, tmp_path / "run", training__max_steps=100_000), f"--nproc-per-node={ranks}"]
-    program = ingot.start(*words, "--stop-exit-code=75")
+    launcher = [f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    words = train_words(data, tmp_path / "run", training__max_steps=100_000)
+    program = ingot.start(*words, *launcher, "--stop-exit-code=75")
     program.said("step 5/")
     while program.process.poll() is None:
         program.signal(signal.SIGTERM)
@@ -164,7 +165,8 @@ def test_a_deleted_lock_file_doubles_no_step(ingot: Ingot, data, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_run_that_was_stopped_ends_with_the_code_that_was_asked_for(ingot: Ingot, data, tmp_path, ranks):
-    words = [*train_words(data, tmp_path / "run", training__max_steps=60), f"--nproc-per-node={ranks}", "--stop-exit-code=75"]
+    launcher = [f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    words = [*train_words(data, tmp_path / "run", training__max_steps=60), *launcher, "--stop-exit-code=75"]
     program = ingot.start(*words, "--json")
     program.said("step 5/")
     program.signal(signal.SIGUSR1)
