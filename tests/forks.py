@@ -159,7 +159,8 @@ def become(folder: str, environment: dict[str, str], streams: list[str], largest
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, number)
         os.close(opened)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115 (until it ends)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 (until it ends)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

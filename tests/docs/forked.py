@@ -39,8 +39,9 @@ class Forking:
         streams = [os.ttyname(other)] * 3
         process = self._forks.start([*PYTHON[name], *rest], folder, {**self._environment, **variables}, streams)
         os.close(other)
-        shown = _read(process, terminal)
-        return process.wait(), shown
+        shown, code = _read(process, terminal), process.wait()
+        os.close(terminal)  # whoever still has it then gets a SIGHUP
+        return code, shown
 
 
 def _read(process: Forked, terminal: int) -> str:
@@ -55,6 +56,5 @@ def _read(process: Forked, terminal: int) -> str:
         except OSError:  # the other end is closed
             part = b""
         if not part:
-            os.close(terminal)
             return shown.decode(errors="replace")
         shown += part
