@@ -329,7 +329,7 @@ class TrackingSection(Section):
     trackio_project: str | None = Field(
         None,
         description="Project of trackio, in its store on this machine, that gets the numbers too under the name of the run "
-        "folder; needs the extra `trackio`. null: none.",
+        "folder and a few letters; needs the extra `trackio`. null: none.",
     )
     tensorboard: bool = Field(
         False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."

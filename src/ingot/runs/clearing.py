@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ingot.runs.folder import EVENTS, MODEL_COPY, WANDB_ID, RunFolder
+from ingot.runs.folder import EVENTS, MODEL_COPY, TRACKIO_ID, WANDB_ID, RunFolder
 from ingot.runs.state import NAME as STATE
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, is_checkpoint_name
 from ingot.runtime.files import read_json, writing
@@ -39,7 +39,7 @@ def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (
 def _written(folder: RunFolder) -> list[Path]:
     checkpoints = [path for path in sorted(folder.checkpoints.glob("step-*")) if _is_ours(path)]
     files = [folder.config_path, folder.environment_path, folder.metrics.path, folder.log_path, folder.result_path]
-    files += [folder.stop_path, folder.path / STATE, folder.path / WANDB_ID]
+    files += [folder.stop_path, folder.path / STATE, folder.path / WANDB_ID, folder.path / TRACKIO_ID]
     if _model_hashes(checkpoints) & _hash_of(folder.path / MODEL_COPY):
         files.append(folder.path / MODEL_COPY)
     found = [path for path in files if path.is_file()] + checkpoints

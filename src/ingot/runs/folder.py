@@ -30,6 +30,7 @@ from ingot.runtime.version import made_by
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 WANDB_ID = "wandb.json"  # which run of Weights & Biases it is
+TRACKIO_ID = "trackio.json"  # and under which name trackio has it
 CLOCK_TICKS = 0.02  # seconds by which the time of a file may lag
 EVENTS = "tensorboard"  # the folder of TensorBoard's files
 

@@ -25,7 +25,7 @@ from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
 from ingot.runs.clearing import clear
-from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
+from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
 from ingot.runs.starting import starting
@@ -200,7 +200,9 @@ def _claim(
     if training.resume == "never" and to_delete is None:
         refuse_occupied(folder.path)
     also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
-    also += [WANDB_ID] if resolved.config.tracking.wandb_project is not None else []
+    tracked = resolved.config.tracking
+    also += [WANDB_ID] if tracked.wandb_project is not None else []
+    also += [TRACKIO_ID] if tracked.trackio_project is not None else []
     stack.enter_context(folder.claim(reporter.message, also, lambda: shutdown.requested))
     if folder.take_stop(began):
         shutdown.ask(STOP_FILE)

@@ -20,9 +20,10 @@ from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, TOKENI
 from ingot.doors.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoint, write_tokenizer
 from ingot.errors import CheckpointError, IngotError, Setting
 from ingot.runs.checkpoints import load_checkpoint, read_kind
+from ingot.runs.folder import WANDB_ID
 from ingot.runs.report import BeginReport, Reporter, StepReport
 from ingot.runs.steps import Kind, saved_steps, step_of
-from ingot.runs.wandb import read_id
+from ingot.runs.tracked_id import read_id
 from ingot.runtime.files import read_json, to_json, write_atomically, writing
 
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
@@ -129,7 +130,7 @@ class RunFiles(Reporter):
         if not names:
             return
         checkpoint = load_checkpoint(path)
-        facts = {"wandb_run_id": read_id(self._folder), "resumed_from": self._resumed_from}
+        facts = {"wandb_run_id": read_id(self._folder / WANDB_ID), "resumed_from": self._resumed_from}
         for name in names:
             write_checkpoint(folder / name, checkpoint, self._keys, facts)
         found = saved_checkpoints(self._folder)
