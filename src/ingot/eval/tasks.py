@@ -60,9 +60,14 @@ class Score:
 
 
 def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
-    if not 0 <= gold < len(choices):
-        raise ValueError(f"answer {gold} of {len(choices)} choices")
-    return Item(tuple((context, f" {choice}") for choice in choices), gold, tuple(map(len, choices)))
+    return _item([(context, choice) for choice in choices], gold, tuple(map(len, choices)))
+
+
+def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, ...] = ()) -> Item:
+    """Contexts and what follows each after a space, one of which is right."""
+    if not 0 <= gold < len(pairs):
+        raise ValueError(f"answer {gold} of {len(pairs)} choices")
+    return Item(tuple((context, f" {rest}") for context, rest in pairs), gold, lengths)
 
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
@@ -101,7 +106,7 @@ def _piqa(line: Mapping[str, Any]) -> Item:
 def _lambada(line: Mapping[str, Any]) -> Item:
     """OpenAI's version: the text, or what comes before its last word and that word."""
     context, word = line["text"].rsplit(" ", 1) if "text" in line else (line["context"], line["continuation"].strip())
-    return Item(((context, f" {word}"),))
+    return _item([(context, word)])
 
 
 def _winogrande(line: Mapping[str, Any]) -> Item:
@@ -111,13 +116,19 @@ def _winogrande(line: Mapping[str, Any]) -> Item:
     else:
         before, _, rest = line["sentence"].partition("_")
         contexts, rest, gold = [before + line["option1"], before + line["option2"]], rest.strip(), int(line["answer"]) - 1
-    if not 0 <= gold < len(contexts):
-        raise ValueError(f"answer {gold} of {len(contexts)} choices")
-    return Item(tuple((context, f" {rest}") for context in contexts), gold)
+    return _item([(context, rest) for context in contexts], gold)
 
 
 def _blimp(line: Mapping[str, Any]) -> Item:
-    return Item((("", f" {line['sentence_good']}"), ("", f" {line['sentence_bad']}")))
+    return _item([("", line["sentence_good"]), ("", line["sentence_bad"])])
+
+
+def _arc(part: str) -> Task:
+    """One of the two parts of ARC."""
+    published = f"ARC-{part}-Test.jsonl"
+    return Task(
+        (f"arc_{part.lower()}.jsonl", published, f"ARC-{part}/{published}"), f"hf:allenai/ai2_arc/ARC-{part}:test", _question
+    )
 
 
 TASKS = {
@@ -130,14 +141,8 @@ TASKS = {
         _lambada,
         ("acc", "perplexity"),
     ),
-    "arc_easy": Task(
-        ("arc_easy.jsonl", "ARC-Easy-Test.jsonl", "ARC-Easy/ARC-Easy-Test.jsonl"), "hf:allenai/ai2_arc/ARC-Easy:test", _question
-    ),
-    "arc_challenge": Task(
-        ("arc_challenge.jsonl", "ARC-Challenge-Test.jsonl", "ARC-Challenge/ARC-Challenge-Test.jsonl"),
-        "hf:allenai/ai2_arc/ARC-Challenge:test",
-        _question,
-    ),
+    "arc_easy": _arc("Easy"),
+    "arc_challenge": _arc("Challenge"),
     "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), "hf:baber/piqa:validation", _piqa),
     "winogrande": Task(
         ("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"),
