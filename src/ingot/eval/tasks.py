@@ -9,6 +9,7 @@ question and a space between the two. Accuracies are then the same numbers to th
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import re
 import tarfile
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import open_to_read, reading
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Score:
 
 
 def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
+    if isinstance(choices, str):
+        raise TypeError("a text where a list of choices should be")
     return _item([(context, choice) for choice in choices], gold, tuple(map(len, choices)))
 
 
@@ -67,6 +71,8 @@ def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, .
     """Contexts and what follows each after a space, one of which is right."""
     if not 0 <= gold < len(pairs):
         raise ValueError(f"answer {gold} of {len(pairs)} choices")
+    for text in (text for pair in pairs for text in pair):
+        text.encode()  # half a surrogate pair has no bytes
     return Item(tuple((context, f" {rest}") for context, rest in pairs), gold, lengths)
 
 
@@ -171,9 +177,9 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
         return _from_hub(name, task, limit)
     for pattern in task.files:
         if found := sorted(folder.glob(pattern)):
-            parts = _archive(found[0]) if found[0].suffix == ".xz" else {path.stem: path.read_bytes() for path in found}
+            parts = _archive(found[0]) if found[0].suffix == ".xz" else {path.stem: _content(path) for path in found}
             labels = found[0].with_name(f"{found[0].stem}-labels.lst")  # as PIQA has them
-            given = labels.read_text().split() if labels.is_file() else None
+            given = "\n".join(_lines(labels, _content(labels))).split() if labels.is_file() else None
             return {part: _items(task, found[0], part, text, limit, given) for part, text in parts.items()}
     raise DataError(f"there is no {task.files[0]} in {folder}, nor {' or '.join(task.files[1:])}; the task {name} needs it")
 
@@ -194,13 +200,18 @@ def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]
     return found
 
 
+def _content(path: Path) -> bytes:
+    with reading(path), open_to_read(path) as file:
+        return file.read()
+
+
 def _archive(path: Path) -> dict[str, bytes]:
     try:
-        with tarfile.open(path) as archive:
+        with open_to_read(path) as file, tarfile.open(fileobj=file) as archive:
             files = [member for member in archive.getmembers() if member.isfile() and member.name.endswith(".jsonl")]
             opened = {Path(member.name).stem: archive.extractfile(member) for member in files}
             return {name: file.read() for name, file in sorted(opened.items()) if file is not None}
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
@@ -221,7 +232,7 @@ def _read_items(read: Callable[[int, Any], Item], where: Path | str, part: str, 
     for number, line in enumerate(lines):
         try:
             found.append(read(number, line))
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise DataError(
                 f"{where}: line {number + 1} of {part} is not an item of the task: {type(error).__name__} {error}"
             ) from None
