@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
+from ingot.runs.metrics import is_number
 from ingot.runs.run import Run
+from ingot.runs.task_lines import scored_tasks
 
 Axis = Literal["steps", "tokens", "seconds"]
 Point = tuple[float, float]
@@ -44,7 +45,7 @@ def _accuracies(judged: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, li
     """By task: per character where answers are of different lengths, as papers have it of most."""
     found: dict[str, list[Point]] = {}
     for record in judged:
-        for name, task in (record.get("tasks") or {}).items():
+        for name, task in scored_tasks(record).items():
             score = {**record, "accuracy": task.get("acc_norm", task.get("acc"))}
             found.setdefault(name, []).extend(_points([score], axis, "accuracy"))
     return found
@@ -66,11 +67,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 def _points(records: Iterable[Mapping[str, Any]], axis: Axis, name: str) -> list[Point]:
     pairs: list[tuple[Any, Any]] = [(record.get(FIELDS[axis]), record.get(name)) for record in records]
-    return [(float(x), float(y)) for x, y in pairs if _is_number(x) and _is_number(y)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return [(float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y)]
 
 
 def _mean(values: Iterable[float]) -> float:

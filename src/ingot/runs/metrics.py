@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,6 +82,14 @@ class Metrics:
             records.append(record)
         last = lines[-1] if lines else since.line if since is not None and start else b""
         return records, Mark(inode, start + sum(map(len, lines)), last, start)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a record can be drawn and counted with: finite, and no larger than a float holds."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -84,7 +84,7 @@ def _last_sample(run: Run) -> str:
     samples = run.samples()
     if not samples:
         raise CheckpointError(f"{run.path} has no samples; leave --sample out, or train with --evaluation.sample_tokens 400")
-    return samples[max(samples)].read_text(errors="replace").strip()
+    return run.sample(max(samples)).strip()
 
 
 def _print(panels: Sequence[Panel], text: str) -> None:
