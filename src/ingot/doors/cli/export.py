@@ -15,7 +15,7 @@ from ingot.doors.cli.options import AsJson
 from ingot.doors.display import progress_bar
 from ingot.doors.entry import warn
 from ingot.doors.output import print_columns, print_json
-from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
+from ingot.errors import CheckpointError, ConfigError, IngotError, RunError, shown
 from ingot.runtime.files import write_atomically
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def _export_gguf(source: Weights, facts: Mapping[str, Any], dtype: str, output: 
     if output is not None and output.suffix == ".gguf":
         raise ConfigError(f"{output}: give a folder with --output; {FILE} and a Modelfile go into it")
     folder = _target_folder(source, output, "gguf", FILE, force)
-    name = (source.run or source.path).resolve().name
+    name = shown((source.run or source.path).resolve().name)
     try:
         size = write_gguf(folder, source.tensors.values(), _settings(source), facts["tokenizer"], dtype, name)
     except OSError as error:

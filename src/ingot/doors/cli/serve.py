@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.generate import DeviceName, Dtype, ModelPath, TokenizerName, Which
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, shown
 
 TOKEN = "INGOT_SERVE_TOKEN"
 
@@ -83,14 +83,15 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        listening.listen()  # or another could be bound to it too, until both listen
     except OSError as error:
         raise ConfigError(f"{host}:{port} cannot be listened at: {error.strerror or error}; choose another --port") from None
     return listening
 
 
 def _name(path: Path) -> str:
-    """What a model is called: its run folder, or its file without the ending."""
+    """What a model is called: its run folder, or its file without the ending; a name need not be UTF-8."""
     resolved = path.resolve()
     if resolved.is_file():
-        return resolved.stem
-    return resolved.parent.parent.name if resolved.parent.name == "checkpoints" else resolved.name
+        return shown(resolved.stem, kept="")
+    return shown(resolved.parent.parent.name if resolved.parent.name == "checkpoints" else resolved.name, kept="")
