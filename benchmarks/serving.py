@@ -36,9 +36,7 @@ def main() -> None:
     )
     parser.add_argument("--task-data", type=Path, help="a folder with HellaSwag's items, as `ingot eval --task-data` takes it")
     given = parser.parse_args()
-    print(
-        f"{'dtype':6} {'streams':>8} {'tokens':>7} {'seconds':>8} {'tokens/s':>9} {'rows scored/s':>14} {'of prompts asked for':>21}"
-    )
+    print(f"{'dtype':6} {'streams':>8} {'tokens':>7} {'seconds':>8} {'tokens/s':>9} {'rows scored/s':>14} {'prompts/s':>10}")
     for dtype in ("fp32", "bf16"):
         model = opened(given, dtype)
         engine = Engine(model)
@@ -48,7 +46,7 @@ def main() -> None:
             rate = streams * given.tokens / seconds
             told = f"{dtype:6} {streams:8} {given.tokens:7} {seconds:8.2f} {rate:9,.0f}"
             if streams > 1:
-                told += f" {score(model, given):14,.0f} {score_prompts(engine, given):21,.0f}"
+                told += f" {score(model, given):14,.0f} {score_prompts(engine, given):10,.0f}"
             print(told, flush=True)
         engine.close()
         if given.task_data is not None:
@@ -90,7 +88,7 @@ def rows_of(given: argparse.Namespace) -> list[list[int]]:
 
 
 def score_prompts(engine: Engine, given: argparse.Namespace) -> float:
-    """Prompts per second that clients have scored, 64 in a request: with echo, log-probabilities and one token, as lm-eval asks."""
+    """Prompts per second that clients have scored, 64 in a request: with echo, logprobs and one token, as lm-eval asks."""
     found: queue.SimpleQueue[Piece] = queue.SimpleQueue()
     rows = rows_of(given)
     began = time.perf_counter()
