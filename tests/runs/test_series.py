@@ -68,6 +68,15 @@ def test_lines_of_steps_that_no_run_has_are_damaged(path):
     assert column(series, "step") == [1, 2, 3, 4, 5, 6, 9] and (series.damaged, series.lines) == (4, 11)
 
 
+def test_lines_without_a_step_are_damaged(path):
+    with path.open("a") as file:
+        file.write(
+            '{"kind": "train", "loss": 1}\n{"kind": "evaluation", "step": "9", "val_bpb": 2}\n{"kind": "note"}\n' + line(6)
+        )
+    series = read(Series(path))
+    assert column(series, "step") == [1, 2, 3, 4, 5, 6] and (series.damaged, series.lines) == (2, 9)
+
+
 def test_two_records_in_one_line_are_a_damaged_line(path):
     with path.open("a") as file:
         file.write(line(6).strip() + "," + line(7))

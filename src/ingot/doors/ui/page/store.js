@@ -110,6 +110,7 @@ export function curve(run, kind, name, axis) {
   const along = axis === "flops" ? "tokens" : axis;
   if (!used || !known.has(name) || !known.has(along) || (axis === "flops" && !run.flops_per_token)) return null;
   let x = columns[along].subarray(0, used);
+  if (!isFinite(x[0]) || !isFinite(x[used - 1])) return null; // one damaged run must not take the axis from all others
   if (axis === "flops") x = Float64Array.from(x, (tokens) => tokens * run.flops_per_token);
   const part = (ending) => columns[name + ending]?.subarray(0, used) ?? null;
   return { x, y: part(""), low: part("_low"), high: part("_high") };
