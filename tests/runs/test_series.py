@@ -94,7 +94,8 @@ def test_a_stretch_without_a_line_is_passed_over(path, monkeypatch):
 
 def test_a_number_that_is_missing_or_none_leaves_a_gap(path):
     with path.open("a") as file:
-        file.write(line(6, loss=None) + line(7, loss="high") + line(8, loss=True) + line(9, loss=10**400) + '{"kind": "train"}\n')
+        file.write(line(6, loss=None) + line(7, loss="high") + line(8, loss=True) + line(9, loss=10**400))
+        file.write('{"kind": "train", "step": 10}\n')
     assert np.isnan(column(read(Series(path)), "loss")[5]) and len(column(read(Series(path)), "loss")) == 10
 
 
