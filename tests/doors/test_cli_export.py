@@ -262,6 +262,12 @@ def test_gguf_is_a_folder_with_a_modelfile(call, llama, run, tmp_path):
     assert told["artifact"] == str(run / "artifact" / "gguf")
 
 
+def test_a_model_whose_name_is_not_utf_8_has_one_that_is_in_gguf(call, llama, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    call("export", llama.rename(tmp_path / os.fsdecode(b"a\xff")), "--format", "gguf", "--output", tmp_path / "g")
+    assert gguf.GGUFReader(tmp_path / "g" / "model.gguf").fields["general.name"].contents() == "a\\udcff"
+
+
 @pytest.fixture
 def overlapping(data, tmp_path):
     """A run that is scored by rows that overlap."""

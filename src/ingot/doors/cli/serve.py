@@ -53,7 +53,7 @@ def serve(
 
     with progress_bar("loading"):
         model = open_any(path, device, tokenizer, dtype, which)
-    called = name or _name(path)
+    called = _called(path, name)
     app = make_app(model, called, token)
     shown = f"[{host}]" if ":" in host else host
     print(
@@ -89,9 +89,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _name(path: Path) -> str:
-    """What a model is called: its run folder, or its file without the ending; a name need not be UTF-8."""
+def _called(path: Path, name: str | None) -> str:
+    """What clients call a model: as asked, as its run folder, or as its file without the ending; none of them need be UTF-8."""
     resolved = path.resolve()
-    if resolved.is_file():
-        return shown(resolved.stem, kept="")
-    return shown(resolved.parent.parent.name if resolved.parent.name == "checkpoints" else resolved.name, kept="")
+    folder = resolved.parent.parent if resolved.parent.name == "checkpoints" else resolved
+    return shown(name or (resolved.stem if resolved.is_file() else folder.name), kept="")
