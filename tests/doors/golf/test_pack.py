@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-import typer
 from golf_toys import bare
 from typer.testing import CliRunner
 
-from ingot.doors.cli.golf import register
+from ingot.doors.cli.app import app
 from ingot.doors.golf.finished import read_run
 from ingot.doors.golf.main import golf
 from ingot.doors.golf.pack import About, pack
@@ -306,8 +305,6 @@ def test_a_submission_stays_until_the_new_one_has_its_name(logs: Path, tmp_path:
 
 
 def test_the_verb_prints_a_table_or_json(logs: Path, tmp_path: Path) -> None:
-    app = typer.Typer()
-    register(app)
     words = ["golf", "pack", str(logs / "toy1337"), str(logs / "toy1338"), "--author", "A", "--reference", "99"]
     shown = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "a"), "--name", "Name"], catch_exceptions=False)
     assert shown.exit_code == 0 and "p " in shown.stdout and str(tmp_path / "a") in shown.stdout

@@ -12,6 +12,7 @@ import typer
 
 from ingot.doors.cli.generate import DeviceName, ModelPath
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.display import progress_bar
 from ingot.doors.entry import warn
 from ingot.doors.output import print_columns, print_json
@@ -56,11 +57,7 @@ Data = Annotated[str | None, typer.Option(metavar="DIR", help="Prepared folder; 
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("export")(export)
-
-
+@app.command("export")
 def export(
     path: ModelPath,
     which: WhichOne = "latest",

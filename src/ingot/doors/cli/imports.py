@@ -9,6 +9,7 @@ import typer
 
 from ingot.doors.cli.export import Force, check_target
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 from ingot.runtime.files import user_path
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
 CKPT = (".pt", ".pth")  # how nanoGPT's files are called
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("import")(import_command)
-
-
+@app.command("import")
 def import_command(
     name: Annotated[
         str,

@@ -13,6 +13,7 @@ import typer
 
 from ingot.doors.charts.panels import Line, Panel
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.facts import run_names
 from ingot.doors.output import for_reader, print_json, visible
 from ingot.doors.status_line import is_terminal
@@ -25,11 +26,7 @@ if TYPE_CHECKING:
 PICTURE = "--output"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("plot")(plot)
-
-
+@app.command("plot")
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, drawn together.")],
     output: Annotated[

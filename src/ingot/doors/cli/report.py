@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_json, visible
 from ingot.errors import CheckpointError, ConfigError
 
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from ingot.runs.timing import Timing
 
 MOST_STALLS, MOST_SAMPLE = 5, 4000  # lines of stalls per run, characters of a sample
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("report")(report)
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,7 @@ class Reported:
     timing: Timing
 
 
+@app.command("report")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, those that go on included.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.facts import RUNS, run_record, runs_below
 from ingot.doors.output import print_columns, print_json
 from ingot.doors.status_line import duration
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
 OF_STATUS = ("run", "status", "stop_reason", "step", "tokens", "elapsed_seconds", "started_at", "loss", "val_bpb")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("runs")(runs)
-
-
+@app.command("runs")
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the runs are, or one folder further down.")] = RUNS,
     as_json: AsJson = False,

@@ -7,15 +7,12 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
+from ingot.doors.cli.verbs import app
 from ingot.doors.entry import process_start, warn
 from ingot.doors.output import print_json
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("validate", cls=SettingsCommand)(validate)
-
-
+@app.command("validate", cls=SettingsCommand)
 def validate(
     ctx: typer.Context,
     config: ConfigFile = None,
