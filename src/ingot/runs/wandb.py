@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, RunError
 from ingot.runs.folder import WANDB_ID
-from ingot.runtime.files import read_json, write_atomically, writing
+from ingot.runtime.files import read_dict, write_atomically, writing
 
 
 def check_installed(setting: str) -> None:
@@ -57,8 +57,5 @@ class WandbRun:
 
 def read_id(folder: Path) -> str | None:
     """The id that a run folder keeps."""
-    try:
-        known = read_json(folder / WANDB_ID)["id"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    known = (read_dict(folder / WANDB_ID) or {}).get("id")
     return known if isinstance(known, str) else None

@@ -140,6 +140,15 @@ def read_json(path: Path) -> Any:
             raise ValueError("it is nested too deeply") from None
 
 
+def read_dict(path: Path) -> dict[str, Any] | None:
+    """The JSON object of a file; None where there is none that can be read."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
     """A file that grows; a symbolic link is refused with ELOOP, because what it leads to is not ours."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # and a pipe is no reason to hang
