@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from ingot.doors.cli.app import app
 from ingot.doors.golf.finished import read_run
-from ingot.doors.golf.main import golf
+from ingot.doors.golf.main import Script, run_script
 from ingot.doors.golf.pack import About, pack
 from ingot.errors import CheckpointError, ConfigError
 
@@ -54,7 +54,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "data" / f"fineweb_{split}_000000.bin").write_bytes(head.tobytes() + tokens.tobytes())
     with chdir(folder):
         for seed in SEEDS:
-            assert golf({**TOY, **where(folder), "SEED": str(seed), "RUN_ID": f"toy{seed}"}) == 0
+            assert run_script(Script(), {**TOY, **where(folder), "SEED": str(seed), "RUN_ID": f"toy{seed}"}) == 0
     return folder
 
 
@@ -169,12 +169,12 @@ def test_a_run_that_was_stopped_and_went_on_brings_both_parts_of_its_log(logs: P
     """Two sessions: the first ends at step 2 of what the second then takes to 4."""
     with chdir(tmp_path):
         variables = {**TOY, **where(world), "RUN_ID": "parts", "ITERATIONS": "2"}
-        assert golf(variables) == 0
+        assert run_script(Script(), variables) == 0
         state = tmp_path / "logs" / "parts" / "state.json"
         state.write_text(state.read_text().replace("completed", "stopped"))
         with pytest.raises(CheckpointError, match="is not finished: it is stopped"):
             read_run(tmp_path / "logs" / "parts")
-        assert golf(variables | {"ITERATIONS": "4"}) == 0
+        assert run_script(Script(), variables | {"ITERATIONS": "4"}) == 0
     run = read_run(tmp_path / "logs" / "parts")
     assert run.log == (tmp_path / "logs" / "parts.txt").read_text() and run.steps == 4
     assert "step:1/2 " in run.log and "step:4/4 " in run.log and run.log.count("model_params:") == 2
