@@ -38,7 +38,7 @@ def validate(
         error.exit_code = BLOCKED  # of an instance: a config that cannot be read is a run that cannot start
         raise
     report = check(resolved.config, world_size, began=process_start())
-    if probe and not any(finding.blocks for finding in report.findings):
+    if probe and not report.findings.blocked:
         from ingot.plan.probe import add_probe
 
         add_probe(report)
