@@ -45,7 +45,7 @@ def report(
 ) -> None:
     """Write one page on runs: settings that differ, curves, speed, stalls, samples, artifacts, statistics over seeds."""
     from ingot.doors.cli.export import check_target
-    from ingot.runtime.files import write_atomically
+    from ingot.runtime.files import write_atomically, writing_output
     from ingot.runtime.pictures import check_picture
 
     if output.suffix.lower() not in (".html", ".htm"):
@@ -54,10 +54,8 @@ def report(
     check_picture(output.with_suffix(".png"), "ingot report")
     found = _read(runs)
     page = _page(found)
-    try:
+    with writing_output(output):
         write_atomically(output.resolve(), page)
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
     if as_json:
         print_json({"report": str(output), "bytes": len(page.encode()), "runs": [one.name for one in found]})
     else:
