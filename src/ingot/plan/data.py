@@ -13,13 +13,12 @@ from pathlib import Path
 from ingot.config.schema import Config
 from ingot.data.formats.gpt_simple import Pair
 from ingot.data.loading.open import open_dataset, resolve
-from ingot.data.prepare.sample import PREFIX
+from ingot.data.prepare.cached import PREFIX
 from ingot.data.store.dataset import MANIFEST, SPLITS, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.made import is_made
 from ingot.errors import DataError, IngotError, Setting
 from ingot.plan.findings import Finding, Findings
-from ingot.train.fitting import fitting_tokenizer
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 JSON_LINES = (".jsonl", ".jsonl.gz")
@@ -81,7 +80,7 @@ def _open(config: Config, facts: DataFacts, findings: Findings) -> None:
         findings.add("data.tokenizer_unknown", "error", message, TOKENIZER)
         return
     try:
-        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, fitting_tokenizer(config))
+        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.fitting_tokenizer)
     except IngotError as error:
         if (code := _code(config, error)) is not None:
             findings.append(Finding.of(code, error))

@@ -9,7 +9,6 @@ from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.plan.data import DataFacts
 from ingot.plan.findings import Findings, Severity
-from ingot.train.fitting import fitting_tokenizer
 from ingot.train.plan import refuse_idle_ranks, shapes
 
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
@@ -116,7 +115,7 @@ def check_vocabulary(config: Config, facts: DataFacts, findings: Findings) -> No
     if not ids or rows - ids <= IDLE_ROWS:
         return
     message = f"{{0}} and the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
-    advice = f"set {{1}} or prepare the text with --tokenizer {fitting_tokenizer(config)}"
+    advice = f"set {{1}} or prepare the text with --tokenizer {config.fitting_tokenizer}"
     settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
     findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
 

@@ -36,7 +36,6 @@ from ingot.runtime.memory import collected_later
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.artifact import export_artifact
 from ingot.train.export import Exporter, finish, not_begun
-from ingot.train.fitting import fitting_tokenizer
 from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
@@ -163,7 +162,7 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
     refuse_idle_ranks(config, world_size)
     if dataset is None:
-        dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, fitting_tokenizer(config))
+        dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, config.fitting_tokenizer)
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
         if config.artifact.quantiser in ("std", "gptq") and config.training.device == "mlx":

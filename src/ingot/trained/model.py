@@ -11,7 +11,7 @@ from ingot.backends.open import open_backend
 from ingot.config.schema import Config
 from ingot.data.formats.foreign import NoTokenizer
 from ingot.data.loading.open import open_dataset, resolve
-from ingot.data.prepare.sample import PREFIX
+from ingot.data.prepare.cached import PREFIX
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError

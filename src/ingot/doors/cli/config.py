@@ -59,7 +59,7 @@ def schema() -> None:
 @verbs.command("docs")
 def docs(output: OutputFile = None) -> None:
     """Print docs/configuration.md, made from the schema."""
-    from ingot.doors.cli.config_docs import markdown
+    from ingot.config.render import markdown
 
     if output is None:
         print(markdown(), end="")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ingot.doors.charts.panels import Line, Panel
+from ingot.doors.charts import Line, Panel
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.verbs import app
 from ingot.doors.facts import run_names

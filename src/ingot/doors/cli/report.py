@@ -15,8 +15,8 @@ from ingot.doors.output import print_json, visible
 from ingot.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from ingot.doors.charts import Panel
     from ingot.doors.charts.page import Page
-    from ingot.doors.charts.panels import Panel
     from ingot.runs.run import Run
     from ingot.runs.timing import Timing
 
@@ -132,7 +132,7 @@ def _settings(page: Page, found: Sequence[Reported]) -> None:
 
 
 def _curves(found: Sequence[Reported]) -> tuple[bytes, dict[str, Any]]:
-    from ingot.doors.charts.panels import Line, Panel
+    from ingot.doors.charts import Line, Panel
     from ingot.doors.charts.picture import panels_png
     from ingot.doors.cli.plot import panels_of
     from ingot.runs.curves import read_curves, read_line
