@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ingot.config.schema import Config
+from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 from ingot.errors import ConfigError, Setting
 from ingot.plan.data import DataFacts
 from ingot.plan.findings import Findings, Severity
@@ -171,6 +175,36 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: Finding
         message = f"{facts.path} has {count(supply)} tokens for this mix, and {{0}} steps read {count(total)}"
         advice = f"lower {{0}}, raise {{1}} or add data: the run {ends} at about step {step:,}"
         findings.add("data.shorter_than_plan", "warning", message, MAX_STEPS, EPOCHS, advice=advice)
+
+
+def least_bytes(config: Config, size: Size, world_size: int) -> int:
+    """What a rank takes whatever is computed at once: its state and the rows of its steps."""
+    return state_bytes(config, size) + step_bytes(config, world_size)
+
+
+def needed_bytes(config: Config, size: Size, vocab_size: int, world_size: int) -> int:
+    """About the least memory that a rank needs: its state, and the rows that it computes at once; no framework is loaded."""
+    asked = config.training.micro_batch
+    rows = min(1 if asked == "auto" else asked, max(1, config.rows_per_step // world_size))
+    return least_bytes(config, size, world_size) + rows * row_bytes(
+        config, vocab_size, bool(config.training.gradient_checkpointing)
+    )
+
+
+def has_gpu() -> bool:
+    """Whether the tool of the GPU's vendor is here."""
+    return shutil.which("nvidia-smi") is not None
+
+
+def gpu_bytes() -> int | None:
+    """The memory of the smallest GPU here by the vendor's own tool; None where there is none."""
+    if not has_gpu():
+        return None
+    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        out = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout
+        return min(int(line) for line in out.split()) << 20
+    return None
 
 
 def check_memory(name: str, needed: int, least: int, there: int | None, findings: Findings) -> None:

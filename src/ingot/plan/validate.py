@@ -13,7 +13,6 @@ from ingot.errors import CheckpointError, ConfigError, IngotError, Rename
 from ingot.plan.data import DataFacts, look_at_data
 from ingot.plan.findings import Finding, Findings, refuse
 from ingot.plan.resuming import ResumeFacts, check_output, check_resume
-from ingot.plan.size import gpu_bytes, has_gpu, least_bytes, needed_bytes
 from ingot.plan.training import (
     PlanFacts,
     check_buckets,
@@ -23,6 +22,10 @@ from ingot.plan.training import (
     check_supply,
     check_time,
     check_vocabulary,
+    gpu_bytes,
+    has_gpu,
+    least_bytes,
+    needed_bytes,
     plan_of,
 )
 from ingot.runtime.memory import host_bytes

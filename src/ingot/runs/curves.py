@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from ingot.runs.run import Run
-
 Axis = Literal["steps", "tokens", "seconds"]
 Point = tuple[float, float]
 FIELDS = {"steps": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
@@ -23,11 +21,6 @@ class Curves:
     loss: list[Point]
     val_bpb: list[Point]
     tasks: dict[str, list[Point]] = field(default_factory=dict)  # the accuracy on each task that evaluations scored
-
-
-def read_curves(run: Run, axis: Axis = "steps") -> Curves:
-    """The curves of a run up to now."""
-    return curves_of(run.metrics()[0], axis)
 
 
 def curves_of(records: Sequence[Mapping[str, Any]], axis: Axis = "steps") -> Curves:

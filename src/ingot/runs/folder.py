@@ -22,7 +22,7 @@ from ingot.runs.metrics import Metrics
 from ingot.runs.result import NAME as RESULT
 from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
-from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
+from ingot.runs.state import read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
 from ingot.runtime.files import open_to_append, read_dict, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
 from ingot.runtime.version import made_by
@@ -139,10 +139,6 @@ class RunFolder:
             lock.release()
             raise
         return lock
-
-    def heartbeat(self, every_seconds: float, warn: Callable[[str], None], **known: Any) -> Heartbeat:
-        """The context that keeps state.json fresh while the run goes on."""
-        return Heartbeat(self.path, every_seconds, warn, **known)
 
     def write_config(self, text: str) -> None:
         """Record the resolved config."""

@@ -29,7 +29,8 @@ from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
 from ingot.runs.starting import starting
-from ingot.runs.steps import Kind, saved_steps
+from ingot.runs.state import Heartbeat
+from ingot.runs.steps import Kind
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.memory import collected_later
@@ -40,7 +41,7 @@ from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
-from ingot.train.sources import begin_with_weights, begins_new, check_sources
+from ingot.train.sources import begin_with_weights, begins_new, check_sources, has_state
 from ingot.train.stopping import STOP_FILE, Shutdown
 from ingot.train.tasks import open_tasks
 from ingot.train.trainer import Trainer
@@ -169,16 +170,11 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
             raise ConfigError(f"artifact.quantiser={config.artifact.quantiser} is computed by torch, and not on mlx; choose int8")
     if config.evaluation.sample_tokens:
         prompt_ids(dataset.tokenizer, config.evaluation.sample_prompt)
-    if config.training.weights is not None and not _goes_on(config):
+    if config.training.weights is not None and not has_state(config):
         locate_weights(user_path(config.training.weights))
     if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
         raise DataError(f"{config.data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
-
-
-def _goes_on(config: Config) -> bool:
-    """Whether the run has a state of its own already."""
-    return config.training.output_dir is not None and bool(saved_steps(user_path(config.training.output_dir) / "checkpoints"))
 
 
 def _claim(
@@ -234,8 +230,7 @@ def _open_outputs(
     }
     told |= {"checkpoint": checkpoint.path.name if checkpoint is not None else None, "max_steps": config.training.max_steps}
     told["budget_seconds"] = config.budget.seconds
-    heartbeat = folder.heartbeat(config.tracking.heartbeat_seconds, reporter.message, **told)
-    stack.enter_context(heartbeat)
+    heartbeat = stack.enter_context(Heartbeat(folder.path, config.tracking.heartbeat_seconds, reporter.message, **told))
 
     def saved(path: Path, kind: Kind) -> None:
         heartbeat.update(checkpoint=path.name)

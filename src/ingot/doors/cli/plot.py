@@ -39,14 +39,14 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw training loss, bits per byte and accuracies on tasks of runs, those that go on included."""
-    from ingot.runs.curves import read_curves
+    from ingot.runs.curves import curves_of
     from ingot.runs.run import Run
     from ingot.runtime.pictures import check_picture
 
     if output is not None:
         check_picture(output, PICTURE)
     opened = [Run.open(path) for path in runs]
-    curves = {name: read_curves(run, axis) for name, run in zip(run_names(runs), opened, strict=True)}
+    curves = {name: curves_of(run.metrics()[0], axis) for name, run in zip(run_names(runs), opened, strict=True)}
     if empty := [name for name, found in curves.items() if not found.loss and not found.val_bpb]:
         raise CheckpointError(f"{empty[0]} has no step to draw yet; leave it out or wait for its first")
     text = _last_sample(opened[0]) if sample else ""

@@ -135,9 +135,9 @@ def _curves(found: Sequence[Reported]) -> tuple[bytes, dict[str, Any]]:
     from ingot.doors.charts import Line, Panel
     from ingot.doors.charts.picture import panels_png
     from ingot.doors.cli.plot import panels_of
-    from ingot.runs.curves import read_curves, read_line
+    from ingot.runs.curves import curves_of, read_line
 
-    curves = {one.name: read_curves(one.run) for one in found}
+    curves = {one.name: curves_of(one.records) for one in found}
     speeds = {one.name: read_line(one.records, "tokens_per_second") for one in found}
     lines = [Line(name, points) for name, points in speeds.items() if points]
     panels: list[Panel] = [*panels_of(curves, "steps"), *([Panel("tokens per second", "steps", lines)] if lines else [])]
