@@ -14,11 +14,10 @@ from typing import Any
 from ingot.artifact.container import artifact_sizes
 from ingot.artifact.quantise import BY_MODEL
 from ingot.backends.base import Inference, Rounder, Rounding
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_inference
 from ingot.config.schema import ArtifactSection, Config
 from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import evaluator_of
-from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
 K = 8.0  # without a limit
@@ -76,7 +75,7 @@ def find_codes(
     a = config.artifact
     if a.quantiser not in BY_MODEL:
         return {}
-    model = open_backend(config, dataset.tokenizer.vocab_size, Ranks(), train=False)
+    model = open_inference(config, dataset.tokenizer.vocab_size)
     model.load_weights({record.name: record for record in weights}, "the model")
     calibration, score = _text(config, dataset, model)
     rounder = model.rounder(calibration if a.quantiser == "gptq" else [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ingot.backends.base import Inference
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_inference
 from ingot.config.schema import Config
 from ingot.data.formats.foreign import NoTokenizer
 from ingot.data.loading.open import open_dataset, resolve
@@ -18,7 +18,6 @@ from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Evaluator, Score, evaluator_of
 from ingot.eval.self_test import Check, self_test
 from ingot.generate.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, prompt_ids
-from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
 
 AT_ONCE = 64  # texts that are written side by side at most: more make a step slower, not the whole faster
@@ -254,7 +253,7 @@ def _agree(one: Tokenizer, other: Tokenizer) -> bool:
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
     """Put weights on a device, ready to write and to be judged; to write only, as another `dtype`: fp32, bf16 or fp16."""
-    backend = open_backend(settings_on(weights, device), tokenizer.vocab_size, Ranks(), train=False)
+    backend = open_inference(settings_on(weights, device), tokenizer.vocab_size)
     backend.load_weights(weights.tensors, str(weights.path))
     model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
     return model if dtype is None else model.cast(dtype)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ingot.backends.base import Group
 from ingot.backends.torch.attention import group_heads
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, build_outline
@@ -55,17 +54,16 @@ class TorchInference:
         self._attention, self._grouped, self._deterministic = "default", False, False
 
     @classmethod
-    def of(cls, config: Config, vocab_size: int, ranks: Ranks, group: Group | None) -> TorchInference:
+    def of(cls, config: Config, vocab_size: int) -> TorchInference:
         """The model of a config, still without weights."""
-        device = find_torch_device(config.training.device, ranks.local_rank)
+        device = find_torch_device(config.training.device)
         asked = config.training.precision
         precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be judged anywhere
-        together = group_of(group, ranks, device)
         if config.model.family == "file":  # it may compute buffers, which `to_empty` would leave undefined
             model = build_model(config, vocab_size).to(torch_device(device))
         else:
             model = build_outline(config, vocab_size)
-        return cls(model.eval(), vocab_size, device, precision, together)
+        return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
     @torch.no_grad()
     def score(self, batch: Batch) -> float:
@@ -160,8 +158,3 @@ class TorchInference:
         if grouped != self._grouped:
             group_heads(self.model, grouped)
             self._grouped = grouped
-
-
-def group_of(group: Group | None, ranks: Ranks, device: Device) -> Collectives:
-    """The group that was given, or one of the ranks' own."""
-    return group if isinstance(group, Collectives) else Collectives(ranks, device)
