@@ -33,7 +33,7 @@ from ingot.data.prepare.holdout import (
     training_texts,
 )
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
-from ingot.data.store.dataset import SPLITS, Manifest, SplitCounts, split_counts
+from ingot.data.store.dataset import SPLITS, Manifest, SplitCounts, recorded_counts
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
@@ -122,10 +122,7 @@ def prepare(
         folder=output,
         tokenizer=built.kind,
         vocab_size=built.vocab_size,
-        splits={
-            name: split_counts(split.documents, split.tokens, split.bytes, split.piece_bytes)
-            for name, split in manifest.splits.items()
-        },
+        splits={name: recorded_counts(split) for name, split in manifest.splits.items()},
         empty_documents=last.empty,
         ignored_files=len(ignored),
         continued_documents=continued,

@@ -258,6 +258,11 @@ def split_counts(documents: int | None, tokens: int, size: int | None, piece_byt
     return SplitCounts(documents, tokens, size, piece_bytes, known / tokens if tokens and known is not None else None)
 
 
+def recorded_counts(record: SplitRecord) -> SplitCounts:
+    """What dataset.json says of a split."""
+    return split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes)
+
+
 @dataclass(frozen=True)
 class Description:
     """What dataset.json says; manifest and tokenizer are None where they cannot be read."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.data.store.dataset import MANIFEST, SplitCounts, split_counts
+from ingot.data.store.dataset import MANIFEST, SplitCounts, recorded_counts, split_counts
 from ingot.data.store.findings import Finding
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.verify.checks import check_bytes, check_marks, check_range, check_round_trip, check_sha256
@@ -138,7 +138,7 @@ def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Mete
     record, findings, tokenizer = split.record, folder.findings, folder.tokenizer
     sound = check_sha256(split, findings) and split.whole
     index = _index(split, findings)
-    told = split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes) if record else None
+    told = recorded_counts(record) if record else None
     if tokenizer is None:
         return None, told or split_counts(None, split.tokens, None, None)
     counts, starts = count_documents(split, tokenizer, index, meter.tell)
