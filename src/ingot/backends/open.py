@@ -28,7 +28,7 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
 
 
 def open_inference(config: Config, vocab_size: int) -> Inference:
-    """The model of a config on its device, to write and to be judged; it has no weights before `load_weights`."""
+    """The model of a config on its device, to write and to be scored; it has no weights before `load_weights`."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference

@@ -2,7 +2,7 @@
 
 Bytes follow a law: twice the step, one bit less per weight. So the steps of the matrices that just fit are a matter of a few
 estimates, for each of some steps of the tables; which of these pairs is best is scored on training text. Validation text has no
-part in it: a file that was chosen by the text it is judged on would look better than it is.
+part in it: a file that was chosen by the text it is scored on would look better than it is.
 """
 
 from __future__ import annotations

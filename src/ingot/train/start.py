@@ -223,7 +223,7 @@ def _open_outputs(
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
     else:
-        folder.metrics.truncate_after(checkpoint.step, judged=checkpoint.progress.get("val_step") == checkpoint.step)
+        folder.metrics.truncate_after(checkpoint.step, evaluated=checkpoint.progress.get("val_step") == checkpoint.step)
     known = checkpoint.progress if checkpoint is not None else {}
     told: dict[str, Any] = {
         name: known[name] for name in ("step", "loss", "val_bpb", "tokens", "elapsed_seconds") if name in known

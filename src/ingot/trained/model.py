@@ -1,4 +1,4 @@
-"""The one way to open a trained model, and what can be done with it: let it write, and judge it."""
+"""The one way to open a trained model, and what can be done with it: let it write, and score it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Start:
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """A trained model ready to write or to be judged, with the tokenizer it was trained with."""
+    """A trained model ready to write or to be scored, with the tokenizer it was trained with."""
 
     weights: Weights  # what is known of it; the tensors are the backend's
     tokenizer: Tokenizer
@@ -252,7 +252,7 @@ def _agree(one: Tokenizer, other: Tokenizer) -> bool:
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
-    """Put weights on a device, ready to write and to be judged; to write only, as another `dtype`: fp32, bf16 or fp16."""
+    """Put weights on a device, ready to write and to be scored; to write only, as another `dtype`: fp32, bf16 or fp16."""
     backend = open_inference(settings_on(weights, device), tokenizer.vocab_size)
     backend.load_weights(weights.tensors, str(weights.path))
     model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory

@@ -1,4 +1,4 @@
-"""A model that writes and is judged: scores, tokens and weights, by the average of the weights where one is kept."""
+"""A model that writes and is scored: scores, tokens and weights, by the average of the weights where one is kept."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class MLXInference(Alone):
     def of(cls, config: Config, vocab_size: int) -> MLXInference:
         """The model of a config, still without weights."""
         asked = config.training.precision
-        precision = "bf16" if asked == "bf16" else "fp32"  # what a GPU trained in fp16 must be judged anywhere
+        precision = "bf16" if asked == "bf16" else "fp32"  # what a GPU trained in fp16 must be scored anywhere
         return cls(outline(config, vocab_size), {}, vocab_size, precision, Ranks())
 
     def score(self, batch: Batch) -> float:

@@ -1,4 +1,4 @@
-"""A model that writes and is judged: scores, tokens and weights, by the average of the weights where one is kept."""
+"""A model that writes and is scored: scores, tokens and weights, by the average of the weights where one is kept."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TorchInference:
         """The model of a config, still without weights."""
         device = find_torch_device(config.training.device)
         asked = config.training.precision
-        precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be judged anywhere
+        precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be scored anywhere
         if config.model.family == "file":  # it may compute buffers, which `to_empty` would leave undefined
             model = build_model(config, vocab_size).to(torch_device(device))
         else:

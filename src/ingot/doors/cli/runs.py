@@ -47,10 +47,10 @@ def _listed(run: Run) -> dict[str, Any]:
 def _best(run: Run) -> dict[str, Any] | None:
     """The last evaluation that was the best so far, as the run itself compared them: by the same rows."""
     try:
-        judged = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
+        evaluations = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
     except IngotError:  # a damaged line of metrics.jsonl is no reason to hide the other runs
         return None
-    return next((record for record in reversed(judged) if record.get("best") and record.get("val_bpb") is not None), None)
+    return next((record for record in reversed(evaluations) if record.get("best") and record.get("val_bpb") is not None), None)
 
 
 def _data(run: Run) -> str | None:

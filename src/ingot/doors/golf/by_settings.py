@@ -99,7 +99,7 @@ def _score(environment: Mapping[str, str]) -> int:
 
 
 def score_artifact(path: Path, settings: Mapping[str, Any]) -> Score:
-    """The score of a file, which says how its model is built and judged; where the data are is in the settings."""
+    """The score of a file, which says how its model is built and scored; where the data are is in the settings."""
     artifact = read_artifact(path)
     told = artifact.facts.get("config")
     if not isinstance(told, dict) or not all(isinstance(section, dict) for section in told.values()):
