@@ -43,9 +43,9 @@ def _accuracies(evaluations: Iterable[Mapping[str, Any]], axis: Axis) -> dict[st
     return found
 
 
-def read_line(records: Iterable[Mapping[str, Any]], name: str, axis: Axis = "steps") -> list[Point]:
+def read_line(records: Iterable[Mapping[str, Any]], name: str) -> list[Point]:
     """A number of the records of steps, thinned out."""
-    return thinned(_points((record for record in records if record.get("kind") == "train"), axis, name))
+    return thinned(_points((record for record in records if record.get("kind") == "train"), "steps", name))
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

@@ -218,7 +218,6 @@ def write_dataset(
     *,
     source: Any,
     shard_tokens: int = SHARD_TOKENS,
-    overwrite: bool = False,
 ) -> Manifest:
     """Writes the folder `output` from documents that know their split; it appears complete or not at all."""
     manifest, _, _ = _write(
@@ -228,7 +227,7 @@ def write_dataset(
         partial(local_engine, tokenizer, 1),
         source=source,
         shard_tokens=shard_tokens,
-        overwrite=overwrite,
+        overwrite=False,
         work=None,
     )
     return manifest
