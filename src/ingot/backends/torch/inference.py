@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -69,15 +70,9 @@ class TorchInference:
     def score(self, batch: Batch) -> float:
         """The summed loss of the targets that count; the model also runs where none does, because other ranks' models do."""
         count = int(np.count_nonzero(batch[:, 1] != IGNORED))
-        self._show(average=True)
-        training = self.model.training
-        self.model.eval()
-        try:
-            with self._arithmetic():
-                mean = float((self._forward or self.model)(*self._upload(batch)))
-                return mean * count if count else 0.0
-        finally:
-            self.model.train(training)
+        with self._evaluating(), self._arithmetic():
+            mean = float((self._forward or self.model)(*self._upload(batch)))
+        return mean * count if count else 0.0
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token."""
@@ -87,16 +82,11 @@ class TorchInference:
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Log-probabilities of tokens that are there."""
-        self._show(average=True)
-        training = self.model.training
-        self.model.eval()
         try:
-            with self._arithmetic("default"):  # the kernel that is fastest for training does not take every shape
+            with self._evaluating(), self._arithmetic("default"):  # the fastest kernel for training does not take every shape
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
-        finally:
-            self.model.train(training)
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of, on the rank that writes."""
@@ -136,6 +126,17 @@ class TorchInference:
         if ours:
             self.model.to(DTYPES[precision])
         return ours
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """A block in which the model holds the average of the weights and drops nothing."""
+        self._show(average=True)
+        training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(training)
 
     def _show(self, average: bool) -> None:
         """Let the model hold the average of the weights, or the weights themselves."""
