@@ -183,7 +183,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
 
 def read_kind(path: Path) -> Kind:
     """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
-    kind = (read_dict(path / INDEX) or {}).get("kind")
+    kind: Any = (read_dict(path / INDEX) or {}).get("kind")
     return kind if kind in get_args(Kind) else "regular"
 
 
