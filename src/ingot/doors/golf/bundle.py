@@ -85,7 +85,7 @@ INSTEAD = {
     "ingot": "ingot.doors.golf.alone",
     "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
     "ingot.backends.torch.threads": "ingot.doors.golf.alone.threads",
-    "ingot.config.families": "ingot.doors.golf.alone.families",
+    "ingot.config.families": "ingot.doors.golf.alone.registry",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
     "ingot.config.render": "ingot.doors.golf.alone.render",
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
@@ -139,7 +139,7 @@ BY_SETTINGS = Program(
     {
         **INSTEAD,
         "ingot.artifact.fresh_process": "ingot.doors.golf.alone.fresh_process",
-        "ingot.config.families": "ingot.doors.golf.alone.frontier_families",
+        "ingot.config.families": "ingot.doors.golf.alone.frontier_registry",
         "ingot.model.registry": "ingot.doors.golf.alone.frontier_registry",
     },
     "Settings are environment variables: DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, MAX_WALLCLOCK_SECONDS, and any setting by its\n"
