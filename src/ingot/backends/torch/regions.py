@@ -1,7 +1,8 @@
 """A model compiled in parts: its blocks, which share their graphs, and its loss. What lies between them stays as it is.
 
 A whole model is traced and compiled layer by layer; of equal blocks the first is compiled and the others reuse it. The compiler
-then sees no further than a block.
+then sees no further than a block, or than one of the methods that the block names as its `compiled_parts`: those that rows do
+not matter to are compiled once for all row lengths.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class CompiledBlocks(nn.Module):
             )
         self.model, self.on = model, False
         for block in model.blocks:  # type: ignore[union-attr]
-            block.forward = self._switched(block.forward)
+            for name in getattr(block, "compiled_parts", ("forward",)):
+                setattr(block, name, self._switched(getattr(block, name)))
         if callable(loss := getattr(model, "head_loss", None)):
             model.head_loss = self._switched(loss)  # type: ignore[assignment]
 
