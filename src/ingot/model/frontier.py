@@ -60,7 +60,7 @@ def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
     return create_block_mask(visibility(window), None, None, length, length, device=device)
 
 
-kept_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)  # where it is not a part of a graph that makes it anew
+kept_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)
 
 
 class Linear(nn.Linear):
@@ -217,6 +217,7 @@ class Frontier(nn.Module):
         self.head_size, self.kv_heads = s.width // s.heads, s.kv_heads or s.heads
         self.skips = s.layers // 2 if s.skips else 0
         self.windowed = not all(s.is_long(layer) for layer in range(s.layers))
+        self.ready_mask: BlockMask | None = None
         self.embedding = nn.Embedding(vocab_size, s.width)
         self.blocks = nn.ModuleList(Block(s, vocab_size, layer) for layer in range(s.layers))
         self.lm_head = None if s.tied else Linear(s.width, vocab_size)
@@ -239,7 +240,13 @@ class Frontier(nn.Module):
         """What a stage of training may change."""
         if window < 1 or window != int(window):
             raise ValueError(f"window={window} is not a number of tokens")
-        self.window = int(window)
+        self.window, self.ready_mask = int(window), None
+
+    def make_ready(self, tokens: Tensor) -> None:
+        """Make the mask that a compiled pass over such rows needs; as a part of its graph it takes as long to trace as layers."""
+        T, device = tokens.size(1), tokens.device
+        if self.windowed and self.window < T and is_fused(device, self.head_size, 0.0):
+            self.ready_mask = kept_row_blocks(T, self.window, device)
 
     @property
     def head(self) -> Tensor:
@@ -290,11 +297,17 @@ class Frontier(nn.Module):
         visible = visibility(window, documents)
         if is_fused(device, self.head_size, 0.0) and not start:
             if documents is None:
-                return (row_blocks if torch.compiler.is_compiling() else kept_row_blocks)(T, window, device)
+                return self._row_mask(T, device)
             return fused(create_block_mask)(visible, tokens.size(0), None, T, T, device=device)
         query, key = torch.arange(start, start + T, device=device)[:, None], torch.arange(start + T, device=device)
         row = torch.arange(tokens.size(0), device=device)[:, None, None, None]
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
+
+    def _row_mask(self, length: int, device: torch.device) -> BlockMask:
+        if not torch.compiler.is_compiling():
+            return kept_row_blocks(length, self.window, device)
+        mask = self.ready_mask
+        return mask if mask is not None and mask.seq_lengths == (length, length) else row_blocks(length, self.window, device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every next token, from hidden states; always between plus and minus the softcap."""

@@ -7,8 +7,9 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from ingot.backends.torch import regions
-from ingot.backends.torch.regions import CompiledBlocks
+from ingot.backends.torch.regions import CompiledBlocks, compiled_whole
 from ingot.errors import ConfigError
+from ingot.model import frontier
 from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)
@@ -79,3 +80,23 @@ def test_the_model_called_by_its_own_name_is_not_compiled(graphs):
 def test_a_model_without_blocks_is_told():
     with pytest.raises(ConfigError, match=r"training\.compile=blocks needs a model with `blocks`"):
         CompiledBlocks(torch.nn.Linear(2, 2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("compiled", "graphs"), [(compiled_whole, 2), (CompiledBlocks, 7)])
+def test_masks_of_rows_are_made_outside_of_graphs_and_rows_of_a_length_compiled_once(monkeypatch, compiled, graphs):
+    torch._dynamo.reset()
+    model = FAMILIES["frontier"](vocab_size=50, context=32, layers=2, heads=1, width=16, kv_heads=1, window=4)
+    for block in model.blocks:
+        block.attn.o.weight.normal_()
+    batches = [torch.randint(50, shape) for shape in ((2, 32), (4, 16), (2, 32))]
+    plain, seen, compile_it = [model(tokens) for tokens in batches], [], torch.compile
+    monkeypatch.setattr(frontier, "is_fused", lambda *_: True)
+    backend = lambda graph, inputs: seen.append(graph.code) or graph.forward  # noqa: E731
+    monkeypatch.setattr(regions.torch, "compile", lambda function, **how: compile_it(function, backend=backend, **how))
+    module = compiled(model)
+    for tokens, expected in zip(batches, plain, strict=True):
+        torch.testing.assert_close(module(tokens), expected, atol=1e-5, rtol=1e-4)
+    assert len(seen) == graphs and not any("vmap" in code for code in seen)
+    assert sum("flex_attention" in code for code in seen) == 2
+    torch._dynamo.reset()
