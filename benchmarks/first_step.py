@@ -4,15 +4,18 @@ Every column is a fresh process that goes the way of `ingot train`, with caches 
 about kernels): `new` finds them empty, `seen` as `new` left them. The text is the packaged sample, prepared before, unless --data
 names other; the model is one of step_profile.py or a recipe with all of its stages. A phase begins when the display would name
 it; lines in brackets are parts of phases. Below the table, for every phase that compiled: graphs, what the compiler took and what
-it found in its caches. --sample tells in which functions the main thread was, by looking at it 200 times a second.
+it found in its caches. --sample tells in which functions the main thread was, by looking at it 200 times a second; --driver lets
+the GPU's driver begin while Python still imports torch, to see what that would save.
 
     python benchmarks/first_step.py [--shape 124m-64x1024 ...] [--recipe golf/frontier ...] [--set training.compile=blocks ...]
-        [--sample 12] [--results first.jsonl]
+        [--sample 12] [--driver] [--results first.jsonl]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -142,6 +145,18 @@ class Samples:
         }
 
 
+def wake_driver(phases: Phases) -> None:
+    """Make the context of the first GPU that torch will use, from another thread: calls by ctypes let Python go on."""
+    began = time.perf_counter()
+    with contextlib.suppress(OSError):  # no driver
+        driver, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+        driver.cuInit(0)
+        phases.parts["driver: init"] = time.perf_counter() - began
+        driver.cuDeviceGet(ctypes.byref(device), 0)
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    phases.parts["driver: init and context, beside the imports"] = time.perf_counter() - began
+
+
 def priming_names(config: Any) -> list[str]:
     """What each priming step is called, and the undoing after the last."""
     from ingot.train.plan import shapes
@@ -155,6 +170,8 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     """Train to the first step in this process; what it took."""
     phases, count = Phases(began), settings.pop("sample", 0)
     samples = Samples(phases) if count else None
+    if settings.pop("driver", False):
+        threading.Thread(target=wake_driver, args=[phases], name="driver", daemon=True).start()
     phases.mark("imports")
     import torch
 
@@ -197,12 +214,11 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def started(shape: Any, changes: dict[str, Any], folder: Path, number: int, sample: int = 0) -> dict[str, Any]:
+def started(shape: Any, changes: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
     """What a fresh process with the caches of this folder took."""
     caches = {name: str(folder / place) for name, place in CACHES.items()}
     settings = {
         **shape.changes, **RUN, "recipe": shape.recipe, "training.output_dir": str(folder / f"run-{number}"), **changes,
-        "sample": sample,
     }  # fmt: skip
     command = [sys.executable, __file__, "--child", json.dumps(settings), str(time.time())]
     ended = subprocess.run(command, env={**os.environ, **caches}, capture_output=True, text=True)
@@ -262,6 +278,7 @@ def main() -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="another setting of the run; JSON or text"
     )
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="print the N functions most often seen in each phase")
+    parser.add_argument("--driver", action="store_true", help="begin the GPU's driver before torch is imported")
     parser.add_argument("--results", type=Path, help="file that a line of JSON per program is appended to")
     parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU")
     arguments = parser.parse_args()
@@ -273,8 +290,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             prepare(folder)
-            more = {**changes, "model.vocab_size": 260} if arguments.toy else changes
-            rows = {kind: started(shape, more, folder, number, arguments.sample) for number, kind in enumerate(("new", "seen"))}
+            more = changes | {"sample": arguments.sample, "driver": arguments.driver}
+            more |= {"model.vocab_size": 260} if arguments.toy else {}
+            rows = {kind: started(shape, more, folder, number) for number, kind in enumerate(("new", "seen"))}
         show(name, rows)
         if arguments.results:
             with arguments.results.open("a") as file:

@@ -30,7 +30,7 @@ def test_a_recipe_with_stages_has_a_phase_for_each_priming_step_of_each(tmp_path
     tiny = {"model.layers": 2, "model.width": 32, "model.vocab_size": 260, "model.window": 8, "data.seq_len": 32}
     stages = [{"share": 0.5, "seq_len": 16}, {"share": 0.5, "seq_len": 32}]
     more = {"training.stages": stages, "training.tokens_per_step": 64, "training.device": "cpu"}
-    settings = {**first_step.RUN, **tiny, **more, "training.output_dir": str(tmp_path / "run"), "sample": 3}
+    settings = {**first_step.RUN, **tiny, **more, "training.output_dir": str(tmp_path / "run"), "sample": 3, "driver": True}
     found = first_step.child({"recipe": "golf/frontier", **settings}, time.time())
     assert [name for name in found["phases"] if name.startswith("priming")] == [
         f"priming step {step}, stage {stage}" for stage in ("1 (rows of 16)", "2 (rows of 32)") for step in (1, 2)
