@@ -122,7 +122,8 @@ class TorchBackend(TorchInference):
         noted = False
         if not kept:  # what a run before this one found; the first rank's note is everybody's
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
-            noted = bool(kept) and self.ranks.world_size == 1  # then it is of this machine
+            # Of this machine. In deterministic mode a second run does all that the first did, trials too.
+            noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
         known = kept.get("stages", [kept])
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._stages = []
