@@ -77,15 +77,15 @@ class Trainer:
         self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self, shutdown: Shutdown) -> None:
-        """Take the priming steps of every stage, which leave no trace; a stop breaks them off."""
+        """Take the priming steps of every stage that is not over, which leave no trace; a stop breaks them off."""
         asked = self.config.training.priming_steps
         steps = (PRIMING_STEPS if self.backend.tuned().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
         self.reporter.waiting("compiling" if self.backend.tuned().get("compile") else "priming")
-        plans = [replace(plan, step=step) for plan in shapes(self.config) for step in range(steps)]
-        alone = self.backend.ranks.world_size == 1
-        with suppress(Interrupted), self.backend.without_trace(), shutdown.breaking_off(alone):
+        left = shapes(self.config)[plan_step(self.config, self.progress.position(self.clock.elapsed)).stage :]
+        plans = [replace(plan, step=step) for plan in left for step in range(steps)]
+        with suppress(Interrupted), self.backend.without_trace(), shutdown.breaking_off(self.backend.ranks.world_size == 1):
             for done, plan in enumerate(plans, 1):
                 if self.backend.maximum([shutdown.requested])[0]:
                     break

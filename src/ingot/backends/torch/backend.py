@@ -119,8 +119,11 @@ class TorchBackend(TorchInference):
         here, there = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without a CPU's threads
         if here != there or kept.get("world_size") != self.ranks.world_size:
             kept = {}
+        noted = False
         if not kept:  # what a run before this one found; the first rank's note is everybody's
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
+            # Of this machine. In deterministic mode a second run does all that the first did, trials too.
+            noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
         known = kept.get("stages", [kept])
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._stages = []
@@ -128,7 +131,9 @@ class TorchBackend(TorchInference):
             self._settle_threads(*stages[0], kept)
         able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
         used = kept.get("kernels", []) if kept else None
-        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, lambda: self._try(one), self.maximum)
+        # A pass may compile masked attention for this one row: seconds, for what the note answers.
+        attempt = None if noted else lambda: self._try(one)
+        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, attempt, self.maximum)
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}))
