@@ -38,6 +38,19 @@ def test_a_model_learns_the_same_with_its_kernels(family, settings):
         torch.testing.assert_close(fused(tokens, targets), plain(tokens, targets))
 
 
+@pytest.mark.parametrize(("family", "settings"), [FAMILIES[0], FAMILIES[2], FAMILIES[3], FAMILIES[5]])
+def test_a_model_with_a_head_of_8_bits_learns_nearly_the_same(family, settings):
+    plain = make(family, **settings)
+    coarse = copy.deepcopy(plain)
+    coarse.fp8_head = True
+    tokens, targets = tokens_of(), targets_of()
+    found, expected = gradients(coarse, tokens, targets), gradients(plain, tokens, targets)
+    far = [(found[name] - grad).norm() / grad.norm() for name, grad in expected.items()]
+    assert 0 < min(far) and max(far) < 0.15
+    with torch.no_grad():
+        assert torch.equal(coarse(tokens, targets), plain(tokens, targets))
+
+
 def test_a_compiled_model_with_kernels_is_one_graph():
     model = make("golf", kv_heads=1)
     use_kernels(model, NAMES)
