@@ -63,7 +63,7 @@ def test_of_the_wide_inner_layer_one_tensor_waits_for_the_backward_pass(activati
 def sizes_and_tiles():
     from ingot.model.kernels.triton_mlp import TILES, Tiles
 
-    small = Tiles(32, 32, 16, 2, 4, 1)
+    small = Tiles(32, 64, 16, 2, 4, 1)
     shapes = [(5, 16, 24), (70, 40, 72), (64, 32, 64), (33, 24, 200)]
     return [(shape, small) for shape in shapes] + [((130, 72, 264), TILES)]
 

@@ -47,7 +47,7 @@ def activated_product(
     scores = x.new_empty(M, N) if keeps_scores else y
     _activated_product[_programs(x, M, N, tiles)](
         _described(x, tiles.rows, tiles.inner), _described(up, tiles.columns, tiles.inner),
-        _described(y, tiles.rows, tiles.columns // 2), _described(scores, tiles.rows, tiles.columns // 2),
+        _described(y, tiles.rows, tiles.columns // 4), _described(scores, tiles.rows, tiles.columns // 4),
         x if bias is None else bias, M, N=N, C=C, ACTIVATION=activation, BIASED=bias is not None, KEEPS_SCORES=keeps_scores,
         ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
@@ -61,10 +61,9 @@ def sloped_product(
     (M, C), N = dy.shape, down.size(1)
     d_scores = dy.new_empty(M, N)
     y = dy.new_empty(M, N) if keeps_scores else d_scores
-    half = tiles.columns // 2
     _sloped_product[_programs(dy, M, N, tiles)](
         _described(dy, tiles.rows, tiles.inner), _described(down, tiles.inner, tiles.columns),
-        _described(kept, tiles.rows, half), _described(d_scores, tiles.rows, half), _described(y, tiles.rows, half),
+        _described(d_scores, tiles.rows, tiles.columns // 4), _described(y, tiles.rows, tiles.columns // 4), kept,
         M, N=N, C=C, ACTIVATION=activation, KEEPS_SCORES=keeps_scores,
         ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
@@ -106,18 +105,27 @@ def _slope(kept, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The left and the right columns of a tile: they are written one after the other, which takes half of the memory."""
-    return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, HALF)), (0, 2, 1)))
+def _halves(tile):  # type: ignore[no-untyped-def]
+    """The left and the right columns of a tile."""
+    return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _quarters(tile):  # type: ignore[no-untyped-def]
+    """Columns of a tile that are written one after the other: two programs then find room on a multiprocessor."""
+    left, right = _halves(tile)
+    first, second = _halves(left)
+    third, fourth = _halves(right)
+    return first, second, third, fourth
 
 
 @triton.jit
 def _write_activated(  # type: ignore[no-untyped-def]
     part, row, column, y, scores, bias, N: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
-    KEEPS_SCORES: tl.constexpr, HALF: tl.constexpr,
+    KEEPS_SCORES: tl.constexpr,
 ):  # fmt: skip
     if BIASED:
-        at = column + tl.arange(0, HALF)
+        at = column + tl.arange(0, part.shape[1])
         part += tl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
     if KEEPS_SCORES:
         kept = part.to(scores.dtype)
@@ -132,7 +140,7 @@ def _activated_product(  # type: ignore[no-untyped-def]
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, KEEPS_SCORES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    HALF: tl.constexpr = COLUMNS // 2
+    QUARTER: tl.constexpr = COLUMNS // 4
     ACROSS: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     tiles = tl.cdiv(M, ROWS) * ACROSS
@@ -145,16 +153,25 @@ def _activated_product(  # type: ignore[no-untyped-def]
             total = tl.dot(x.load([row, step * INNER]), up.load([column, step * INNER]).T, total)
         written += programs
         row, column = written // ACROSS * ROWS, written % ACROSS * COLUMNS
-        left, right = _halves(total, ROWS, HALF)
-        _write_activated(left, row, column, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES, HALF)
-        _write_activated(right, row, column + HALF, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES, HALF)
+        a, b, c, d = _quarters(total)
+        _write_activated(a, row, column, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
+        _write_activated(b, row, column + QUARTER, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
+        _write_activated(c, row, column + 2 * QUARTER, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
+        _write_activated(d, row, column + 3 * QUARTER, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
+
+
+@triton.jit
+def _read(kept, row, column, M, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, WIDTH)
+    at = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    return tl.load(kept + at, mask=(rows < M)[:, None] & (columns < N)[None, :], other=0.0)
 
 
 @triton.jit
 def _write_sloped(  # type: ignore[no-untyped-def]
-    part, row, column, kept, d_scores, y, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr
+    part, known, row, column, d_scores, y, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr
 ):  # fmt: skip
-    known = kept.load([row, column]).to(tl.float32)
+    known = known.to(tl.float32)
     d_scores.store([row, column], (part * _slope(known, ACTIVATION)).to(d_scores.dtype))
     if KEEPS_SCORES:
         y.store([row, column], _activated(known, ACTIVATION).to(y.dtype))
@@ -162,22 +179,24 @@ def _write_sloped(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sloped_product(  # type: ignore[no-untyped-def]
-    dy, down, kept, d_scores, y, M, N: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr,
+    dy, down, d_scores, y, kept, M, N: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    HALF: tl.constexpr = COLUMNS // 2
+    QUARTER: tl.constexpr = COLUMNS // 4
     ACROSS: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
-    tiles = tl.cdiv(M, ROWS) * ACROSS
-    programs = tl.num_programs(0)
-    written = tl.program_id(0) - programs
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=True):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS) * ACROSS, tl.num_programs(0)):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
+        # Asked for before the product, into registers, so that they are there when it is.
+        first = _read(kept, row, column, M, N, ROWS, QUARTER)
+        second = _read(kept, row, column + QUARTER, M, N, ROWS, QUARTER)
+        third = _read(kept, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)
+        fourth = _read(kept, row, column + 3 * QUARTER, M, N, ROWS, QUARTER)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for step in range(STEPS):
             total = tl.dot(dy.load([row, step * INNER]), down.load([step * INNER, column]), total)
-        written += programs
-        row, column = written // ACROSS * ROWS, written % ACROSS * COLUMNS
-        left, right = _halves(total, ROWS, HALF)
-        _write_sloped(left, row, column, kept, d_scores, y, ACTIVATION, KEEPS_SCORES)
-        _write_sloped(right, row, column + HALF, kept, d_scores, y, ACTIVATION, KEEPS_SCORES)
+        a, b, c, d = _quarters(total)
+        _write_sloped(a, first, row, column, d_scores, y, ACTIVATION, KEEPS_SCORES)
+        _write_sloped(b, second, row, column + QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
+        _write_sloped(c, third, row, column + 2 * QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
+        _write_sloped(d, fourth, row, column + 3 * QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
