@@ -21,7 +21,7 @@ def test_a_toy_is_timed_with_and_without_each_kernel(monkeypatch, capsys):
 
 def test_the_kernels_are_timed_by_themselves(monkeypatch, capsys):
     said = run(monkeypatch, capsys, "--alone")
-    assert "head and loss, fused" in said and "with backward  fused" in said
+    assert "head and loss, fused" in said and "head and loss, 8 bits" in said and said.count("with backward  fused") == 2
 
 
 def test_a_kernel_that_the_model_has_no_use_for_is_no_variant():
