@@ -161,7 +161,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused_mlp and torch.is_grad_enabled():
-            return fused_mlp(x, self.fc, self.down, "relu2")
+            return fused_mlp(x, self.fc.weight, None, self.down.weight, "relu2")
         return self.down(F.relu(self.fc(x)).square())
 
 

@@ -42,8 +42,12 @@ class Linear(nn.Linear):
     def __init__(self, inside: int, outside: int):
         super().__init__(inside, outside, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+    def scaled(self, scale: Tensor | None) -> Tensor:
+        """The weights, each row times its number of the scale, where there is one."""
+        return self.weight if scale is None else scale[:, None] * self.weight
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return F.linear(x, self.scaled(scale).to(x.dtype))
 
 
 class Attention(nn.Module):
@@ -60,7 +64,9 @@ class Attention(nn.Module):
         self.proj = Linear(width, width)
         self.q_gain = nn.Parameter(torch.full((heads,), qk_gain))
 
-    def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None, scale: Tensor | None = None
+    ) -> Tensor:
         B, T, C = x.shape
         layers = self.c_q, self.c_k, self.c_v
         projected = project_at_once(x, *layers) if self.fused_qkv else [layer(x) for layer in layers]
@@ -74,7 +80,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
         y = causal_attention(q, k, v, mask=mask, grouped=self.grouped_heads)
-        return self.proj(y.transpose(1, 2).reshape(B, T, C))
+        return self.proj(y.transpose(1, 2).reshape(B, T, C), scale)
 
 
 class MLP(nn.Module):
@@ -85,13 +91,15 @@ class MLP(nn.Module):
         self.fc = Linear(width, multiple * width)
         self.proj = Linear(multiple * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         if self.fused_mlp and torch.is_grad_enabled():
-            return fused_mlp(x, self.fc, self.proj, "relu2")
-        return self.proj(F.relu(self.fc(x)).square())
+            return fused_mlp(x, self.fc.weight, None, self.proj.scaled(scale), "relu2")
+        return self.proj(F.relu(self.fc(x)).square(), scale)
 
 
 class Block(nn.Module):
+    fused_scales = False  # whether the scales of the branches multiply the last weights of these instead of their outputs
+
     def __init__(self, width: int, heads: int, kv_heads: int, mlp_multiple: int, qk_gain: float):
         super().__init__()
         self.attn = Attention(width, heads, kv_heads, qk_gain)
@@ -105,6 +113,9 @@ class Block(nn.Module):
     ) -> Tensor:
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
+        if self.fused_scales and torch.is_grad_enabled():  # then no gradient needs the outputs, nor is one scaled by itself
+            x = x + self.attn(norm(x), rotary, mask, cache, self.attn_scale)
+            return x + self.mlp(norm(x), self.mlp_scale)
         x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)
         return x + self.mlp_scale.to(x.dtype) * self.mlp(norm(x))
 

@@ -49,7 +49,9 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused_mlp and torch.is_grad_enabled():
-            y = fused_mlp(x, self.c_fc, self.c_proj, "gelu-tanh" if self.approximate == "tanh" else "gelu-erf")
+            activation = "gelu-tanh" if self.approximate == "tanh" else "gelu-erf"
+            y = fused_mlp(x, self.c_fc.weight, self.c_fc.bias, self.c_proj.weight, activation)
+            y = y if self.c_proj.bias is None else y + self.c_proj.bias.to(y.dtype)
         else:
             y = self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
         return F.dropout(y, self.dropout, self.training)

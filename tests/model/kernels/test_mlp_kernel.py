@@ -24,6 +24,11 @@ def outcome(form, first, second, activation, dtype=torch.float32):
     return y.detach(), *torch.autograd.grad(y, wanted, torch.randn_like(y))
 
 
+def fused(x, first, second, activation):
+    y = fused_mlp(x, first.weight, first.bias, second.weight, activation)
+    return y if second.bias is None else y + second.bias.to(y.dtype)
+
+
 def plain(x, first, second, activation):
     return second(ACTIVATIONS[activation](first(x)))
 
@@ -31,13 +36,13 @@ def plain(x, first, second, activation):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_operation_gives_what_the_plain_form_gives(activation, bias):
-    for found, expected in zip(*(outcome(form, *layers(bias), activation) for form in (fused_mlp, plain)), strict=True):
+    for found, expected in zip(*(outcome(form, *layers(bias), activation) for form in (fused, plain)), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_it_is_a_part_of_a_compiled_graph():
-    compiled = torch.compile(fused_mlp, fullgraph=True, backend="aot_eager")
-    for found, expected in zip(*(outcome(form, *layers(True), "gelu-tanh") for form in (compiled, fused_mlp)), strict=True):
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+    for found, expected in zip(*(outcome(form, *layers(True), "gelu-tanh") for form in (compiled, fused)), strict=True):
         assert torch.equal(found, expected)
 
 
@@ -45,7 +50,7 @@ def test_it_is_a_part_of_a_compiled_graph():
 def test_under_autocast_products_are_in_its_format_and_gradients_as_near_as_the_plain_ones(activation):
     exact = outcome(plain, *layers(True), activation)
     with torch.autocast("cpu", torch.bfloat16):
-        both = [outcome(form, *layers(True), activation) for form in (fused_mlp, plain)]
+        both = [outcome(form, *layers(True), activation) for form in (fused, plain)]
     assert both[0][0].dtype == torch.bfloat16
     for found, usual, truth in zip(*both, exact, strict=True):
         assert found.dtype == usual.dtype
@@ -56,7 +61,7 @@ def test_under_autocast_products_are_in_its_format_and_gradients_as_near_as_the_
 def test_of_the_wide_inner_layer_one_tensor_waits_for_the_backward_pass(activation):
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved.shape) or saved, lambda saved: saved):
-        fused_mlp(torch.randn(*ROWS, WIDTH), *layers(False), activation)
+        fused(torch.randn(*ROWS, WIDTH), *layers(False), activation)
     assert kept.count((ROWS[0] * ROWS[1], INNER)) == 1
 
 
@@ -112,7 +117,7 @@ def test_on_a_gpu_the_operation_is_as_near_as_the_plain_form(activation, rows, w
     x = torch.randn(rows, width, device="cuda", requires_grad=True)
     dy = torch.randn(rows, width, device="cuda")
     found = []
-    for form, exactly in ((fused_mlp, False), (plain, False), (plain, True)):
+    for form, exactly in ((fused, False), (plain, False), (plain, True)):
         with torch.autocast("cuda", torch.bfloat16, enabled=not exactly):
             y = form(x, first, second, activation)
         found.append([y.detach(), *torch.autograd.grad(y, (x, *first.parameters(), *second.parameters()), dy.to(y.dtype))])

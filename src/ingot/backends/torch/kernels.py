@@ -12,7 +12,7 @@ from torch import nn
 
 from ingot.errors import ConfigError, Setting
 
-NAMES = ("loss", "rotary", "qkv", "mlp")
+NAMES = ("loss", "rotary", "qkv", "mlp", "scales")
 PAYING = ("loss",)  # what `auto` takes: 0.97 of a step of 124M parameters; the others are not measured in whole steps
 
 Asked = Literal["auto", "off"] | Sequence[str]

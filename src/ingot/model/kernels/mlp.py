@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),
@@ -23,15 +23,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def fused_mlp(x: Tensor, first: nn.Linear, second: nn.Linear, activation: str) -> Tensor:
-    """What two layers make of (B, T, C), with an activation of those above between them."""
+def fused_mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> Tensor:
+    """What two layers, (N, C) with a bias (N) and (C, N), make of (B, T, C), with an activation of those above between them."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    bias = None if first.bias is None else first.bias.to(dtype)
-    rows = x.flatten(0, -2).to(dtype)
-    y = torch.ops.ingot.mlp(rows, first.weight.to(dtype), bias, second.weight.to(dtype), activation)[0]
-    y = y.view(*x.shape[:-1], second.out_features)
-    return y if second.bias is None else y + second.bias.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    y = torch.ops.ingot.mlp(x.flatten(0, -2).to(dtype), up.to(dtype), bias, down.to(dtype), activation)[0]
+    return y.view(*x.shape[:-1], len(down))
 
 
 def _keeps_scores(activation: str) -> bool:
