@@ -75,7 +75,7 @@ def _mlp_backward(dy: Tensor, down: Tensor, kept: Tensor, activation: str) -> tu
 def _mlp_backward_cuda(dy: Tensor, down: Tensor, kept: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     from ingot.model.kernels.triton_mlp import fits, sloped_product
 
-    dy, down = dy.contiguous(), down.contiguous()
+    dy, down, kept = dy.contiguous(), down.contiguous(), kept.contiguous()
     if not fits(dy, down, kept):
         return _mlp_backward._init_fn(dy, down, kept, activation)  # type: ignore[no-any-return]
     d_scores, y = sloped_product(dy, down, kept, activation, _keeps_scores(activation))
