@@ -4,12 +4,21 @@ import pytest
 import torch
 
 from ingot.model.chunked_loss import loss_and_grad
+from ingot.model.kernels import fp8_loss
 from ingot.model.kernels.fp8_loss import GRADIENT, HIDDEN, NARROW, WEIGHT, WIDE
 from ingot.model.layers import IGNORED
 from ingot.model.loss import head_loss
 
 torch.set_num_threads(1)
 TOKENS, WIDTH, WORDS = 96, 32, 64
+
+
+@pytest.fixture
+def device(device):
+    """A device that computes in 8 bits."""
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU with 8-bit products")
+    return device
 
 
 def case(spread=0.3, device="cpu", dtype=torch.float32):
@@ -113,6 +122,21 @@ def test_the_kernel_of_the_loss_writes_the_gradient_in_8_bits_beside_the_logits(
     found = into.cpu().float() * GRADIENT
     torch.testing.assert_close(found, plain.cpu().float(), atol=2.0**-16 * GRADIENT, rtol=0.26)
     assert found[0, 7] < 0 and not found[1].any()
+
+
+def test_products_and_layouts_on_a_gpu_are_those_of_the_form_for_cpus(device):
+    hidden, weight, targets = (x.detach() for x in case(dtype=torch.bfloat16))
+    hidden, weight = cut(hidden, HIDDEN, NARROW).flatten(0, 1), cut(weight, WEIGHT, NARROW)
+    expected = fp8_loss._fp8_head_loss._init_fn(hidden, weight, targets.flatten(), 15.0)
+    given = (x.to(device) for x in (hidden, weight, targets.flatten()))
+    found = fp8_loss._fp8_head_loss_cuda(*given, 15.0)
+    assert found[0].item() == pytest.approx(expected[0].item(), rel=2e-3)  # logits are bf16 there
+    assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(found[2:], expected[2:], strict=True))
+    scale = torch.tensor(0.01)
+    back = fp8_loss._fp8_head_backward_cuda(*(x.to(device) for x in (*expected[1:], scale)), torch.bfloat16)
+    for mine, theirs in zip(back, fp8_loss._fp8_head_backward._init_fn(*expected[1:], scale, torch.bfloat16), strict=True):
+        assert mine.dtype == theirs.dtype
+        torch.testing.assert_close(mine.cpu(), theirs, atol=1e-5, rtol=1e-2)
 
 
 @pytest.mark.skipif(
