@@ -81,27 +81,18 @@ def _programs(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
 
 @triton.jit
 def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scores after the activation, and its slope there."""
     if ACTIVATION == "relu2":
         x = tl.maximum(x, 0.0)
-        return x * x
+        return x * x, 2.0 * x
     elif ACTIVATION == "gelu-tanh":  # noqa: RET505  # Triton compiles what follows a return
-        return x / (1.0 + tl.exp(x * (-1.5957691216 - 0.0713548162726 * x * x)))
+        square = x * x
+        share = 1.0 / (1.0 + tl.exp(x * (-1.5957691216 - 0.0713548162726 * square)))  # (1 + tanh) / 2
+        y = x * share
+        return y, share + y * (1.0 - share) * (1.5957691216 + 0.2140644488178 * square)
     else:
-        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-
-
-@triton.jit
-def _slope(kept, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The slope of the activation, by the scores; that of the squared ReLU by the activation itself."""
-    if ACTIVATION == "relu2":
-        return 2.0 * tl.sqrt(kept)
-    elif ACTIVATION == "gelu-tanh":  # noqa: RET505
-        square = kept * kept
-        share = 1.0 / (1.0 + tl.exp(kept * (-1.5957691216 - 0.0713548162726 * square)))
-        return share + kept * share * (1.0 - share) * (1.5957691216 + 0.2140644488178 * square)
-    else:
-        bell = tl.exp(-0.5 * kept * kept) * 0.3989422804014327
-        return 0.5 * (1.0 + tl.erf(kept * 0.7071067811865476)) + kept * bell
+        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        return x * share, share + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
 
 
 @triton.jit
@@ -131,7 +122,7 @@ def _write_activated(  # type: ignore[no-untyped-def]
         kept = part.to(scores.dtype)
         scores.store([row, column], kept)
         part = kept.to(tl.float32)  # what the backward pass makes it of
-    y.store([row, column], _activated(part, ACTIVATION).to(y.dtype))
+    y.store([row, column], _activated(part, ACTIVATION)[0].to(y.dtype))
 
 
 @triton.jit
@@ -172,9 +163,12 @@ def _write_sloped(  # type: ignore[no-untyped-def]
     part, known, row, column, d_scores, y, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr
 ):  # fmt: skip
     known = known.to(tl.float32)
-    d_scores.store([row, column], (part * _slope(known, ACTIVATION)).to(d_scores.dtype))
     if KEEPS_SCORES:
-        y.store([row, column], _activated(known, ACTIVATION).to(y.dtype))
+        activated, slope = _activated(known, ACTIVATION)
+        y.store([row, column], activated.to(y.dtype))
+    else:
+        slope = 2.0 * tl.sqrt(known)  # of the squared ReLU, by what it gave
+    d_scores.store([row, column], (part * slope).to(d_scores.dtype))
 
 
 @triton.jit
