@@ -165,7 +165,8 @@ def _write_sloped(  # type: ignore[no-untyped-def]
     known = known.to(tl.float32)
     if KEEPS_SCORES:
         activated, slope = _activated(known, ACTIVATION)
-        y.store([row, column], activated.to(y.dtype))
+        # Without the product in it the compiler computes the exponentials twice, as threads read them and as they multiply.
+        y.store([row, column], (activated + 0.0 * part).to(y.dtype))
     else:
         slope = 2.0 * tl.sqrt(known)  # of the squared ReLU, by what it gave
     d_scores.store([row, column], (part * slope).to(d_scores.dtype))
