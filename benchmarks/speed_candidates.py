@@ -238,7 +238,7 @@ def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
     cuts = [
         TILES, Tiles(128, 128, 64, 2, 4, 2), Tiles(128, 128, 32, 5, 4, 2), Tiles(128, 128, 64, 4, 4, 1),
         Tiles(128, 128, 64, 4, 8, 1), Tiles(64, 256, 64, 2, 4, 2), Tiles(128, 256, 64, 3, 8, 1), Tiles(128, 256, 64, 4, 8, 1),
-        Tiles(256, 128, 64, 3, 8, 1), Tiles(64, 128, 64, 3, 4, 3),
+        Tiles(256, 128, 64, 3, 8, 1), Tiles(64, 128, 64, 2, 4, 3),
     ]  # fmt: skip
     for cut in cuts:
         mark = " (ours)" if cut == TILES else ""

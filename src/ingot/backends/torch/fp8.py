@@ -39,7 +39,7 @@ def refuse_fp8_head(model: nn.Module, config: Config, precision: str, capability
         raise ConfigError(
             "{0} does not go together with {1}; keep one", ASKED, Setting("training.loss_chunk", training.loss_chunk)
         )
-    words, width = model.head.shape  # type: ignore[operator, union-attr]
+    words, width = model.head.shape  # type: ignore[misc, union-attr]
     lengths = {config.data.seq_len, *(stage.seq_len for stage in training.stages if stage.seq_len)}
     sizes = [("model.vocab_size", words), ("model.width", width), *(("data.seq_len", length) for length in sorted(lengths))]
     for name, size in sizes:

@@ -34,7 +34,11 @@ def _rounded(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     return (x.float() / scale).clamp(-largest, largest).to(dtype)
 
 
-# 8-bit numbers are handed on as bytes: what is not a number to autograd gets no gradient.
+def _bytes(x: Tensor) -> Tensor:
+    """8-bit numbers as they are handed on: what is not a number to autograd gets no gradient."""
+    return x.view(torch.uint8)
+
+
 @torch.library.custom_op("ingot::fp8_head_loss", mutates_args=())
 def _fp8_head_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
@@ -43,7 +47,7 @@ def _fp8_head_loss(
     h, w = _rounded(hidden, HIDDEN, NARROW), _rounded(weight, WEIGHT, NARROW)
     loss, grad = loss_and_grad(h.float() * HIDDEN, w.float() * WEIGHT, targets, softcap)
     grad = _rounded(grad.masked_fill_((targets == IGNORED)[:, None], 0.0), GRADIENT, WIDE)
-    return loss, grad.view(torch.uint8), *(a.T.contiguous().view(torch.uint8) for a in (h, w))
+    return loss, _bytes(grad), _bytes(h.T.contiguous()), _bytes(w.T.contiguous())
 
 
 @_fp8_head_loss.register_kernel("cuda")
@@ -57,7 +61,7 @@ def _fp8_head_loss_cuda(
     logits = _product(h, w, hidden.new_full((), HIDDEN * WEIGHT, dtype=torch.float32), hidden.dtype, fast=True)
     grad = torch.empty_like(logits, dtype=WIDE)
     loss = losses_of_logits_(logits, targets, softcap, True, into=grad, factor=1 / GRADIENT).sum()
-    return loss, *(a.view(torch.uint8) for a in (grad, h_turned, w_turned))
+    return loss, _bytes(grad), _bytes(h_turned), _bytes(w_turned)
 
 
 @_fp8_head_loss.register_fake
