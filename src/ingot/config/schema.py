@@ -199,11 +199,17 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary", "qkv"]] = Field(
+    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary", "qkv", "mlp", "scales"]] = Field(
         "auto",
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
-        "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values. A "
-        "list: these. auto: those that were seen to pay and run here, loss so far. off: none.",
+        "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values; "
+        "mlp: the activation of golf, frontier and gpt2 in the products around it; scales: those of golf's branches in "
+        "their weights. A list: these. auto: those that were seen to pay and run here, loss so far. off: none.",
+    )
+    fp8_head: bool = Field(
+        False,
+        description="Products of the head and its gradients in 8 bits with fixed scales, on NVIDIA GPUs from 8.9 on: faster for "
+        "a large vocabulary, and coarser. Weights and evaluation stay as they are.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,

@@ -122,6 +122,7 @@ def test_a_token_outside_the_vocabulary_is_told():
         ({"optimizer": {"name": "muon", "muon_precision": "bf16"}}, r"optimizer\.muon_precision=bf16 is not for"),
         ({"model": {"family": "frontier"}}, r"model\.family=frontier is computed by torch alone; leave training\.device=mlx out"),
         ({"optimizer": {"muon_cautious": True}}, r"optimizer\.muon_cautious=True is computed by torch alone"),
+        ({"training": {"fp8_head": True}}, r"training\.fp8_head=true is computed by torch alone; leave it out"),
         ({"optimizer": {"muon_beta2": 0.9}}, r"optimizer\.muon_beta2=0\.9 is computed by torch alone"),
     ],
 )

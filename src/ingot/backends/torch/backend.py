@@ -28,6 +28,7 @@ from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per
 from ingot.backends.torch.choices import Choices
 from ingot.backends.torch.collectives import Collectives, peers_present
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
+from ingot.backends.torch.fp8 import refuse_unless_it_runs, use_fp8_head
 from ingot.backends.torch.inference import TorchInference
 from ingot.backends.torch.kernels import settle_kernels
 from ingot.backends.torch.own_model import check_own_model
@@ -84,6 +85,8 @@ class TorchBackend(TorchInference):
         if isinstance(config.model, FileSettings):
             check_own_model(config, config.model.file, vocab_size, torch_device(device))
         model = build_model(config, vocab_size).to(torch_device(device))
+        if t.fp8_head:
+            use_fp8_head(model, config, device, precision)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
         closing.callback(torch.set_num_threads, torch.get_num_threads())  # the program's, which a run may change
@@ -131,6 +134,8 @@ class TorchBackend(TorchInference):
             self._settle_threads(*stages[0], kept)
         able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
         used = kept.get("kernels", []) if kept else None
+        if getattr(self.model, "fp8_head", False):
+            refuse_unless_it_runs(lambda: self._try(one), self.maximum)
         # A pass may compile masked attention for this one row: seconds, for what the note answers.
         attempt = None if noted else lambda: self._try(one)
         self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, attempt, self.maximum)
