@@ -14,7 +14,7 @@ import queue
 import time
 from pathlib import Path
 
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_backend, open_inference
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.generate.sampling import Sampling
@@ -63,7 +63,7 @@ def opened(given: argparse.Namespace, dtype: str) -> LoadedModel:
     }
     config = load_config(python=sections, environment={}).config
     drawn = open_backend(config, 50257, Ranks()).weights()
-    backend = open_backend(config, 50257, Ranks(), train=False)
+    backend = open_inference(config, 50257)
     backend.load_weights({record.name: record for record in drawn}, "random weights")
     weights = foreign_weights(Path("random"), [], {"family": "gpt2", **shape}, GPT2Tokenizer())
     return LoadedModel(weights, GPT2Tokenizer(), backend).cast(dtype)

@@ -6,20 +6,17 @@ import re
 import shutil
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
-from ingot.doors.cli import report, watch
+from ingot.doors.cli import watch
+from ingot.doors.cli.app import app
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.run import Run
 
 
 @pytest.fixture
 def call():
-    app = typer.Typer()
-    for verb in (report, watch):
-        verb.register(app)
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 

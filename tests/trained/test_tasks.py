@@ -10,7 +10,6 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-import typer
 from small_model import write_small_model
 from typer.testing import CliRunner
 
@@ -18,7 +17,7 @@ from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.data.tokenizers.huggingface import from_json
 from ingot.data.tokenizers.plain import CharTokenizer
 from ingot.data.tokenizers.training import learn
-from ingot.doors.cli import eval as verb
+from ingot.doors.cli.app import app
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.eval.tasks import TASKS, Item, read_task, score_items, task_names
 from ingot.trained.tasks import encode_pair, read_items, score_tasks, task_rows
@@ -221,11 +220,8 @@ def test_files_that_cannot_be_read_are_told_and_a_pipe_is_not_waited_for(folder)
 
 
 def test_the_verb_prints_accuracies_and_says_what_does_not_go_together(model, folder):
-    app = typer.Typer()
-    verb.register(app)
-
     def call(*words):
-        return CliRunner().invoke(app, [str(model.weights.path), "--device", "cpu", *map(str, words)])
+        return CliRunner().invoke(app, ["eval", str(model.weights.path), "--device", "cpu", *map(str, words)])
 
     told = json.loads(call("--tasks", "piqa,winogrande", "--task-data", folder, "--limit", 1, "--json").stdout)["tasks"]
     assert (told["piqa"]["items"], sorted(told["winogrande"])) == (1, ["acc", "acc_stderr", "items"])

@@ -19,11 +19,11 @@ def head_loss(
     chunk: int | None = None,
     fused: bool = False,
 ) -> Tensor:
-    """Mean loss of (B, T) targets given (B, T, C) hidden states, `chunk` tokens at a time; 0 where no target counts.
+    """Mean loss of (..., T) targets given hidden states (..., T, C), `chunk` tokens at a time; 0 where no target counts.
 
     `fused`: by our kernel, which needs a GPU, for all tokens at once.
     """
-    hidden, targets = hidden.flatten(0, 1), targets.flatten()
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if fused and chunk is None:
         from ingot.model.kernels.loss import fused_loss  # here, as below: torch's compiler comes with it, seconds of imports
 

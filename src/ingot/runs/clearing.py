@@ -22,7 +22,8 @@ def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (
     The caller has claimed the folder: its lock and its empty folders stay, so whoever is killed in here can start again.
     """
     kept = {path.resolve() for path in keep}
-    to_delete = [path for path in [*_written(folder), *_matching(folder.path, also)] if path.resolve() not in kept]
+    matching = {path for pattern in also for path in folder.path.glob(pattern)}
+    to_delete = [path for path in [*_written(folder), *sorted(matching)] if path.resolve() not in kept]
     if not to_delete:
         return
     counts = Counter(path.parent.relative_to(folder.path).as_posix() for path in to_delete if path.parent != folder.path)
@@ -46,10 +47,6 @@ def _written(folder: RunFolder) -> list[Path]:
     found += sorted(folder.samples.glob("step-*.txt"))
     found += [folder.artifact / name for name in ARTIFACTS if (folder.artifact / name).is_file()]
     return found + sorted((folder.path / EVENTS).glob("events.out.tfevents.*"))
-
-
-def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    return sorted({path for pattern in patterns for path in folder.glob(pattern)})
 
 
 def _is_ours(path: Path) -> bool:

@@ -47,15 +47,15 @@ class Metrics:
                 file.truncate(end)
                 raise
 
-    def truncate_after(self, step: int, judged: bool = True) -> int:
+    def truncate_after(self, step: int, evaluated: bool = True) -> int:
         """Drop the records of later steps and lines that are not records; returns how many lines went.
 
-        `judged`: whether the evaluation at this very step belongs to what is continued, or will be repeated.
+        `evaluated`: whether the evaluation at this very step belongs to what is continued, or will be repeated.
         """
         with writing(self.path):
             content = self.path.read_bytes() if self.path.exists() else b""
             lines = content.splitlines()
-            kept = [line for line in lines if (record := _parse(line)) is not None and not _is_after(record, step, judged)]
+            kept = [line for line in lines if (record := _parse(line)) is not None and not _is_after(record, step, evaluated)]
             repaired = b"".join(line + b"\n" for line in kept)
             if repaired != content:
                 write_atomically(self.path, repaired)
@@ -100,6 +100,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _is_after(record: dict[str, Any], step: int, judged: bool) -> bool:
-    last = step - 1 if record.get("kind") == "evaluation" and not judged else step
+def _is_after(record: dict[str, Any], step: int, evaluated: bool) -> bool:
+    last = step - 1 if record.get("kind") == "evaluation" and not evaluated else step
     return isinstance(record.get("step"), int | float) and record["step"] > last

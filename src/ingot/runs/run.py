@@ -72,7 +72,8 @@ class Run:
         age = state.age_seconds
         host, _, boot_id = this_process()
         here = (state.host, state.boot_id) == (host, boot_id)  # a number of another system's process says nothing
-        gone = state.status == "running" and not (_is_alive(state.pid, age) if here else _may_beat(state, age))
+        alive = _is_alive(state.pid, age) if here else age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
+        gone = state.status == "running" and not alive
         return RunStatus("crashed" if gone else state.status, state, age, here)
 
     def stop(self) -> RunStatus | None:
@@ -118,10 +119,6 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """What the last session came to; None before it has ended."""
         return read_result(self.path)
-
-
-def _may_beat(state: State, age: float) -> bool:
-    return age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
 
 
 def _is_alive(pid: int, heard_ago: float) -> bool:

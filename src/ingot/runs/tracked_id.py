@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ingot.runtime.files import read_json, write_atomically, writing
+from ingot.runtime.files import read_dict, write_atomically, writing
 
 
 def read_id(path: Path) -> str | None:
     """What a file of a run folder says; None where it says nothing."""
-    try:
-        known = read_json(path)["id"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    known = (read_dict(path) or {}).get("id")
     return known if isinstance(known, str) else None
 
 

@@ -7,12 +7,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import typer
 from serve_client import Client
 from small_model import write_small_model
 from typer.testing import CliRunner
 
 from ingot.doors.cli import serve as verb
+from ingot.doors.cli.app import app
 from ingot.errors import ConfigError
 
 
@@ -189,9 +189,7 @@ def test_a_token_may_have_any_letters(file):
 
 
 def call(*words):
-    app = typer.Typer()
-    verb.register(app)
-    return CliRunner().invoke(app, [str(word) for word in words]).exception
+    return CliRunner().invoke(app, ["serve", *map(str, words)]).exception
 
 
 def test_without_the_packages_it_is_said_what_to_install(file, monkeypatch):

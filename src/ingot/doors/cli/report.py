@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_json, visible
 from ingot.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from ingot.doors.charts import Panel
     from ingot.doors.charts.page import Page
-    from ingot.doors.charts.panels import Panel
     from ingot.runs.run import Run
     from ingot.runs.timing import Timing
 
 MOST_STALLS, MOST_SAMPLE = 5, 4000  # lines of stalls per run, characters of a sample
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("report")(report)
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,7 @@ class Reported:
     timing: Timing
 
 
+@app.command("report")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, those that go on included.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")],
@@ -48,7 +45,7 @@ def report(
 ) -> None:
     """Write one page on runs: settings that differ, curves, speed, stalls, samples, artifacts, statistics over seeds."""
     from ingot.doors.cli.export import check_target
-    from ingot.runtime.files import write_atomically
+    from ingot.runtime.files import write_atomically, writing_output
     from ingot.runtime.pictures import check_picture
 
     if output.suffix.lower() not in (".html", ".htm"):
@@ -57,10 +54,8 @@ def report(
     check_picture(output.with_suffix(".png"), "ingot report")
     found = _read(runs)
     page = _page(found)
-    try:
+    with writing_output(output):
         write_atomically(output.resolve(), page)
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
     if as_json:
         print_json({"report": str(output), "bytes": len(page.encode()), "runs": [one.name for one in found]})
     else:
@@ -150,12 +145,12 @@ def _settings(page: Page, found: Sequence[Reported]) -> None:
 
 
 def _curves(found: Sequence[Reported]) -> tuple[bytes, dict[str, Any]]:
-    from ingot.doors.charts.panels import Line, Panel
+    from ingot.doors.charts import Line, Panel
     from ingot.doors.charts.picture import panels_png
     from ingot.doors.cli.plot import panels_of
-    from ingot.runs.curves import read_curves, read_line
+    from ingot.runs.curves import curves_of, read_line
 
-    curves = {one.name: read_curves(one.run) for one in found}
+    curves = {one.name: curves_of(one.records) for one in found}
     speeds = {one.name: read_line(one.records, "tokens_per_second") for one in found}
     lines = [Line(name, points) for name, points in speeds.items() if points]
     panels: list[Panel] = [*panels_of(curves, "steps"), *([Panel("tokens per second", "steps", lines)] if lines else [])]

@@ -12,16 +12,13 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.generate import DeviceName, Dtype, ModelPath, TokenizerName, Which
+from ingot.doors.cli.verbs import app
 from ingot.errors import ConfigError, shown
 
 TOKEN = "INGOT_SERVE_TOKEN"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("serve")(serve)
-
-
+@app.command("serve")
 def serve(
     path: ModelPath,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Another than this machine's own needs --token.")] = "127.0.0.1",

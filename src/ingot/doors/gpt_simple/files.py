@@ -24,7 +24,7 @@ from ingot.runs.folder import WANDB_ID
 from ingot.runs.report import BeginReport, Reporter, StepReport
 from ingot.runs.steps import Kind, saved_steps, step_of
 from ingot.runs.tracked_id import read_id
-from ingot.runtime.files import read_json, to_json, write_atomically, writing
+from ingot.runtime.files import read_dict, to_json, write_atomically, writing
 
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
 STATUSES = {"failed": "error"}  # what it calls a status
@@ -34,11 +34,7 @@ def refuse_strangers(folder: Path) -> None:
     """Refuse a folder whose config.json is neither gpt-simple's nor ours: it would be replaced, and deleted by --force."""
     if not (folder / CONFIG).is_file() or (folder / RUN_STATE).is_file():
         return
-    try:
-        theirs = {"model", "training"} <= read_json(folder / CONFIG).keys()
-    except (OSError, ValueError, AttributeError):
-        theirs = False
-    if not theirs:
+    if not {"model", "training"} <= (read_dict(folder / CONFIG) or {}).keys():
         what = f"{folder} holds {CONFIG}, which neither gpt-simple nor Ingot wrote"
         raise CheckpointError(what, Setting("training.output_dir"), advice="choose another {0}")
 
