@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
+from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
@@ -155,12 +156,16 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    fused_mlp = False  # whether the activation is a part of the products around it
+
     def __init__(self, width: int, inner: int):
         super().__init__()
         self.fc = Linear(width, inner)
         self.down = Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused_mlp and torch.is_grad_enabled():
+            return fused_mlp(x, self.fc.weight, None, self.down.weight, "relu2")
         return self.down(F.relu(self.fc(x)).square())
 
 
@@ -206,6 +211,7 @@ class Frontier(nn.Module):
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
     fused_loss = False  # whether softcap and loss are a kernel of ours
+    fp8_head = False  # whether the head's products have 8 bits while it trains
     control = CONTROL
 
     Settings = FrontierSettings
@@ -315,7 +321,7 @@ class Frontier(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss)
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

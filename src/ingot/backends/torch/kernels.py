@@ -12,7 +12,7 @@ from torch import nn
 
 from ingot.errors import ConfigError, Setting
 
-NAMES = ("loss", "rotary", "qkv")
+NAMES = ("loss", "rotary", "qkv", "mlp", "scales")
 PAYING = ("loss",)  # what `auto` takes: 0.97 of a step of 124M parameters; the others are not measured in whole steps
 
 Asked = Literal["auto", "off"] | Sequence[str]
@@ -42,7 +42,7 @@ def settle_kernels(
     chosen: list[str] = []
     for name in present:
         use_kernels(model, [*chosen, name])
-        failure = _failure(attempt)
+        failure = failure_of(attempt)
         if not maximum([failure is not None])[0]:
             chosen.append(name)
         elif asked != "auto":
@@ -65,7 +65,7 @@ def use_kernels(model: nn.Module, names: Collection[str]) -> None:
                 setattr(module, f"fused_{name}", name in names)
 
 
-def _failure(attempt: Callable[[], None]) -> str | None:
+def failure_of(attempt: Callable[[], None]) -> str | None:
     """What went wrong, in a line: a compiler, a driver or a missing package may raise anything."""
     try:
         attempt()
