@@ -18,6 +18,7 @@ from ingot.config.families import AnyModel
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
 
+GPT2_IDS = 50257
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -335,7 +336,7 @@ class TrackingSection(Section):
     trackio_project: str | None = Field(
         None,
         description="Project of trackio, in its store on this machine, that gets the numbers too under the name of the run "
-        "folder; needs the extra `trackio`. null: none.",
+        "folder and a few letters; needs the extra `trackio`. null: none.",
     )
     tensorboard: bool = Field(
         False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."
@@ -363,6 +364,11 @@ class Config(Section):
     def stride(self) -> int:
         """Tokens from one validation row to the next."""
         return self.evaluation.stride or self.data.seq_len
+
+    @property
+    def fitting_tokenizer(self) -> str:
+        """The tokenizer with which text for this config is prepared, for advice to those who have no data for it yet."""
+        return self.data.tokenizer or ("gpt2" if (self.model.vocab_size or 0) >= GPT2_IDS else "byte")
 
     @property
     def rows_per_step(self) -> int:

@@ -20,12 +20,12 @@ def head_loss(
     fused: bool = False,
     fp8: bool = False,
 ) -> Tensor:
-    """Mean loss of (B, T) targets given (B, T, C) hidden states, `chunk` tokens at a time; 0 where no target counts.
+    """Mean loss of (..., T) targets given hidden states (..., T, C), `chunk` tokens at a time; 0 where no target counts.
 
     `fused`: by our kernel, which needs a GPU, for all tokens at once. `fp8`: the same with products of 8 bits, where gradients
     are wanted.
     """
-    hidden, targets = hidden.flatten(0, 1), targets.flatten()
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if fp8 and torch.is_grad_enabled():
         from ingot.model.kernels.fp8_loss import fp8_loss  # here, as below: torch's compiler comes with it, seconds of imports
 

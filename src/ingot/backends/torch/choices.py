@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -28,6 +29,13 @@ TRIALS = 2  # changes with what is tried and how: notes of other trials are not 
 FREE = 0.98  # of the memory that was free then has to be free now
 
 
+def _triton() -> str | None:
+    """The version of what kernels of ours are written in."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("triton")
+    return None
+
+
 class Choices:
     """The note of one shape; without a GPU there is none, as a CPU's choices follow from the settings."""
 
@@ -43,7 +51,14 @@ class Choices:
             "data": [config.data.seq_len, config.data.document_mask],
             "training": config.training.model_dump(mode="json", include=set(SHAPING)),
             "device": [self._device.name, world_size],
-            "versions": [TRIALS, made_by(), torch.__version__, torch.version.cuda, torch.backends.cudnn.version()],  # type: ignore[no-untyped-call]
+            "versions": [
+                TRIALS,
+                made_by(),
+                torch.__version__,
+                torch.version.cuda,
+                torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+                _triton(),
+            ],
         }
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32] + ".json"
 

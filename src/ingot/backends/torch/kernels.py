@@ -20,17 +20,25 @@ Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over th
 
 
 def settle_kernels(
-    model: nn.Module, asked: Asked, kept: Sequence[str] | None, able: bool, attempt: Callable[[], None], maximum: Agree
+    model: nn.Module,
+    asked: Asked,
+    kept: Sequence[str] | None,
+    able: bool,
+    attempt: Callable[[], None] | None,
+    maximum: Agree,
 ) -> list[str]:
     """Switch on the kernels that an earlier session `kept`, or that are asked for and let `attempt` pass; returns their names.
 
     `able`: whether the device and the number format are those that they are made for. A kernel that is asked for by its name and
-    does not run is an error.
+    does not run is an error. Without an `attempt` those that were kept are known to run here.
     """
     wanted = {"auto": PAYING, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
     present = [name for name in NAMES if name in wanted and able and has_kernel(model, name)]
     if kept is not None:
         present = [name for name in present if name in kept]
+    if attempt is None:
+        use_kernels(model, present)
+        return present
     chosen: list[str] = []
     for name in present:
         use_kernels(model, [*chosen, name])
