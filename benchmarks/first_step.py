@@ -1,22 +1,30 @@
 """Seconds from the start of a program to its first training step, by phase: of a shape new to the machine and of one seen before.
 
-Every row is a fresh process that goes the way of `ingot train`, with caches of its own (compiled code, what was found out about
-kernels): `new` finds them empty, `seen` as `new` left them. The text is the packaged sample, prepared before; the model is one of
-step_profile.py. Phases in brackets are parts of the one before them. A phase begins when the display would name it.
+Every column is a fresh process that goes the way of `ingot train`, with caches of its own (compiled code, what was found out
+about kernels): `new` finds them empty, `seen` as `new` left them. The text is the packaged sample, prepared before, unless --data
+names other; the model is one of step_profile.py or a recipe with all of its stages. A phase begins when the display would name
+it; lines in brackets are parts of phases. Below the table, for every phase that compiled: graphs, what the compiler took and what
+it found in its caches. --sample tells in which functions the main thread was, by looking at it 200 times a second; --driver lets
+the GPU's driver begin while Python still imports torch, to see what that would save.
 
-    python benchmarks/first_step.py [--shape 124m-64x1024 ...] [--set training.compile=blocks ...] [--results first.jsonl]
+    python benchmarks/first_step.py [--shape 124m-64x1024 ...] [--recipe golf/frontier ...] [--set training.compile=blocks ...]
+        [--sample 12] [--driver] [--results first.jsonl]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -24,21 +32,34 @@ from typing import Any
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "INGOT_CACHE": "ingot"}
 PARTS = (
+    "prepare_ahead",
     "find_torch_device",
+    "refuse_too_large",
     "build_model",
     "make_optimizers",
+    "compiled",
     "settle_kernels",
     "largest_micro_batch",
     "_fastest_attention",
-    "without_trace",
+    "_replica",
+    "load",
 )
 COMPILER = {
-    "entire_frame_compile": "tracing and compiling forward",
-    "entire_backward_compile": "compiling backward",
+    "_compile.compile_inner": "forward",
+    "backward._backward_impl": "backward",
     "bytecode_tracing": "Dynamo",
+    "build_guards": "guards",
     "create_aot_dispatcher_function": "AOTAutograd",
-    "inductor_compile": "Inductor",
+    "fx_codegen_and_compile": "Inductor",
     "async_compile.wait": "waiting for Triton",
+}  # what the compiler calls its parts; Inductor's and Triton's are parts of the others
+COUNTED = {
+    "graphs": ("stats", "unique_graphs"),
+    "autograd cache hits": ("aot_autograd", "autograd_cache_hit"),
+    "misses": ("aot_autograd", "autograd_cache_miss"),
+    "passed by": ("aot_autograd", "autograd_cache_bypass"),
+    "graph cache hits": ("inductor", "fxgraph_cache_hit"),
+    "graph cache misses": ("inductor", "fxgraph_cache_miss"),
 }
 RUN = {
     "data.path": "sample:shakespeare", "data.tokenizer": "byte", "data.sampling": "shuffle", "data.spans": 1,
@@ -53,9 +74,11 @@ class Phases:
 
     def __init__(self, began: float):
         self.began, self.marks, self.parts = began, [("Python", 0.0)], dict[str, float]()
+        self.compiled = [compiler_so_far()]
 
     def mark(self, name: str) -> None:
         self.marks.append((name, time.time() - self.began))
+        self.compiled.append(compiler_so_far())
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function whose seconds are added up under a name."""
@@ -75,10 +98,80 @@ class Phases:
         ends = [at for _, at in self.marks[1:]]
         return {name: end - at for (name, at), end in zip(self.marks, ends, strict=False)}
 
+    def compiler(self) -> dict[str, dict[str, float]]:
+        """What the compiler did in each phase in which it did anything."""
+        found = {}
+        for (name, _), before, after in zip(self.marks, self.compiled, self.compiled[1:], strict=False):
+            did = {what: round(after[what] - before.get(what, 0), 2) for what in after if after[what] != before.get(what, 0)}
+            if did:
+                found[name] = did
+        return found
+
+
+def compiler_so_far() -> dict[str, float]:
+    """The seconds and counts of the compiler up to now; none where it is not even imported."""
+    module = sys.modules.get("torch._dynamo.utils")
+    if module is None or not hasattr(module, "compilation_time_metrics"):
+        return {}
+    seconds = {name: sum(module.compilation_time_metrics.get(key, ())) for key, name in COMPILER.items()}
+    return seconds | {name: module.counters[group][key] for name, (group, key) in COUNTED.items()}
+
+
+class Samples:
+    """Where the main thread was, by phase: how often each function was on its stack, however deep."""
+
+    interval = 0.005
+
+    def __init__(self, phases: Phases):
+        self.phases, self.seen, self.ended = phases, dict[str, Counter[str]](), False
+        self._main = threading.get_ident()
+        threading.Thread(target=self._watch, name="samples", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self.ended:
+            frame, stack = sys._current_frames().get(self._main), set()
+            while frame is not None and frame.f_code is not child.__code__:
+                stack.add(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}")
+                frame = frame.f_back
+            self.seen.setdefault(self.phases.marks[-1][0], Counter()).update(stack)
+            time.sleep(self.interval)
+
+    def most(self, count: int) -> dict[str, list[tuple[str, float]]]:
+        """The functions that were seen most often in each phase, with their seconds."""
+        self.ended = True
+        return {
+            phase: [(name, round(times * self.interval, 2)) for name, times in found.most_common(count)]
+            for phase, found in self.seen.items()
+        }
+
+
+def wake_driver(phases: Phases) -> None:
+    """Make the context of the first GPU that torch will use, from another thread: calls by ctypes let Python go on."""
+    began = time.perf_counter()
+    with contextlib.suppress(OSError):  # no driver
+        driver, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+        driver.cuInit(0)
+        phases.parts["driver: init"] = time.perf_counter() - began
+        driver.cuDeviceGet(ctypes.byref(device), 0)
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    phases.parts["driver: init and context, beside the imports"] = time.perf_counter() - began
+
+
+def priming_names(config: Any) -> list[str]:
+    """What each priming step is called, and the undoing after the last."""
+    from ingot.train.plan import shapes
+
+    plans, steps = shapes(config), config.training.priming_steps
+    where = [f", stage {plan.stage + 1} (rows of {plan.seq_len})" if len(plans) > 1 else "" for plan in plans]
+    return [f"priming step {step + 1}{stage}" for stage in where for step in range(steps)] + ["undoing the priming"]
+
 
 def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     """Train to the first step in this process; what it took."""
-    phases = Phases(began)
+    phases, count = Phases(began), settings.pop("sample", 0)
+    samples = Samples(phases) if count else None
+    if settings.pop("driver", False):
+        threading.Thread(target=wake_driver, args=[phases], name="driver", daemon=True).start()
     phases.mark("imports")
     import torch
 
@@ -91,37 +184,33 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     for name in PARTS:
         owner = backend if hasattr(backend, name) else backend.TorchBackend
         setattr(owner, name, phases.timed(name, getattr(owner, name)))
+    resolved = load_config(recipe=settings.pop("recipe"), overrides=settings, environment={})
+    names = priming_names(resolved.config)
 
     class Marking(Reporter):
         steps = 0
 
         def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
             if not done and not self.steps:
-                phases.mark(what)
+                phases.mark(names[0] if what in ("compiling", "priming") else what)
 
         def primed(self, step: int, steps: int) -> None:
-            phases.mark(f"priming step {step + 1}" if step < steps else "undoing the priming")
+            phases.mark(names[step])
 
         def step(self, report: Any, log: bool) -> None:
             self.steps += 1
             if self.steps == 1:
                 phases.mark("first step")
 
-    recipe = settings.pop("recipe")
-    resolved = load_config(recipe=recipe, overrides=settings, environment={})
     reporter = Marking()
     reporter.waiting("checking the run")
     dataset = check_before_training(resolved.config, 1, lambda text: None)
     run(resolved, reporter, dataset=dataset)
-    from torch._dynamo.utils import calculate_time_spent, counters
-
-    compiler = {COMPILER[key]: seconds for key, seconds in calculate_time_spent().items() if key in COMPILER}
-    hits = {key: count for key, count in counters["inductor"].items() if key.startswith("fxgraph_cache")}
     total = next(at for name, at in phases.marks if name == "first step")
     return {
-        "total": total, "phases": phases.table(), "parts": phases.parts, "compiler": compiler, "cache": hits,
-        "aot": dict(counters["aot_autograd"]), "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "torch": torch.__version__,
+        "total": total, "phases": phases.table(), "parts": phases.parts, "compiler": phases.compiler(),
+        "samples": samples.most(count) if samples is not None else {}, "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }  # fmt: skip
 
 
@@ -147,41 +236,62 @@ def prepare(folder: Path) -> None:
 
 
 def show(name: str, rows: dict[str, dict[str, Any]]) -> None:
-    """A shape as a table: a line per phase, a column per program."""
+    """A shape as a table: a line per phase, a column per program; then what the compiler did, and where the samples were."""
     print(f"\n{name}, {next(iter(rows.values()))['device']}, torch {next(iter(rows.values()))['torch']}\n")
     print(f"| phase | {' | '.join(rows)} |\n|---|{'---|' * len(rows)}")
-    for kind, form in (("phases", "{}"), ("parts", "({})"), ("compiler", "(compiler: {})")):
+    for kind, form in (("phases", "{}"), ("parts", "({})")):
         names = dict.fromkeys(phase for row in rows.values() for phase in row[kind])
         for phase in names:
             print(f"| {form.format(phase)} | {' | '.join(f'{row[kind].get(phase, 0.0):.2f}' for row in rows.values())} |")
     totals = [f"**{row['total']:.1f} s**" for row in rows.values()]
-    print(f"| **to the first step** | {' | '.join(totals)} |")
+    print(f"| **to the first step** | {' | '.join(totals)} |\n")
     for kind, row in rows.items():
-        print(f"{kind}: graph cache {row['cache']}, autograd cache {row['aot']}", flush=True)
+        for phase, did in row["compiler"].items():
+            print(f"{kind}, {phase}: {', '.join(f'{what} {much:g}' for what, much in did.items())}", flush=True)
+        for phase, found in row["samples"].items():
+            print(f"{kind}, {phase}:", *(f"    {seconds:6.2f} {where}" for where, seconds in found), sep="\n", flush=True)
+
+
+def shapes_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The shapes and recipes that are asked for, by name."""
+    from step_profile import SHAPES, TOY, Shape
+
+    if arguments.toy:
+        return {"toy": TOY}
+    recipes = {name: Shape(name, {"model.vocab_size": 8192} if "frontier" in name else {}) for name in arguments.recipe or ()}
+    named = arguments.shape or (() if recipes else ("124m-64x1024", "golf-131k"))
+    return {name: SHAPES[name] for name in named} | recipes
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(child(json.loads(sys.argv[2]), float(sys.argv[3]))))
         return
-    from step_profile import SHAPES, TOY, settings_of
+    from step_profile import SHAPES, settings_of
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; 124m-64x1024 and golf-131k without")
+    parser.add_argument("--recipe", action="append", help="a recipe with all of its stages; may be given often")
+    parser.add_argument("--data", help="another prepared folder than the sample, with --tokenizer")
+    parser.add_argument("--tokenizer", help="of --data")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="another setting of the run; JSON or text"
     )
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="print the N functions most often seen in each phase")
+    parser.add_argument("--driver", action="store_true", help="begin the GPU's driver before torch is imported")
     parser.add_argument("--results", type=Path, help="file that a line of JSON per program is appended to")
     parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU")
     arguments = parser.parse_args()
     changes = settings_of(arguments.set)
+    if arguments.data:
+        changes = {"data.path": arguments.data, "data.tokenizer": arguments.tokenizer} | changes
     print(f"{date.today()}, {changes or 'no other settings'}", flush=True)
-    shapes = {"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or ("124m-64x1024", "golf-131k")}
-    for name, shape in shapes.items():
+    for name, shape in shapes_of(arguments).items():
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             prepare(folder)
-            more = {**changes, "model.vocab_size": 260} if arguments.toy else changes
+            more = changes | {"sample": arguments.sample, "driver": arguments.driver}
+            more |= {"model.vocab_size": 260} if arguments.toy else {}
             rows = {kind: started(shape, more, folder, number) for number, kind in enumerate(("new", "seen"))}
         show(name, rows)
         if arguments.results:

@@ -167,7 +167,7 @@ def bare(folder: Path, shape: dict[str, Any], steps: int) -> dict[str, Any]:
     return found(call(["-c", BARE, json.dumps(shape), str(steps)], folder, os.environ.get("PYTHONPATH", "")))
 
 
-def main() -> None:
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=250, help="of ours and the bare loop")
@@ -181,7 +181,22 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, help="file that a line of JSON per program and turn is appended to")
     parser.add_argument("--toy", action="store_true", help="a model that a CPU steps in milliseconds")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def print_table(rows: dict[str, list[float]], counted: dict[str, float]) -> None:
+    print(f"\n{date.today()}, {platform.processor() or platform.machine()}, {' '.join(sys.argv[1:])}\n")
+    first = "bare loop" if "bare loop" in rows else next(iter(rows))
+    base = statistics.median(rows[first])
+    print(f"| program | ms per step, each turn | counted tokens/s (median) | against {first} |\n|---|---|---|---|")
+    for program, times in rows.items():
+        middle = statistics.median(times)
+        shown = ", ".join(f"{1000 * t:.2f}" for t in times)
+        print(f"| {program} | {shown} | {counted[program] / middle:,.0f} | {middle / base:.3f} |")
+
+
+def main() -> None:
+    arguments = read_arguments()
     shape = TOY if arguments.toy else LARGE
     rows: dict[str, list[float]] = {}
     counted: dict[str, float] = {}
@@ -221,14 +236,7 @@ def main() -> None:
                     costs = save_costs(ends, arguments.skip, arguments.save)
                     line += f"; a save costs {', '.join(f'{cost:+.3f}' for cost in costs)} s"
                 print(line, flush=True)
-    print(f"\n{date.today()}, {platform.processor() or platform.machine()}, {' '.join(sys.argv[1:])}\n")
-    first = "bare loop" if "bare loop" in rows else next(iter(rows))
-    base = statistics.median(rows[first])
-    print(f"| program | ms per step, each turn | counted tokens/s (median) | against {first} |\n|---|---|---|---|")
-    for program, times in rows.items():
-        middle = statistics.median(times)
-        shown = ", ".join(f"{1000 * t:.2f}" for t in times)
-        print(f"| {program} | {shown} | {counted[program] / middle:,.0f} | {middle / base:.3f} |")
+    print_table(rows, counted)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Tokens per second of many streams at once, by the engine of `ingot serve`; prints one table.
+"""Tokens per second of many streams at once, by the engine of `ingot serve`, and how fast texts are scored; prints one table.
 
     python benchmarks/serving.py --device cuda                      124M parameters, 32 streams of 256 tokens
-    python benchmarks/serving.py --device cpu --layers 2 --width 64 --heads 4 --tokens 20    a toy
+    python benchmarks/serving.py --device cuda --task-data eval     and the 10,042 items of HellaSwag from a folder
+    python benchmarks/serving.py --device cpu --layers 2 --width 64 --heads 4 --tokens 20 --items 64    a toy
 
 The weights are random: what a token is does not change what it costs.
 """
@@ -13,7 +14,7 @@ import queue
 import time
 from pathlib import Path
 
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_backend, open_inference
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.generate.sampling import Sampling
@@ -21,6 +22,7 @@ from ingot.runtime.ranks import Ranks
 from ingot.trained.model import LoadedModel
 from ingot.trained.scoring import score_rows
 from ingot.trained.serving import Engine, Piece, Text
+from ingot.trained.tasks import read_items, score_tasks, task_rows
 from ingot.trained.weights import foreign_weights
 
 
@@ -32,8 +34,9 @@ def main() -> None:
     parser.add_argument(
         "--items", type=int, default=2000, help="rows of about 90 tokens that are scored, 20 of each at their end"
     )
+    parser.add_argument("--task-data", type=Path, help="a folder with HellaSwag's items, as `ingot eval --task-data` takes it")
     given = parser.parse_args()
-    print(f"{'dtype':6} {'streams':>8} {'tokens':>7} {'seconds':>8} {'tokens/s':>9} {'rows scored/s':>14}")
+    print(f"{'dtype':6} {'streams':>8} {'tokens':>7} {'seconds':>8} {'tokens/s':>9} {'rows scored/s':>14} {'prompts/s':>10}")
     for dtype in ("fp32", "bf16"):
         model = opened(given, dtype)
         engine = Engine(model)
@@ -42,8 +45,12 @@ def main() -> None:
             seconds = serve(engine, given, streams, given.tokens)
             rate = streams * given.tokens / seconds
             told = f"{dtype:6} {streams:8} {given.tokens:7} {seconds:8.2f} {rate:9,.0f}"
-            print(f"{told} {score(model, given):14,.0f}" if streams > 1 else told, flush=True)
+            if streams > 1:
+                told += f" {score(model, given):14,.0f} {score_prompts(engine, given):10,.0f}"
+            print(told, flush=True)
         engine.close()
+        if given.task_data is not None:
+            hellaswag(model, given.task_data)
 
 
 def opened(given: argparse.Namespace, dtype: str) -> LoadedModel:
@@ -56,7 +63,7 @@ def opened(given: argparse.Namespace, dtype: str) -> LoadedModel:
     }
     config = load_config(python=sections, environment={}).config
     drawn = open_backend(config, 50257, Ranks()).weights()
-    backend = open_backend(config, 50257, Ranks(), train=False)
+    backend = open_inference(config, 50257)
     backend.load_weights({record.name: record for record in drawn}, "random weights")
     weights = foreign_weights(Path("random"), [], {"family": "gpt2", **shape}, GPT2Tokenizer())
     return LoadedModel(weights, GPT2Tokenizer(), backend).cast(dtype)
@@ -75,9 +82,41 @@ def serve(engine: Engine, given: argparse.Namespace, streams: int, tokens: int) 
     return time.perf_counter() - began
 
 
+def rows_of(given: argparse.Namespace) -> list[list[int]]:
+    """Rows of the size of HellaSwag's."""
+    return [[(7 * row + place) % 50000 for place in range(min(80 + row % 20, given.context))] for row in range(given.items)]
+
+
+def score_prompts(engine: Engine, given: argparse.Namespace) -> float:
+    """Prompts per second that clients have scored, 64 in a request: with echo, logprobs and one token, as lm-eval asks."""
+    found: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+    rows = rows_of(given)
+    began = time.perf_counter()
+    for request in (rows[begin : begin + 64] for begin in range(0, len(rows), 64)):
+        for row in request:
+            engine.submit(Text(row, False, 1, Sampling(temperature=0.0), found.put, logprobs=1, echo=True))
+        for _ in request:
+            if (piece := found.get()).error is not None:
+                raise piece.error
+    return len(rows) / (time.perf_counter() - began)
+
+
+def hellaswag(model: LoadedModel, folder: Path) -> None:
+    """The seconds that `ingot eval --tasks hellaswag` takes once the model is loaded."""
+    began = time.perf_counter()
+    tasks = task_rows(read_items(["hellaswag"], folder), model.tokenizer, model.context, None)
+    read = time.perf_counter() - began
+    [score] = score_tasks(tasks, model.backend).values()
+    whole = time.perf_counter() - began
+    print(
+        f"HellaSwag, {score.items:,} items, {len(tasks.rows):,} rows: read in {read:.1f} s, scored after {whole:.1f} s",
+        flush=True,
+    )
+
+
 def score(model: LoadedModel, given: argparse.Namespace) -> float:
     """Rows per second, of the size of HellaSwag's."""
-    rows = [[(7 * row + place) % 50000 for place in range(min(80 + row % 20, given.context))] for row in range(given.items)]
+    rows = rows_of(given)
     firsts = [max(1, len(row) - 20) for row in rows]
     score_rows(model.backend, rows[:64], firsts[:64])
     began = time.perf_counter()

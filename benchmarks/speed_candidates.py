@@ -6,9 +6,10 @@ is the median over the rounds of its ms to those of the first, below 1 where it 
 the two losses over all steps. --also attention=cudnn-grouped is a variant with that attention kernel, and "A=1 + B=2" one with
 both settings.
 
-With --alone the kernels by themselves, in several block sizes, beside what the compiler makes of the plain form.
+With --alone the kernels by themselves, in several block sizes, beside what the compiler makes of the plain form; with --kernel
+those alone, and the head in 8 bits with `loss`.
 
-    python benchmarks/speed_candidates.py [--shape golf-393k ...] [--also training.compile=blocks ...] [--alone]
+    python benchmarks/speed_candidates.py [--shape golf-393k ...] [--kernel mlp ...] [--also training.fp8_head=true ...] [--alone]
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine, sett
 from torch import Tensor
 
 from ingot.backends.torch.kernels import NAMES, has_kernel
+from ingot.model.kernels.mlp import ACTIVATIONS, fused_mlp
 from ingot.model.kernels.rotary import EPSILON, fused_rotation
 from ingot.model.layers import Rotation, rotate
 from ingot.model.loss import head_loss
@@ -120,21 +122,24 @@ def host_milliseconds(once: Callable[[], Any], times: int = 50) -> float:
 
 
 def loss_alone(tokens: int, width: int, vocabulary: int, softcap: float | None, device: torch.device) -> None:
-    """Head and loss forward and backward, plain and fused; on a GPU the kernel alone in some block sizes."""
+    """Head and loss forward and backward, plain, fused and in 8 bits; on a GPU the kernel alone in some block sizes."""
     hidden = torch.randn(1, tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight = (0.02 * torch.randn(vocabulary, width, device=device)).requires_grad_()
     targets = torch.randint(vocabulary, (1, tokens), device=device)
     compiled = torch.compile(head_loss, dynamic=False) if device.type == "cuda" else head_loss
     rows = []
-    for fused in (False, True):
+    for what, fused, fp8 in (("plain", False, False), ("fused", True, False), ("8 bits", True, True)):
+        if fp8 and device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+            continue
 
-        def once(fused: bool = fused) -> None:
+        def once(fused: bool = fused, fp8: bool = fp8) -> None:
             with torch.autocast(device.type, torch.bfloat16):
-                loss = compiled(hidden, weight, targets, softcap, None, fused)
+                loss = compiled(hidden, weight, targets, softcap, None, fused, fp8)
             torch.autograd.grad(loss, (hidden, weight))
 
-        rows.append((f"head and loss, {'fused' if fused else 'plain'}", milliseconds(once)))
+        rows.append((f"head and loss, {what}", milliseconds(once)))
     if device.type == "cuda":
+        from ingot.model.kernels.triton_fp8 import transposed
         from ingot.model.kernels.triton_loss import block_and_warps, losses_of_logits_
 
         logits = torch.randn(tokens, vocabulary, device=device, dtype=torch.bfloat16)
@@ -145,6 +150,10 @@ def loss_alone(tokens: int, width: int, vocabulary: int, softcap: float | None, 
             mark = " (ours)" if chosen == block_and_warps(vocabulary) else ""
             ms = milliseconds(lambda chosen=chosen: losses_of_logits_(logits, targets[0], softcap, True, chosen))
             rows.append((f"kernel, block {chosen[0]}, {chosen[1]} warps{mark}", ms))
+        grad = logits.new_empty(logits.shape, dtype=torch.float8_e5m2)
+        into = milliseconds(lambda: losses_of_logits_(logits, targets[0], softcap, True, into=grad, factor=2.0**15))
+        rows.append(("kernel, gradient in 8 bits", into))
+        rows.append(("that gradient transposed", milliseconds(lambda: transposed(grad))))
     floor = 1000 * 4 * tokens * vocabulary / 4.3e12  # the logits read and written once
     print(f"\nloss: {tokens:,} tokens, width {width}, {vocabulary:,} words, softcap {softcap}; at 4.3 TB/s {floor:.2f} ms")
     for what, ms in rows:
@@ -189,17 +198,77 @@ def rotary_alone(rows: int, length: int, heads: int, size: int, device: torch.de
             )
 
 
-def alone(device: torch.device) -> None:
+def mlp_alone(tokens: int, width: int, inner: int, activation: str, device: torch.device) -> None:
+    """Two layers forward and backward, plain and fused; on a GPU the kernels by themselves in some cuts, beside the library."""
+    from torch import nn
+
+    first, second = (nn.Linear(*sizes, bias=False, device=device) for sizes in ((width, inner), (inner, width)))
+    x = torch.randn(1, tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True)
+    wanted = (x, first.weight, second.weight)
+
+    def plain(x: Tensor, up: Tensor, bias: None, down: Tensor, activation: str) -> Tensor:
+        return F.linear(ACTIVATIONS[activation](F.linear(x, up, bias)), down)
+
+    peak = 1000 * 12 * tokens * width * inner / 782e12
+    print(f"\nmlp: {tokens:,} tokens, {width} x {inner}, {activation}; products at 782 TFLOP/s {peak:.3f} ms")
+    for what, function in (("plain", plain), ("fused", fused_mlp)):
+        compiled = torch.compile(function, dynamic=False) if device.type == "cuda" else function
+
+        def forward(compiled: Any = compiled) -> Tensor:
+            with torch.autocast(device.type, torch.bfloat16):
+                return compiled(x, first.weight, None, second.weight, activation)
+
+        def both(forward: Any = forward) -> Any:
+            return torch.autograd.grad(y := forward(), wanted, y.detach())
+
+        host = f"launched in {host_milliseconds(forward):.3f} and {host_milliseconds(both):.3f}"
+        print(f"    {milliseconds(forward):8.3f} ms forward, {milliseconds(both):8.3f} with backward  {what}, {host}", flush=True)
+    if device.type == "cuda":
+        mlp_cuts(x.detach()[0], first.weight.detach().bfloat16(), second.weight.detach().bfloat16(), activation)
+
+
+def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
+    """The two kernels in some cuts; the library's bare products of the same sizes are what they cannot be faster than."""
+    from ingot.model.kernels.triton_mlp import TILES, Tiles, activated_product, sloped_product
+
+    keeps = activation != "relu2"
+    bare = milliseconds(lambda: x @ up.T), milliseconds(lambda: x @ down)
+    print(f"    {bare[0]:8.3f} ms forward, {bare[1]:8.3f} backward  the library's products alone", flush=True)
+    kept = activated_product(x, up, None, activation, keeps)[1]
+    cuts = [
+        TILES, Tiles(128, 128, 64, 2, 4, 2), Tiles(128, 128, 32, 5, 4, 2), Tiles(128, 128, 64, 4, 4, 1),
+        Tiles(128, 128, 64, 4, 8, 1), Tiles(64, 256, 64, 2, 4, 2), Tiles(128, 256, 64, 3, 8, 1), Tiles(128, 256, 64, 4, 8, 1),
+        Tiles(256, 128, 64, 3, 8, 1), Tiles(64, 128, 64, 2, 4, 3),
+    ]  # fmt: skip
+    for cut in cuts:
+        mark = " (ours)" if cut == TILES else ""
+        try:
+            forward = milliseconds(lambda cut=cut: activated_product(x, up, None, activation, keeps, cut))
+            back = milliseconds(lambda cut=cut: sloped_product(x, down, kept, activation, keeps, cut))
+        except Exception as error:  # a cut that does not fit says so, and the others go on
+            print(f"    does not run: {tuple(cut)}: {type(error).__name__}: {str(error).splitlines()[0][:90]}", flush=True)
+            continue
+        print(f"    {forward:8.3f} ms forward, {back:8.3f} backward  kernels, {tuple(cut)}{mark}", flush=True)
+
+
+def alone(device: torch.device, names: list[str]) -> None:
     """The kernels by themselves, in the sizes of the shapes."""
     if device.type == "cpu":
         loss_alone(64, 32, 100, 15.0, device)
         rotary_alone(2, 16, 2, 8, device)
+        mlp_alone(64, 32, 64, "relu2", device)
         return
-    loss_alone(65536, 768, 50304, None, device)
-    loss_alone(131072, 512, 8192, 30.0, device)
-    loss_alone(393216, 512, 1024, 30.0, device)
-    rotary_alone(96, 4096, 8, 64, device)
-    rotary_alone(64, 2048, 4, 128, device)
+    if "loss" in names:
+        loss_alone(65536, 768, 50304, None, device)
+        loss_alone(131072, 512, 8192, 30.0, device)
+        loss_alone(393216, 512, 1024, 30.0, device)
+    if "rotary" in names:
+        rotary_alone(96, 4096, 8, 64, device)
+        rotary_alone(64, 2048, 4, 128, device)
+    if "mlp" in names:
+        mlp_alone(393216, 512, 1024, "relu2", device)
+        mlp_alone(131072, 512, 2048, "relu2", device)
+        mlp_alone(65536, 768, 3072, "gelu-tanh", device)
 
 
 def main() -> None:
@@ -218,7 +287,7 @@ def main() -> None:
     print(f"{date.today()}, {name}, torch {torch.__version__}", flush=True)
     also = {given: settings_of(given.split(" + ")) for given in arguments.also}
     if arguments.alone:
-        alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"), arguments.kernel or list(NAMES))
         return
     for name, shape in ({"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or SHAPES}).items():
         began = time.perf_counter()

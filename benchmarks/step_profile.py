@@ -105,12 +105,16 @@ def settings_of(given: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-LOSS = r"log_softmax|_softmax|nll_loss|cross_entropy|logsumexp"
+LOSS = r"log_softmax|_softmax|nll_loss|cross_entropy|logsumexp|_loss_of_row"  # the last is ours
 PATTERNS = (
     ("attention", r"flash|fmha|sdpa|attention|cudnn_generated"),
     ("loss", LOSS),
     ("optimizer", r"multi_tensor_apply|adam|_foreach_"),
-    ("products", r"gemm|gemv|cutlass|nvjet|cublas|splitk|triton_tem_fused_.*mm|aten::(?:mm|addmm|bmm|baddbmm|linear|matmul)$"),
+    (
+        "products",
+        r"gemm|gemv|cutlass|nvjet|cublas|splitk|triton_tem_fused_.*mm|_(?:activated|sloped)_product|"
+        r"aten::(?:mm|addmm|bmm|baddbmm|linear|matmul|_scaled_mm)$",
+    ),
 )
 GENERATED = (
     r"^triton_(?!tem)"  # by the compiler, from what lies between products; named by all that was fused, neighbours included

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from ingot.backends.open import find_device, open_backend, open_group
+from ingot.backends.open import find_device, open_backend, open_group, open_inference
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.ranks import Ranks
@@ -34,7 +34,7 @@ def test_an_unknown_device_is_refused_by_the_name_of_the_setting(name):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "golf"])
 def test_what_is_opened_to_be_judged_scores_like_what_was_trained(family):
-    trained, judged = open_backend(config(family), 40, Ranks()), open_backend(config(family), 40, Ranks(), train=False)
+    trained, judged = open_backend(config(family), 40, Ranks()), open_inference(config(family), 40)
     judged.load_weights(records(trained), "here")
     assert judged.score(ROWS) == trained.score(ROWS)
     assert {name: bytes(r.data) for name, r in records(judged).items()} == {n: bytes(r.data) for n, r in records(trained).items()}
@@ -42,7 +42,7 @@ def test_what_is_opened_to_be_judged_scores_like_what_was_trained(family):
 
 
 def test_weights_that_do_not_fit_are_refused_before_memory_is_taken():
-    backend = open_backend(config(), 40, Ranks(), train=False)
+    backend = open_inference(config(), 40)
     found = records(open_backend(config(), 41, Ranks()))
     with pytest.raises(CheckpointError, match=r"here: transformer\.wte\.weight has shape \[41, 32\] and the model \[40, 32\]"):
         backend.load_weights(found, "here")
@@ -50,13 +50,12 @@ def test_weights_that_do_not_fit_are_refused_before_memory_is_taken():
 
 
 def test_a_run_trained_in_fp16_is_judged_on_a_cpu_too():
-    assert open_backend(config(precision="fp16"), 40, Ranks(), train=False).precision == "fp32"
+    assert open_inference(config(precision="fp16"), 40).precision == "fp32"
 
 
 def test_one_rank_alone_is_a_group():
     group = open_group(find_device("cpu"), Ranks())
     assert (group.maximum([2.0]), group.total([3.0]), group.broadcast("text")) == ([2.0], [3.0], "text")
-    assert open_backend(config(), 40, Ranks(), group=group).ranks == group.ranks
     group.close()
 
 

@@ -20,7 +20,20 @@ def unpatched(monkeypatch):
 def test_the_phases_of_a_toy_add_up_to_its_first_step(tmp_path, unpatched, capsys):
     settings = {**TOY.changes, **first_step.RUN, "model.vocab_size": 260, "training.output_dir": str(tmp_path / "run")}
     found = first_step.child({"recipe": TOY.recipe, **settings}, time.time())
-    assert {"imports", "building the model", "choosing kernels", "priming", "training"} <= found["phases"].keys()
+    assert {"imports", "building the model", "choosing kernels", "priming step 1", "training"} <= found["phases"].keys()
     assert sum(found["phases"].values()) == pytest.approx(found["total"], abs=0.05) and found["parts"]["build_model"] > 0
     first_step.show("toy", {"new": found, "seen": found})
     assert "| **to the first step** |" in capsys.readouterr().out
+
+
+def test_a_recipe_with_stages_has_a_phase_for_each_priming_step_of_each(tmp_path, unpatched, capsys):
+    tiny = {"model.layers": 2, "model.width": 32, "model.vocab_size": 260, "model.window": 8, "data.seq_len": 32}
+    stages = [{"share": 0.5, "seq_len": 16}, {"share": 0.5, "seq_len": 32}]
+    more = {"training.stages": stages, "training.tokens_per_step": 64, "training.device": "cpu"}
+    settings = {**first_step.RUN, **tiny, **more, "training.output_dir": str(tmp_path / "run"), "sample": 3, "driver": True}
+    found = first_step.child({"recipe": "golf/frontier", **settings}, time.time())
+    assert [name for name in found["phases"] if name.startswith("priming")] == [
+        f"priming step {step}, stage {stage}" for stage in ("1 (rows of 16)", "2 (rows of 32)") for step in (1, 2)
+    ]
+    first_step.show("toy", {"new": found})
+    assert "ingot.train.start.run" in capsys.readouterr().out

@@ -5,6 +5,8 @@ import sys
 import speed_candidates
 from step_profile import TOY, open_engine
 
+from ingot.backends.torch.kernels import NAMES
+
 
 def run(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(sys, "argv", ["speed_candidates.py", *arguments])
@@ -16,12 +18,12 @@ def test_a_toy_is_timed_with_and_without_each_kernel(monkeypatch, capsys):
     also = "training.loss_chunk=64 + attention=default-grouped"
     said = run(monkeypatch, capsys, "--toy", "--rounds", "1", "--steps", "1", "--also", also)
     rows = [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")]
-    assert rows == ["variant", "none", "loss", "rotary", "qkv", "loss + rotary + qkv", also] and "FAILED" not in said
+    assert rows == ["variant", "none", *NAMES, " + ".join(NAMES), also] and "FAILED" not in said
 
 
 def test_the_kernels_are_timed_by_themselves(monkeypatch, capsys):
     said = run(monkeypatch, capsys, "--alone")
-    assert "head and loss, fused" in said and "with backward  fused" in said
+    assert "head and loss, fused" in said and "head and loss, 8 bits" in said and said.count("with backward  fused") == 2
 
 
 def test_a_kernel_that_the_model_has_no_use_for_is_no_variant():

@@ -20,6 +20,8 @@ from step_profile import CLASSES, SHAPES, busy, class_of
         ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>", "products"),
         ("triton_tem_fused_mm_2", "products"),
         ("aten::addmm", "products"),
+        ("_sloped_product", "products"),
+        ("_loss_of_row", "loss"),
         ("triton_red_fused__log_softmax__to_copy_nll_loss_forward_tanh_0", "loss"),
         ("aten::_log_softmax_backward_data", "loss"),
         ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>>", "optimizer"),

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from ingot.config.fields import known, settings
 from ingot.config.loading import load_config
-from ingot.config.render import commented_yaml, dump_yaml, json_schema
+from ingot.config.render import commented_yaml, dump_yaml, json_schema, markdown
 from ingot.config.schema import Config
 from ingot.config.text import format_value, parse_yaml, plain_data
-from ingot.doors.cli.config_docs import markdown
 
 ROOT = Path(__file__).parents[2]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(

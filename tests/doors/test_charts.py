@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.doors.charts.panels import Line, Panel
+from ingot.doors.charts import Line, Panel
 from ingot.doors.charts.terminal import panel_lines
 
 

@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import ingot as package
 from ingot.data.store.dataset import identity
 from ingot.data.text.files import WHAT
-from ingot.doors.cli.data import register
+from ingot.doors.cli.app import app
 from ingot.errors import ConfigError, DataError
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
@@ -22,9 +21,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]
 
 @pytest.fixture
 def ingot():
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import torch
-import typer
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -16,8 +15,7 @@ from ingot import api
 from ingot.artifact.container import read_artifact, write_artifact
 from ingot.backends.torch.state import model_records
 from ingot.data.tokenizers import ByteTokenizer
-from ingot.doors.cli import eval as eval_verb
-from ingot.doors.cli import export, imports
+from ingot.doors.cli.app import app
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.model.registry import build
 from ingot.runs.finding import find_checkpoint
@@ -27,9 +25,6 @@ from ingot.trained.weights import foreign_weights
 @pytest.fixture
 def call():
     """The verbs in this process, for what needs no other one."""
-    app = typer.Typer()
-    for verb in (export, imports):
-        verb.register(app)
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 
@@ -270,6 +265,12 @@ def test_gguf_is_a_folder_with_a_modelfile(call, llama, run, tmp_path):
     assert told["artifact"] == str(run / "artifact" / "gguf")
 
 
+def test_a_model_whose_name_is_not_utf_8_has_one_that_is_in_gguf(call, llama, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    call("export", llama.rename(tmp_path / os.fsdecode(b"a\xff")), "--format", "gguf", "--output", tmp_path / "g")
+    assert gguf.GGUFReader(tmp_path / "g" / "model.gguf").fields["general.name"].contents() == "a\\udcff"
+
+
 @pytest.fixture
 def overlapping(data, tmp_path):
     """A run that is scored by rows that overlap."""
@@ -294,11 +295,8 @@ def test_a_model_that_went_to_another_program_and_back_has_the_score_of_its_run(
 
 
 def test_eval_says_by_which_rows_and_bytes_it_scored_and_takes_others(overlapping):
-    app = typer.Typer()
-    eval_verb.register(app)
-
     def told(*words: object) -> dict[str, object]:
-        result = CliRunner().invoke(app, [str(overlapping), "--device", "cpu", "--json", *map(str, words)])
+        result = CliRunner().invoke(app, ["eval", str(overlapping), "--device", "cpu", "--json", *map(str, words)])
         return json.loads(result.stdout) if result.exit_code == 0 else {"error": str(result.exception)}
 
     usual, far, short = told(), told("--stride", 32), told("--seq-len", 16)
@@ -309,7 +307,7 @@ def test_eval_says_by_which_rows_and_bytes_it_scored_and_takes_others(overlappin
     assert told("--stride", 33)["error"] == "a stride of 33 is not from 1 to the 32 tokens of a row"
     assert "rows of 33 tokens are not from 1 to the 32 that" in told("--seq-len", 33)["error"]
     assert "are not from 1 to the 32 that" in told("--seq-len", 2**64)["error"]
-    plain = CliRunner().invoke(app, [str(overlapping), "--device", "cpu"]).stdout
+    plain = CliRunner().invoke(app, ["eval", str(overlapping), "--device", "cpu"]).stdout
     assert re.search(r"^rows +([\d,]+) of \1, 32 tokens long, 8 apart$", plain, re.M)
     assert re.search(r"^bytes +[\d,]+, of the text$", plain, re.M)
 

@@ -1,24 +1,22 @@
 """`ingot report` and `ingot watch`: what they say of runs, by their folders alone."""
 
 import json
+import os
 import re
 import shutil
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
-from ingot.doors.cli import report, watch
+from ingot.doors.cli import watch
+from ingot.doors.cli.app import app
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.run import Run
 
 
 @pytest.fixture
 def call():
-    app = typer.Typer()
-    for verb in (report, watch):
-        verb.register(app)
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 
@@ -70,6 +68,27 @@ def test_tasks_that_were_scored_while_training_have_a_table_and_a_curve(call, ru
     assert "<td>9</td><td>lambada</td><td>0.2500</td><td>0.0435</td><td></td><td>100</td>" in page and "<td>piqa</td>" in page
     assert '"tasks":{"lambada":[[9.0,0.25]]' in re.sub(r"\s", "", page)
     assert "tasks, part of the answers that are right" in call("watch", runs[0]).stdout
+
+
+def test_what_is_damaged_in_a_run_is_left_out_and_the_page_is_written(call, runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    run = runs[2].rename(runs[2].with_name(os.fsdecode(b"c\xff")))
+    odd = [
+        {"kind": "train", "step": 10**400, "loss": 10**400, "elapsed_seconds": 10**400, "tokens_per_second": "fast"},
+        {"kind": "evaluation", "step": 1, "val_bpb": "low", "tasks": "all"},
+        {"kind": "evaluation", "val_bpb": 2.0, "tasks": {"piqa": {"acc": "high"}, "lambada": 0.5}},
+    ]
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write("".join(json.dumps(record) + "\n" for record in odd))
+    result = {"tokens_per_second": "fast", "val_stride": "far", "artifact_bytes": "few", "artifact_bpb": []}
+    (run / "result.json").write_text(json.dumps(result))
+    (run / "samples" / "step-00009999.txt").unlink()
+    os.mkfifo(run / "samples" / "step-00009999.txt")
+    done = call("report", run, "-o", tmp_path / "r.html")
+    assert (done.exit_code, done.exception) == (0, None)
+    page = (tmp_path / "r.html").read_text()
+    assert "cannot be read: it is a pipe" in page and "<td>piqa</td><td></td><td></td><td></td><td></td>" in page
+    assert "c\\udcff" in page and "fast" not in page and "few" not in page
 
 
 def test_of_one_run_the_settings_that_are_not_the_defaults_are_shown(call, runs, tmp_path):

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from ingot.doors.cli import plot
+from ingot.doors.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
@@ -34,9 +33,6 @@ def test_the_commands_draw_them(reference, tmp_path, monkeypatch):
     shutil.copytree(reference, tmp_path / "RUN")
     (tmp_path / "RUN" / "samples").mkdir(exist_ok=True)
     (tmp_path / "RUN" / "samples" / "step-00000001.txt").write_text("ROMEO.")
-    app = typer.Typer()
-    plot.register(app)
-    app.callback()(lambda: None)
     monkeypatch.chdir(tmp_path)
     for picture in [one for one in tool.pictures() if one.words[:2] == ["ingot", "plot"]]:
         result = CliRunner().invoke(app, picture.words[1:])

@@ -38,6 +38,19 @@ def test_a_model_learns_the_same_with_its_kernels(family, settings):
         torch.testing.assert_close(fused(tokens, targets), plain(tokens, targets))
 
 
+@pytest.mark.parametrize(("family", "settings"), [FAMILIES[0], FAMILIES[2], FAMILIES[3], FAMILIES[5]])
+def test_a_model_with_a_head_of_8_bits_learns_nearly_the_same(family, settings):
+    plain = make(family, **settings)
+    coarse = copy.deepcopy(plain)
+    coarse.fp8_head = True
+    tokens, targets = tokens_of(), targets_of()
+    found, expected = gradients(coarse, tokens, targets), gradients(plain, tokens, targets)
+    far = [(found[name] - grad).norm() / grad.norm() for name, grad in expected.items()]
+    assert min(far) > 0 and max(far) < 0.15
+    with torch.no_grad():
+        assert torch.equal(coarse(tokens, targets), plain(tokens, targets))
+
+
 def test_a_compiled_model_with_kernels_is_one_graph():
     model = make("golf", kv_heads=1)
     use_kernels(model, NAMES)
@@ -60,6 +73,18 @@ def test_queries_keys_and_values_are_one_product_where_gradients_are_wanted_alon
     with torch.no_grad():  # those who watch what a layer is given see it
         model(tokens_of(), targets_of())
     assert len(made) == 3
+
+
+def test_scales_in_weights_leave_no_output_of_a_branch_for_the_backward_pass():
+    def kept(names):
+        model, saved = make("golf"), {}
+        use_kernels(model, names)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.update({x.data_ptr(): x}) or x, lambda x: x):
+            model(tokens_of(), targets_of())
+        return sum(x.shape == (2, 32, 48) for x in saved.values())
+
+    layers = 5
+    assert kept(["scales"]) == kept([]) - 2 * layers
 
 
 def test_a_product_of_several_layers_follows_autocast():

@@ -13,7 +13,7 @@ from ingot.backends.torch.state import model_records
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.plan.data import DataFacts
-from ingot.plan.findings import Finding, exit_code, refuse
+from ingot.plan.findings import Finding, Findings, exit_code, refuse
 from ingot.plan.report import report_lines, report_record
 from ingot.plan.resuming import check_resume
 from ingot.plan.training import check_memory
@@ -210,7 +210,7 @@ def test_a_model_larger_than_the_memory(config):
 
 
 def test_a_model_whose_state_fits_and_whose_rows_may_not_is_warned_about():
-    findings: list = []
+    findings = Findings()
     check_memory("this machine", needed=3, least=1, there=2, findings=findings)
     check_memory("this machine", needed=2, least=1, there=2, findings=findings)
     assert [(finding.code, finding.severity) for finding in findings] == [("model.memory", "warning")]
@@ -330,7 +330,7 @@ def test_a_checkpoint_that_may_not_be_read_keeps_a_run_from_starting(config, sav
     shutil.copytree(saved.parent.parent, open_folder / "run")
     shutil.copytree(saved, open_folder / "run/checkpoints/step-00000001")  # an older one, to which the run must not go back
     (open_folder / "run/checkpoints" / saved.name / "checkpoint.json").chmod(0)
-    findings: list = []
+    findings = Findings()
     with as_nobody():
         check_resume(config(), open_folder / "run", DataFacts(""), findings)
     assert [(finding.code, finding.blocks) for finding in findings] == [("resume.trainer_state_unreadable", True)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.runs.curves import Axis, read_curves, thinned
+from ingot.runs.curves import Axis, curves_of, thinned
 from ingot.runs.run import Run
 
 
@@ -25,7 +25,7 @@ def test_loss_and_score_stand_over_the_axis_that_is_asked_for(tmp_path: Path, ax
         {"kind": "train", "step": 2, "loss": 4.0, "tokens": 128, "elapsed_seconds": 1.5},
         {"kind": "evaluation", "step": 2, "val_bpb": 3.0, "tokens": 999, "elapsed_seconds": 1.5},
     )
-    found = read_curves(run, axis)
+    found = curves_of(run.metrics()[0], axis)
     assert found.loss == [(places[0], 5.0), (places[1], 4.0)]
     assert found.val_bpb == [(places[1], 3.0)]
 
@@ -33,14 +33,14 @@ def test_loss_and_score_stand_over_the_axis_that_is_asked_for(tmp_path: Path, ax
 def test_every_task_has_a_curve_of_its_accuracy(tmp_path: Path):
     of_two = {"lambada": {"items": 3, "acc": 0.5, "perplexity": 9.0}, "piqa": {"items": 3, "acc": 0.1, "acc_norm": 0.2}}
     run = run_of(tmp_path, {"kind": "evaluation", "step": 2, "val_bpb": 3.0, "tasks": of_two}, {"kind": "evaluation", "step": 3})
-    assert read_curves(run).tasks == {"lambada": [(2, 0.5)], "piqa": [(2, 0.2)]}
+    assert curves_of(run.metrics()[0]).tasks == {"lambada": [(2, 0.5)], "piqa": [(2, 0.2)]}
 
 
 def test_a_number_that_is_not_finite_leaves_a_gap(tmp_path: Path):
     run = run_of(
         tmp_path, *({"kind": "train", "step": step, "loss": loss} for step, loss in enumerate([2.0, None, float("nan")]))
     )
-    assert read_curves(run).loss == [(0, 2.0)]
+    assert curves_of(run.metrics()[0]).loss == [(0, 2.0)]
 
 
 def test_many_points_become_means_of_neighbours_and_few_stay_as_they_are():

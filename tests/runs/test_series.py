@@ -68,6 +68,15 @@ def test_lines_of_steps_that_no_run_has_are_damaged(path):
     assert column(series, "step") == [1, 2, 3, 4, 5, 6, 9] and (series.damaged, series.lines) == (4, 11)
 
 
+def test_lines_without_a_step_are_damaged(path):
+    with path.open("a") as file:
+        file.write(
+            '{"kind": "train", "loss": 1}\n{"kind": "evaluation", "step": "9", "val_bpb": 2}\n{"kind": "note"}\n' + line(6)
+        )
+    series = read(Series(path))
+    assert column(series, "step") == [1, 2, 3, 4, 5, 6] and (series.damaged, series.lines) == (2, 9)
+
+
 def test_two_records_in_one_line_are_a_damaged_line(path):
     with path.open("a") as file:
         file.write(line(6).strip() + "," + line(7))
@@ -85,7 +94,8 @@ def test_a_stretch_without_a_line_is_passed_over(path, monkeypatch):
 
 def test_a_number_that_is_missing_or_none_leaves_a_gap(path):
     with path.open("a") as file:
-        file.write(line(6, loss=None) + line(7, loss="high") + line(8, loss=True) + line(9, loss=10**400) + '{"kind": "train"}\n')
+        file.write(line(6, loss=None) + line(7, loss="high") + line(8, loss=True) + line(9, loss=10**400))
+        file.write('{"kind": "train", "step": 10}\n')
     assert np.isnan(column(read(Series(path)), "loss")[5]) and len(column(read(Series(path)), "loss")) == 10
 
 

@@ -145,9 +145,11 @@ def test_trackio_goes_on_with_a_run_that_is_resumed_and_prints_nothing_of_its_ow
         with opened(tmp_path / ".", [], step=step, trackio_project="words") as tracking:
             tracking.step(step_report(step + 1), log=True)
     assert capsys.readouterr().out == ""
+    name = json.loads((tmp_path / "trackio.json").read_text())["id"]
+    assert name.startswith(f"{tmp_path.name}-")
     assert [(words["project"], words["name"], words["resume"], words["sent"]) for words in begun] == [
-        ("words", tmp_path.name, "never", [(1, 2.5)]),
-        ("words", tmp_path.name, "allow", [(5, 2.5)]),
+        ("words", name, "never", [(1, 2.5)]),
+        ("words", name, "allow", [(5, 2.5)]),
     ]
     assert begun[0]["config"] == {"model": {"width": 16}} and all(words["over"] for words in begun)
 
@@ -160,10 +162,13 @@ from ingot.runs.report import EvaluationReport, StepReport
 from ingot.runs.tracking import open_tracking
 
 settings, words = TrackingSection(trackio_project="words"), lambda report: None
-for first, loss in ((0, 2.5), (1, 2.0), (0, 7.0)):  # a run, a session of it that goes on, a run that begins anew
-    with open_tracking(settings, Path("run"), first, None, {}, words, print) as told:
+# A run, one in a folder of the same name elsewhere, a session of the first that goes on, a run that begins anew in its folder,
+# and a copy of a run of which trackio has never heard.
+for folder, first, loss in (("a/run", 0, 2.5), ("b/run", 0, 5.0), ("a/run", 1, 2.0), ("a/run", 0, 7.0), ("c/run", 8, 9.0)):
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with open_tracking(settings, Path(folder), first, None, {}, words, print) as told:
         told.step(StepReport(first + 1, 20, loss, 0.5, 1e-3, 64, 640.0, 0.1, None, 0, None, 0.1), log=True)
-        if first:
+        if first == 1:
             told.evaluation(EvaluationReport(2, 2.0, 1.25, 100, 400, 0.1, 1.0, True))
 from trackio.sqlite_storage import SQLiteStorage
 runs = [SQLiteStorage.get_logs("words", one["name"], run_id=one["id"]) for one in SQLiteStorage.get_run_records("words")]
@@ -171,15 +176,15 @@ print(json.dumps([[(one["step"], one.get("train/loss"), one.get("eval/bpb")) for
 """
 
 
-def test_the_real_trackio_keeps_the_numbers_on_this_machine(tmp_path: Path) -> None:
+def test_the_real_trackio_keeps_the_numbers_on_this_machine_and_joins_no_two_runs(tmp_path: Path) -> None:
     """In a process of its own, because it reads where its store lies when it is imported."""
     if importlib.util.find_spec("trackio") is None:
         pytest.skip("trackio is not installed (the extra `trackio`)")
-    (tmp_path / "run").mkdir()
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", IN_TRACKIO], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[[1, 2.5, None], [2, 2.0, None], [2, None, 1.25]], [[1, 7.0, None]]]
+    first = [[1, 2.5, None], [2, 2.0, None], [2, None, 1.25]]
+    assert sorted(json.loads(done.stdout)) == [first, [[1, 5.0, None]], [[1, 7.0, None]], [[9, 9.0, None]]]
     assert (tmp_path / "store").is_dir()
 
 

@@ -159,9 +159,9 @@ def test_a_partial_score_says_so_wherever_it_is_stored(train: Train, tmp_path: P
 
 def test_a_run_that_was_judged_by_what_its_clock_allowed_is_not_judged_again(data):
     known = Progress(step=5, val_step=5, val_rows=30, val_rows_of=38, val_final=True)
-    assert make(data, SlowBackend(Time()), known, **BOUNDED).is_judged()
-    assert not make(data, SlowBackend(Time()), known, **{**BOUNDED, "evaluation__final_rows": None}).is_judged()
-    assert not make(data, SlowBackend(Time()), Progress(step=6, val_step=5, val_final=True), **BOUNDED).is_judged()
+    assert make(data, SlowBackend(Time()), known, **BOUNDED).is_evaluated()
+    assert not make(data, SlowBackend(Time()), known, **{**BOUNDED, "evaluation__final_rows": None}).is_evaluated()
+    assert not make(data, SlowBackend(Time()), Progress(step=6, val_step=5, val_final=True), **BOUNDED).is_evaluated()
 
 
 def test_final_rows_change_no_weight(data, tmp_path):

@@ -80,6 +80,20 @@ def test_a_run_stopped_by_a_signal_at_a_border_goes_on_bitwise(train: Train, tmp
     assert state_of(tmp_path / "run") == unbroken(**STAGED)
 
 
+def test_a_continued_run_primes_the_stages_that_it_will_still_have(train: Train, tmp_path, monkeypatch, unbroken):
+    primed, step = [], TorchBackend.step
+
+    def noted(backend, batch, targets, plan):
+        primed.append((plan.stage, plan.step))
+        return step(backend, batch, targets, plan)
+
+    train(tmp_path / "run", StopAt(8), **STAGED)
+    monkeypatch.setattr(TorchBackend, "step", noted)
+    train(tmp_path / "run", training__priming_steps=1, **STAGED)
+    assert primed[:3] == [(1, 0), (2, 0), (1, 8)]
+    assert state_of(tmp_path / "run") == unbroken(**STAGED)
+
+
 def test_the_stages_are_what_the_steps_read(train: Train, tmp_path, monkeypatch):
     shapes, plain = [], TorchBackend.step
 

@@ -10,6 +10,7 @@ from small_model import write_small_model
 
 from ingot.errors import RunError
 from ingot.generate.sampling import Sampling
+from ingot.trained import scoring
 from ingot.trained.scoring import score_rows
 from ingot.trained.serving import Closed, Engine, Text
 
@@ -98,6 +99,47 @@ def test_a_prompt_is_scored_without_writing(engine, model):
         [piece] = pieces(found)
         assert (piece.ids, piece.finish, len(piece.scores.chosen)) == ([1, *range(70, 70 + size)], "length", size)
         assert piece.text == model.tokenizer.decode(piece.ids)
+
+
+@pytest.mark.parametrize("tokens", [0, 1])  # lm-eval asks for one token, of which it reads none
+def test_prompts_that_wait_are_scored_in_one_pass_and_their_scores_are_those_of_each_alone(engine, model, monkeypatch, tokens):
+    rows = [[1, *range(70, 70 + size)] for size in (3, 1, 7, 2, 0)]
+    asked = {"tokens": tokens, "logprobs": 1, "echo": True, "temperature": 0.0}
+    alone = [pieces(ask(engine, ids, **asked)[1])[0] for ids in rows]
+    passes, method = [], model.backend.score_rows
+    monkeypatch.setattr(model.backend, "score_rows", lambda rows, *more: passes.append(len(rows)) or method(rows, *more))
+    busy, go_on = threading.Event(), threading.Event()
+    engine.submit(Text([1], False, 1, Sampling(), lambda piece: busy.set() or go_on.wait(20)))
+    assert busy.wait(20)
+    together = [ask(engine, ids, **asked)[1] for ids in rows]
+    go_on.set()
+    for found, expected, ids in zip(map(pieces, together), alone, rows, strict=True):
+        assert [(piece.text, piece.ids, piece.finish) for piece in found] == [(expected.text, expected.ids, expected.finish)]
+        if len(ids) + tokens > 1:
+            np.testing.assert_allclose(found[0].scores.chosen, expected.scores.chosen, atol=1e-5)
+            assert (found[0].scores.top_ids[:, 0] == expected.scores.top_ids[:, 0]).all()
+    assert passes == [4 + tokens]
+
+
+def test_a_text_goes_on_between_the_passes_over_many_prompts(engine, monkeypatch):
+    monkeypatch.setattr(scoring, "BATCH_TOKENS", 8)  # a prompt at a time
+    told = queue.SimpleQueue()
+    busy, go_on = threading.Event(), threading.Event()
+
+    def put(piece):
+        told.put("written")
+        busy.set()
+        go_on.wait(20)
+
+    engine.submit(Text([1, 70], False, 40, Sampling(temperature=0.9, seed=4), put, stream=True))
+    assert busy.wait(20)
+    for _ in range(6):
+        engine.submit(Text([1, 70, 71, 72, 73], False, 0, Sampling(), lambda piece: told.put("scored"), logprobs=0, echo=True))
+    go_on.set()
+    order = []
+    while order.count("scored") < 6:
+        order.append(told.get(timeout=20))
+    assert "written" in order[order.index("scored") :]
 
 
 def test_a_text_whose_reader_has_left_is_stopped(engine, eventually):

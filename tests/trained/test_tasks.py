@@ -3,13 +3,13 @@
 import io
 import json
 import math
+import os
 import sys
 import tarfile
 
 import numpy as np
 import pytest
 import torch
-import typer
 from small_model import write_small_model
 from typer.testing import CliRunner
 
@@ -17,7 +17,7 @@ from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.data.tokenizers.huggingface import from_json
 from ingot.data.tokenizers.plain import CharTokenizer
 from ingot.data.tokenizers.training import learn
-from ingot.doors.cli import eval as verb
+from ingot.doors.cli.app import app
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.eval.tasks import TASKS, Item, read_task, score_items, task_names
 from ingot.trained.tasks import encode_pair, read_items, score_tasks, task_rows
@@ -185,19 +185,43 @@ def test_a_text_that_is_too_long_loses_its_beginning_where_that_is_asked_for(mod
     assert long.metrics["perplexity"][0] == pytest.approx(math.exp(-total), rel=1e-4)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"text": 5}', '{"context": "a"}'])
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"text": 5}', '{"context": "a"}', "[" * 10**5, r'{"text": "a \ud800"}'])
 def test_a_line_that_is_not_an_item_is_told_with_its_number(folder, line):
     (folder / "lambada_openai.jsonl").write_text(json.dumps({"text": "a b"}) + "\n" + line + "\n")
     with pytest.raises(DataError, match=r"line 2 of lambada_openai is not an item of the task"):
         read_task("lambada", folder)
 
 
-def test_the_verb_prints_accuracies_and_says_what_does_not_go_together(model, folder):
-    app = typer.Typer()
-    verb.register(app)
+def test_choices_that_are_one_text_are_not_taken_letter_by_letter(folder):
+    (folder / "piqa.jsonl").write_text(json.dumps({"query": "a", "choices": "ab", "gold": 0}))
+    with pytest.raises(DataError, match=r"line 1 of piqa is not an item of the task"):
+        read_task("piqa", folder)
 
+
+def test_files_that_cannot_be_read_are_told_and_a_pipe_is_not_waited_for(folder):
+    archive = bytearray((folder / "blimp.tar.xz").read_bytes())
+    archive[len(archive) // 2] ^= 255
+    (folder / "blimp.tar.xz").write_bytes(archive)
+    (folder / "piqa.jsonl").unlink()
+    (folder / "piqa").mkdir()
+    (folder / "piqa" / "valid.jsonl").write_text(json.dumps(LINES["piqa"][0]))
+    (folder / "piqa" / "valid-labels.lst").write_bytes(b"\xff")
+    for name, file in (("lambada", "lambada_openai.jsonl"), ("arc_easy", "arc_easy.jsonl")):
+        (folder / file).unlink()
+        os.mkfifo(folder / file) if name == "lambada" else (folder / file).mkdir()
+    for name, told in {
+        "blimp": r"blimp.tar.xz cannot be read",
+        "piqa": r"valid-labels.lst is not text in UTF-8",
+        "lambada": r"cannot read .*lambada_openai.jsonl: it is a pipe",
+        "arc_easy": r"cannot read .*arc_easy.jsonl: Is a directory",
+    }.items():
+        with pytest.raises(DataError, match=told):
+            read_task(name, folder)
+
+
+def test_the_verb_prints_accuracies_and_says_what_does_not_go_together(model, folder):
     def call(*words):
-        return CliRunner().invoke(app, [str(model.weights.path), "--device", "cpu", *map(str, words)])
+        return CliRunner().invoke(app, ["eval", str(model.weights.path), "--device", "cpu", *map(str, words)])
 
     told = json.loads(call("--tasks", "piqa,winogrande", "--task-data", folder, "--limit", 1, "--json").stdout)["tasks"]
     assert (told["piqa"]["items"], sorted(told["winogrande"])) == (1, ["acc", "acc_stderr", "items"])

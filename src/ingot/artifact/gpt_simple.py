@@ -143,16 +143,12 @@ def tokenizer_folder(path: Path) -> Path | None:
 
 def config_hash(keys: Mapping[str, Any]) -> str:
     """The hash of all keys as trainer_state.json has it."""
-    return _hash(keys)
+    return "sha256:" + hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def arch_hash(model: Mapping[str, Any]) -> str:
     """The hash of what decides the shapes of the weights, as trainer_state.json has it; vocab_size as it was configured."""
-    return _hash({key: model.get(key) for key in ARCH_KEYS})
-
-
-def _hash(value: Mapping[str, Any]) -> str:
-    return "sha256:" + hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return config_hash({key: model.get(key) for key in ARCH_KEYS})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

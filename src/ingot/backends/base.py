@@ -104,7 +104,7 @@ class Rounder(Protocol):
 
 
 class Inference(Group, Protocol):
-    """A model on a device that writes and is judged; one per rank.
+    """A model on a device that writes and is scored; one per rank.
 
     Every rank calls each method, as often as the others and in the same order: a sharded model gathers inside.
     """
@@ -132,7 +132,7 @@ class Inference(Group, Protocol):
         """Keep the weights as fp32, bf16 or fp16 from now on, to write with; False where this model's cannot be."""
 
     def weights(self) -> list[TensorRecord]:
-        """What the model is judged by and others get: the average of the weights where one is kept, else the weights.
+        """What the model is scored by and others get: the average of the weights where one is kept, else the weights.
 
         On the first rank; [] on others.
         """
@@ -141,7 +141,7 @@ class Inference(Group, Protocol):
         """What rounds the weights of this model, by what it makes of some training text; by none, each to the nearest code."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Take other weights, to begin with or to be judged; `where` they come from is said if they do not fit."""
+        """Take other weights, to begin with or to be scored; `where` they come from is said if they do not fit."""
 
 
 class Backend(Inference, Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, overload
 
 from ingot.backends.base import Backend, Group, Inference
 from ingot.config.schema import Config
@@ -17,33 +16,26 @@ from ingot.runtime.tensors import TensorRecord
 MLX = "mlx"  # the training.device that is not torch's
 
 
-@overload
-def open_backend(
-    config: Config, vocab_size: int, ranks: Ranks, *, train: Literal[True] = True, group: Group | None = None
-) -> Backend: ...
-@overload
-def open_backend(
-    config: Config, vocab_size: int, ranks: Ranks, *, train: Literal[False], group: Group | None = None
-) -> Inference: ...
-def open_backend(
-    config: Config, vocab_size: int, ranks: Ranks, *, train: bool = True, group: Group | None = None
-) -> Backend | Inference:
-    """The model of a config on its device, in the ranks' group or one of its own.
-
-    Without `train` it has no optimizer, is neither compiled nor replicated, and has no weights before `load_weights`.
-    """
+def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
+    """The model of a config on its device, with its optimizer: one of the ranks that train together."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.backend import MLXBackend
-            from ingot.backends.mlx.inference import MLXInference
-        return MLXBackend(config, vocab_size, ranks) if train else MLXInference.of(config, vocab_size, ranks)
-    if train:
-        from ingot.backends.torch.backend import TorchBackend
+        return MLXBackend(config, vocab_size, ranks)
+    from ingot.backends.torch.backend import TorchBackend
 
-        return TorchBackend(config, vocab_size, ranks, group)
+    return TorchBackend(config, vocab_size, ranks)
+
+
+def open_inference(config: Config, vocab_size: int) -> Inference:
+    """The model of a config on its device, to write and to be scored; it has no weights before `load_weights`."""
+    if config.training.device == MLX:
+        with _mlx_installed():
+            from ingot.backends.mlx.inference import MLXInference
+        return MLXInference.of(config, vocab_size)
     from ingot.backends.torch.inference import TorchInference
 
-    return TorchInference.of(config, vocab_size, ranks, group)
+    return TorchInference.of(config, vocab_size)
 
 
 def open_group(device: Device, ranks: Ranks) -> Group:

@@ -18,6 +18,7 @@ from ingot.config.families import AnyModel
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
 
+GPT2_IDS = 50257
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -198,11 +199,17 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary", "qkv"]] = Field(
+    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary", "qkv", "mlp", "scales"]] = Field(
         "auto",
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
-        "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values. A "
-        "list: these. auto: those that were seen to pay and run here, loss so far. off: none.",
+        "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values; "
+        "mlp: the activation of golf, frontier and gpt2 in the products around it; scales: those of golf's branches in "
+        "their weights. A list: these. auto: those that were seen to pay and run here, loss so far. off: none.",
+    )
+    fp8_head: bool = Field(
+        False,
+        description="Products of the head and its gradients in 8 bits with fixed scales, on NVIDIA GPUs from 8.9 on: faster for "
+        "a large vocabulary, and coarser. Weights and evaluation stay as they are.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
@@ -329,7 +336,7 @@ class TrackingSection(Section):
     trackio_project: str | None = Field(
         None,
         description="Project of trackio, in its store on this machine, that gets the numbers too under the name of the run "
-        "folder; needs the extra `trackio`. null: none.",
+        "folder and a few letters; needs the extra `trackio`. null: none.",
     )
     tensorboard: bool = Field(
         False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."
@@ -357,6 +364,11 @@ class Config(Section):
     def stride(self) -> int:
         """Tokens from one validation row to the next."""
         return self.evaluation.stride or self.data.seq_len
+
+    @property
+    def fitting_tokenizer(self) -> str:
+        """The tokenizer with which text for this config is prepared, for advice to those who have no data for it yet."""
+        return self.data.tokenizer or ("gpt2" if (self.model.vocab_size or 0) >= GPT2_IDS else "byte")
 
     @property
     def rows_per_step(self) -> int:

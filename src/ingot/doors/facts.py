@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from ingot.runs.run import Run
@@ -58,6 +58,6 @@ def run_record(run: Run) -> dict[str, Any]:
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """What the runs are called: their folders, with as much of the path before as tells them apart."""
+    """What the runs are called, in letters that can be shown: their folders, or the paths where these do not tell them apart."""
     names = [path.resolve().name for path in paths]
-    return [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
+    return [shown(str(path) if names.count(name) > 1 else name, kept="") for path, name in zip(paths, names, strict=True)]

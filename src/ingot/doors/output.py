@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError, shown
+from ingot.runtime.files import writing_output
 from ingot.runtime.leftovers import replace_users_file
 
 
@@ -42,11 +43,8 @@ def write_file(path: Path, text: str, force: bool = False) -> None:
         raise ConfigError(f"{path} exists; --force overwrites it")
     if not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
-    try:
-        with replace_users_file(path.resolve()) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    with writing_output(path), replace_users_file(path.resolve()) as file:
+        file.write(text.encode())
 
 
 def visible(text: str) -> str:

@@ -75,9 +75,9 @@ def duration(seconds: float) -> str:
 class Work:
     """What is being done: a name, how much of it, and since when."""
 
-    def __init__(self, what: str, unit: str = "rows", now: Callable[[], float] = time.monotonic):
+    def __init__(self, what: str, unit: str = "rows"):
         self.what, self.done, self.total = what, 0, 0
-        self._unit, self._now, self._since = unit, now, now()
+        self._unit, self._since = unit, time.monotonic()
 
     def update(self, done: int, total: int) -> None:
         """So much is done of so much; a total of 0 is not known."""
@@ -85,7 +85,7 @@ class Work:
 
     def parts(self, width: int) -> list[Part]:
         """The work as parts of a line."""
-        seconds = self._now() - self._since
+        seconds = time.monotonic() - self._since
         if not self.total:
             return [Part(self.what, 100), Part(duration(seconds), 60)]
         fraction = self.done / self.total

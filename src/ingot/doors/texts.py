@@ -14,7 +14,7 @@ from typing import Any
 from ingot.errors import ConfigError, DataError
 from ingot.generate.records import Problems, expand, read_prompts, read_requests
 from ingot.generate.sampling import GenerationOptions
-from ingot.runtime.files import readable, write_atomically
+from ingot.runtime.files import readable, write_atomically, writing_output
 
 Say = Callable[[str], None]
 # What gpt-simple's commands ask for unless they are told otherwise; a prompt there is its own ids and no start of a document.
@@ -120,11 +120,9 @@ def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: 
             print_line(record)
         return
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
-    try:
+    with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output.resolve(), "".join(f"{line}\n" for line in lines))
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
     say(f"{output}: {len(lines)} texts")
 
 

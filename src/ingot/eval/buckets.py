@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ingot.config.schema import Config
 from ingot.data.loading.packing import PackedRows
 from ingot.data.store.dataset import Dataset, Documents
-from ingot.data.tokenizers import Tokenizer
 from ingot.eval.evaluator import Evaluator, Score
 from ingot.runtime.batch import Batch
 
@@ -86,16 +85,14 @@ def bucket_evaluator(config: Config, dataset: Dataset, split: str) -> BucketEval
     """What scores the buckets of a split as a config says; rows of the training split are windows, whatever it trains on."""
     whole = Evaluator.of(config, dataset.split(split), dataset.tokenizer)
     packed = config.data.sampling in ("pack", "document") and split == "val"
-    of_one = _packed if packed else _windows
-    parts = {name: of_one(config, bucket, dataset.tokenizer, whole) for name, bucket in dataset.buckets(split).items()}
+    parts = {
+        name: _packed(config, bucket, whole) if packed else replace(whole, split=bucket)
+        for name, bucket in dataset.buckets(split).items()
+    }
     return BucketEvaluator(**vars(whole), parts=parts)
 
 
-def _windows(config: Config, bucket: Documents, tokenizer: Tokenizer, whole: Evaluator) -> Evaluator:
-    return replace(whole, split=bucket)
-
-
-def _packed(config: Config, bucket: Documents, tokenizer: Tokenizer, whole: Evaluator) -> Evaluator:
-    data, bos = config.data, tokenizer.bos if bucket.eos is None else None
+def _packed(config: Config, bucket: Documents, whole: Evaluator) -> Evaluator:
+    data, bos = config.data, whole.tokenizer.bos if bucket.eos is None else None
     packed = PackedRows(bucket, data.seq_len, 0, bos, data.document_mask, data.overlap, data.sampling == "document")
     return PackedEvaluator(**{**vars(whole), "split": bucket}, packed=packed)

@@ -9,6 +9,7 @@ question and a space between the two. Accuracies are then the same numbers to th
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import re
 import tarfile
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import open_to_read, reading
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,18 @@ class Score:
 
 
 def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
-    if not 0 <= gold < len(choices):
-        raise ValueError(f"answer {gold} of {len(choices)} choices")
-    return Item(tuple((context, f" {choice}") for choice in choices), gold, tuple(map(len, choices)))
+    if isinstance(choices, str):
+        raise TypeError("a text where a list of choices should be")
+    return _item([(context, choice) for choice in choices], gold, tuple(map(len, choices)))
+
+
+def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, ...] = ()) -> Item:
+    """Contexts and what follows each after a space, one of which is right."""
+    if not 0 <= gold < len(pairs):
+        raise ValueError(f"answer {gold} of {len(pairs)} choices")
+    for text in (text for pair in pairs for text in pair):
+        text.encode()  # half a surrogate pair has no bytes
+    return Item(tuple((context, f" {rest}") for context, rest in pairs), gold, lengths)
 
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
@@ -101,7 +112,7 @@ def _piqa(line: Mapping[str, Any]) -> Item:
 def _lambada(line: Mapping[str, Any]) -> Item:
     """OpenAI's version: the text, or what comes before its last word and that word."""
     context, word = line["text"].rsplit(" ", 1) if "text" in line else (line["context"], line["continuation"].strip())
-    return Item(((context, f" {word}"),))
+    return _item([(context, word)])
 
 
 def _winogrande(line: Mapping[str, Any]) -> Item:
@@ -111,13 +122,19 @@ def _winogrande(line: Mapping[str, Any]) -> Item:
     else:
         before, _, rest = line["sentence"].partition("_")
         contexts, rest, gold = [before + line["option1"], before + line["option2"]], rest.strip(), int(line["answer"]) - 1
-    if not 0 <= gold < len(contexts):
-        raise ValueError(f"answer {gold} of {len(contexts)} choices")
-    return Item(tuple((context, f" {rest}") for context in contexts), gold)
+    return _item([(context, rest) for context in contexts], gold)
 
 
 def _blimp(line: Mapping[str, Any]) -> Item:
-    return Item((("", f" {line['sentence_good']}"), ("", f" {line['sentence_bad']}")))
+    return _item([("", line["sentence_good"]), ("", line["sentence_bad"])])
+
+
+def _arc(part: str) -> Task:
+    """One of the two parts of ARC."""
+    published = f"ARC-{part}-Test.jsonl"
+    return Task(
+        (f"arc_{part.lower()}.jsonl", published, f"ARC-{part}/{published}"), f"hf:allenai/ai2_arc/ARC-{part}:test", _question
+    )
 
 
 TASKS = {
@@ -130,14 +147,8 @@ TASKS = {
         _lambada,
         ("acc", "perplexity"),
     ),
-    "arc_easy": Task(
-        ("arc_easy.jsonl", "ARC-Easy-Test.jsonl", "ARC-Easy/ARC-Easy-Test.jsonl"), "hf:allenai/ai2_arc/ARC-Easy:test", _question
-    ),
-    "arc_challenge": Task(
-        ("arc_challenge.jsonl", "ARC-Challenge-Test.jsonl", "ARC-Challenge/ARC-Challenge-Test.jsonl"),
-        "hf:allenai/ai2_arc/ARC-Challenge:test",
-        _question,
-    ),
+    "arc_easy": _arc("Easy"),
+    "arc_challenge": _arc("Challenge"),
     "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), "hf:baber/piqa:validation", _piqa),
     "winogrande": Task(
         ("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"),
@@ -166,9 +177,9 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
         return _from_hub(name, task, limit)
     for pattern in task.files:
         if found := sorted(folder.glob(pattern)):
-            parts = _archive(found[0]) if found[0].suffix == ".xz" else {path.stem: path.read_bytes() for path in found}
+            parts = _archive(found[0]) if found[0].suffix == ".xz" else {path.stem: _content(path) for path in found}
             labels = found[0].with_name(f"{found[0].stem}-labels.lst")  # as PIQA has them
-            given = labels.read_text().split() if labels.is_file() else None
+            given = "\n".join(_lines(labels, _content(labels))).split() if labels.is_file() else None
             return {part: _items(task, found[0], part, text, limit, given) for part, text in parts.items()}
     raise DataError(f"there is no {task.files[0]} in {folder}, nor {' or '.join(task.files[1:])}; the task {name} needs it")
 
@@ -189,13 +200,18 @@ def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]
     return found
 
 
+def _content(path: Path) -> bytes:
+    with reading(path), open_to_read(path) as file:
+        return file.read()
+
+
 def _archive(path: Path) -> dict[str, bytes]:
     try:
-        with tarfile.open(path) as archive:
+        with open_to_read(path) as file, tarfile.open(fileobj=file) as archive:
             files = [member for member in archive.getmembers() if member.isfile() and member.name.endswith(".jsonl")]
             opened = {Path(member.name).stem: archive.extractfile(member) for member in files}
             return {name: file.read() for name, file in sorted(opened.items()) if file is not None}
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
@@ -216,7 +232,7 @@ def _read_items(read: Callable[[int, Any], Item], where: Path | str, part: str, 
     for number, line in enumerate(lines):
         try:
             found.append(read(number, line))
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise DataError(
                 f"{where}: line {number + 1} of {part} is not an item of the task: {type(error).__name__} {error}"
             ) from None

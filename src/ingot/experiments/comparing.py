@@ -125,8 +125,8 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     part, text_bytes = by_rows(rows, rows_of).strip(), None
     sliding = by_rows(None, None, result.get("val_stride")).strip()
     if not part:
-        judged = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
-        text_bytes = judged[-1].get("bytes") if judged else None
+        evaluations = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
+        text_bytes = evaluations[-1].get("bytes") if evaluations else None
     return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, sliding, settings)
 
 
@@ -166,19 +166,14 @@ def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
         if one.path.resolve() == other.path.resolve():
             raise ConfigError(f"{one.path} is given twice on one side; leave one out")
         if one.seeds == other.seeds:
-            raise ConfigError(
-                f"{one.path} and {other.path} have the same seeds ({_told_seeds(one)}); a side needs runs of other ones"
-            )
+            seeds = ", ".join(f"{name}={seed}" for name, seed in zip(SEEDS, one.seeds, strict=True))
+            raise ConfigError(f"{one.path} and {other.path} have the same seeds ({seeds}); a side needs runs of other ones")
     for run in runs[1:]:
         unlike = [name for name in runs[0].settings if runs[0].settings[name] != run.settings.get(name)]
         if unlike:
             told = ", ".join(f"{n} is {_shown(runs[0].settings[n])} and {_shown(run.settings.get(n))}" for n in unlike[:3])
             raise ConfigError(f"{runs[0].path} and {run.path} are on one side and are not one arm: {told}; put them on two sides")
     return Side(tuple(runs))
-
-
-def _told_seeds(run: Scored) -> str:
-    return ", ".join(f"{name}={seed}" for name, seed in zip(SEEDS, run.seeds, strict=True))
 
 
 def _shown(value: Any) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
+from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
@@ -60,7 +61,7 @@ def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
     return create_block_mask(visibility(window), None, None, length, length, device=device)
 
 
-kept_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)  # where it is not a part of a graph that makes it anew
+kept_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)
 
 
 class Linear(nn.Linear):
@@ -76,6 +77,7 @@ class Linear(nn.Linear):
 class Places(NamedTuple):
     """What a pass knows of where its tokens stand: made once and handed to every block."""
 
+    rows: int
     rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) where rows have places of their own
     whole: Mask | None  # of layers that see the whole row
     window: Mask | None  # of the others
@@ -114,15 +116,20 @@ class Attention(nn.Module):
         self.value_table = nn.Embedding(vocab_size, inside) if s.has_values(layer) and s.values == "tables" else None
         self.value_projection = Linear(s.width, inside) if s.has_values(layer) and s.values == "projections" else None
 
-    def forward(self, x: Tensor, x0: Tensor, tokens: Tensor, at: Places, cache: LayerCache | None) -> Tensor:
-        B, T, C = x.shape
+    def project(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries (N, H, D), keys and values (N, K, D) of tokens (N), and the gates (N, H, 1) of what becomes of them."""
         layers = self.q, self.k, self.v
         projected = project_at_once(x, *layers) if self.fused_qkv else [layer(x) for layer in layers]
-        q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), 2 x (B, T, K, D)
+        q, k, v = (y.view(len(x), -1, self.head_size) for y in projected)
         if self.value_gate is not None:
             table, projection = self.value_table, self.value_projection
             more = projection(x0) if projection is not None else table(tokens).to(x.dtype) if table is not None else x0
             v = v + self.value_gate(x) * more.view_as(v)
+        return q, k, v, self.head_gate(x) if self.head_gate is not None else None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Places, cache: LayerCache | None) -> Tensor:
+        """What each head (N, H, D) finds."""
+        q, k, v = (y.view(at.rows, -1, *y.shape[1:]) for y in (q, k, v))  # (B, T, H, D), 2 x (B, T, K, D)
         # Heads stay beside each other in memory until attention, whose output is then laid out as the next product wants it.
         if self.fused_rotary and cache is None:
             cos, sin = at.rotary
@@ -135,10 +142,8 @@ class Attention(nn.Module):
             k = self._offset(k, at.starts)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, H, T, D), 2 x (B, K, S, D)
         mask = at.whole if self.long else at.window
-        y = causal_attention(q, k, v, mask=mask, grouped=self.grouped_heads).transpose(1, 2)  # (B, T, H, D)
-        if self.head_gate is not None:
-            y = y * self.head_gate(x)
-        return self.o(y.reshape(B, T, C))
+        y = causal_attention(q, k, v, mask=mask, grouped=self.grouped_heads)
+        return y.transpose(1, 2).flatten(0, 1)
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
         """Keys (B, S, K, D) whose still dimensions are those of the token before; a row's or document's first keeps its own."""
@@ -151,16 +156,24 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    fused_mlp = False  # whether the activation is a part of the products around it
+
     def __init__(self, width: int, inner: int):
         super().__init__()
         self.fc = Linear(width, inner)
         self.down = Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused_mlp and torch.is_grad_enabled():
+            return fused_mlp(x, self.fc.weight, None, self.down.weight, "relu2")
         return self.down(F.relu(self.fc(x)).square())
 
 
 class Block(nn.Module):
+    """Tokens are a plain list (N) here: only attention knows of rows, so a compiler need not see the rest for every length."""
+
+    compiled_parts = ("enter", "attend", "leave")  # where blocks are compiled by themselves
+
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
         self.attn = Attention(s, vocab_size, layer)
@@ -169,14 +182,28 @@ class Block(nn.Module):
         self.mix_x0 = nn.Parameter(torch.full((), 0.05))
         self.skip = nn.Parameter(torch.full((), 0.5)) if s.has_skip(layer) else None
 
-    def forward(
-        self, x: Tensor, x0: Tensor, skip: Tensor | None, tokens: Tensor, at: Places, cache: LayerCache | None = None
-    ) -> Tensor:
+    def enter(
+        self, x: Tensor, x0: Tensor, skip: Tensor | None, tokens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """The stream that the block adds to, and what its attention is given."""
         if skip is not None and self.skip is not None:
             x = x + self.skip * skip  # numbers without a dimension leave the stream its number format
         x = self.mix_x * x + self.mix_x0 * x0
-        x = x + self.attn(norm(x), x0, tokens, at, cache)
+        return x, *self.attn.project(norm(x), x0, tokens)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, at: Places, cache: LayerCache | None) -> Tensor:
+        return self.attn(q, k, v, at, cache)
+
+    def leave(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+        """The stream with what heads found and the MLP made of it."""
+        x = x + self.attn.o((y if gate is None else y * gate).flatten(1))
         return x + self.mlp(norm(x))
+
+    def forward(
+        self, x: Tensor, x0: Tensor, skip: Tensor | None, tokens: Tensor, at: Places, cache: LayerCache | None = None
+    ) -> Tensor:
+        x, q, k, v, gate = self.enter(x, x0, skip, tokens)
+        return self.leave(x, self.attend(q, k, v, at, cache), gate)
 
 
 class Frontier(nn.Module):
@@ -184,6 +211,7 @@ class Frontier(nn.Module):
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
     fused_loss = False  # whether softcap and loss are a kernel of ours
+    fp8_head = False  # whether the head's products have 8 bits while it trains
     control = CONTROL
 
     Settings = FrontierSettings
@@ -195,6 +223,7 @@ class Frontier(nn.Module):
         self.head_size, self.kv_heads = s.width // s.heads, s.kv_heads or s.heads
         self.skips = s.layers // 2 if s.skips else 0
         self.windowed = not all(s.is_long(layer) for layer in range(s.layers))
+        self.ready_mask: BlockMask | None = None
         self.embedding = nn.Embedding(vocab_size, s.width)
         self.blocks = nn.ModuleList(Block(s, vocab_size, layer) for layer in range(s.layers))
         self.lm_head = None if s.tied else Linear(s.width, vocab_size)
@@ -217,7 +246,13 @@ class Frontier(nn.Module):
         """What a stage of training may change."""
         if window < 1 or window != int(window):
             raise ValueError(f"window={window} is not a number of tokens")
-        self.window = int(window)
+        self.window, self.ready_mask = int(window), None
+
+    def make_ready(self, tokens: Tensor) -> None:
+        """Make the mask that a compiled pass over such rows needs; as a part of its graph it takes as long to trace as layers."""
+        T, device = tokens.size(1), tokens.device
+        if self.windowed and self.window < T and is_fused(device, self.head_size, 0.0):
+            self.ready_mask = kept_row_blocks(T, self.window, device)
 
     @property
     def head(self) -> Tensor:
@@ -226,15 +261,16 @@ class Frontier(nn.Module):
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         at = self._places(tokens, cache, documents)
-        x0 = norm(self.embedding(tokens).to(self._stream_dtype()))  # (B, T, C)
+        flat = tokens.flatten()  # (N)
+        x0 = norm(self.embedding(flat).to(self._stream_dtype()))  # (N, C)
         x = x0.view_as(x0)  # a block that is given one tensor twice, as such, would be a graph of its own
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):
             skip = outputs.pop() if outputs and i >= self.skips else None  # the nearest first: block 5 of 10 is fed by block 4
-            x = block(x, x0, skip, tokens, at, cache[i] if cache else None)
+            x = block(x, x0, skip, flat, at, cache[i] if cache else None)
             if i < self.skips:
                 outputs.append(x.view_as(x))
-        return norm(x)
+        return norm(x).view(*tokens.shape, -1)
 
     def _stream_dtype(self) -> torch.dtype:
         """The number format of the residual stream: that of matrix products, where a backend has set one for them."""
@@ -251,7 +287,7 @@ class Frontier(nn.Module):
         rotary = (cos[:, None], sin[:, None]) if cos.dim() == 2 else (cos.transpose(1, 2), sin.transpose(1, 2))
         whole = attention_mask(documents, cache, self.head_size)
         short = self.window_mask(tokens, cache, documents, whole) if self.windowed else whole
-        return Places(rotary, whole, short, starts)
+        return Places(len(tokens), rotary, whole, short, starts)
 
     def window_mask(
         self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None, whole: Mask | None
@@ -267,11 +303,17 @@ class Frontier(nn.Module):
         visible = visibility(window, documents)
         if is_fused(device, self.head_size, 0.0) and not start:
             if documents is None:
-                return (row_blocks if torch.compiler.is_compiling() else kept_row_blocks)(T, window, device)
+                return self._row_mask(T, device)
             return fused(create_block_mask)(visible, tokens.size(0), None, T, T, device=device)
         query, key = torch.arange(start, start + T, device=device)[:, None], torch.arange(start + T, device=device)
         row = torch.arange(tokens.size(0), device=device)[:, None, None, None]
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
+
+    def _row_mask(self, length: int, device: torch.device) -> BlockMask:
+        if not torch.compiler.is_compiling():
+            return kept_row_blocks(length, self.window, device)
+        mask = self.ready_mask
+        return mask if mask is not None and mask.seq_lengths == (length, length) else row_blocks(length, self.window, device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every next token, from hidden states; always between plus and minus the softcap."""
@@ -279,11 +321,11 @@ class Frontier(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss)
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)
-        return self.logits(x) if targets is None else self.head_loss(x, targets)
+        return self.logits(x) if targets is None else self.head_loss(x.flatten(0, 1), targets.flatten())
 
     def flops(self, seq_len: int) -> float:
         """Of training, per token: six per weight that multiplies, twelve per channel of a layer and token that it sees."""

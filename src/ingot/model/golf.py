@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.golf_settings import GolfSettings
+from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
@@ -41,8 +42,12 @@ class Linear(nn.Linear):
     def __init__(self, inside: int, outside: int):
         super().__init__(inside, outside, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+    def scaled(self, scale: Tensor | None) -> Tensor:
+        """The weights, each row times its number of the scale, where there is one."""
+        return self.weight if scale is None else scale[:, None] * self.weight
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return F.linear(x, self.scaled(scale).to(x.dtype))
 
 
 class Attention(nn.Module):
@@ -59,7 +64,9 @@ class Attention(nn.Module):
         self.proj = Linear(width, width)
         self.q_gain = nn.Parameter(torch.full((heads,), qk_gain))
 
-    def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None, scale: Tensor | None = None
+    ) -> Tensor:
         B, T, C = x.shape
         layers = self.c_q, self.c_k, self.c_v
         projected = project_at_once(x, *layers) if self.fused_qkv else [layer(x) for layer in layers]
@@ -73,20 +80,26 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
         y = causal_attention(q, k, v, mask=mask, grouped=self.grouped_heads)
-        return self.proj(y.transpose(1, 2).reshape(B, T, C))
+        return self.proj(y.transpose(1, 2).reshape(B, T, C), scale)
 
 
 class MLP(nn.Module):
+    fused_mlp = False  # whether the activation is a part of the products around it
+
     def __init__(self, width: int, multiple: int):
         super().__init__()
         self.fc = Linear(width, multiple * width)
         self.proj = Linear(multiple * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(F.relu(self.fc(x)).square())
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        if self.fused_mlp and torch.is_grad_enabled():
+            return fused_mlp(x, self.fc.weight, None, self.proj.scaled(scale), "relu2")
+        return self.proj(F.relu(self.fc(x)).square(), scale)
 
 
 class Block(nn.Module):
+    fused_scales = False  # whether the scales of the branches multiply the last weights of these instead of their outputs
+
     def __init__(self, width: int, heads: int, kv_heads: int, mlp_multiple: int, qk_gain: float):
         super().__init__()
         self.attn = Attention(width, heads, kv_heads, qk_gain)
@@ -100,6 +113,9 @@ class Block(nn.Module):
     ) -> Tensor:
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
+        if self.fused_scales and torch.is_grad_enabled():  # then no gradient needs the outputs, nor is one scaled by itself
+            x = x + self.attn(norm(x), rotary, mask, cache, self.attn_scale)
+            return x + self.mlp(norm(x), self.mlp_scale)
         x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)
         return x + self.mlp_scale.to(x.dtype) * self.mlp(norm(x))
 
@@ -109,6 +125,7 @@ class Golf(nn.Module):
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
     fused_loss = False  # whether softcap and loss are a kernel of ours
+    fp8_head = False  # whether the head's products have 8 bits while it trains
 
     Settings = GolfSettings
 
@@ -163,7 +180,7 @@ class Golf(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss)
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

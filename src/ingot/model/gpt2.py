@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.gpt2_settings import GPT2Settings
+from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.layers import LayerCache, LayerNorm, Mask, attention_mask, causal_attention, positions
 from ingot.model.loss import head_logits, head_loss
 
@@ -37,6 +38,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    fused_mlp = False  # whether the activation is a part of the products around it
+
     def __init__(self, width: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
         super().__init__()
         self.c_fc = nn.Linear(width, 4 * width, bias=bias)
@@ -45,7 +48,12 @@ class MLP(nn.Module):
         self.approximate = "tanh" if gelu == "tanh" else "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
+        if self.fused_mlp and torch.is_grad_enabled():
+            activation = "gelu-tanh" if self.approximate == "tanh" else "gelu-erf"
+            y = fused_mlp(x, self.c_fc.weight, self.c_fc.bias, self.c_proj.weight, activation)
+            y = y if self.c_proj.bias is None else y + self.c_proj.bias.to(y.dtype)
+        else:
+            y = self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
         return F.dropout(y, self.dropout, self.training)
 
 
@@ -101,6 +109,7 @@ class GPT2(nn.Module):
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
     fused_loss = False  # whether the loss is a kernel of ours
+    fp8_head = False  # whether the head's products have 8 bits while it trains
 
     Settings = GPT2Settings
 
@@ -132,7 +141,7 @@ class GPT2(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss)
+        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss, fp8=self.fp8_head)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

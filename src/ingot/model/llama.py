@@ -110,6 +110,7 @@ class Llama(nn.Module):
 
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
     fused_loss = False  # whether the loss is a kernel of ours
+    fp8_head = False  # whether the head's products have 8 bits while it trains
 
     Settings = LlamaSettings
 
@@ -156,7 +157,7 @@ class Llama(nn.Module):
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss)
+        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss, fp8=self.fp8_head)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)

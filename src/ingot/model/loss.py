@@ -18,14 +18,20 @@ def head_loss(
     softcap: float | None = None,
     chunk: int | None = None,
     fused: bool = False,
+    fp8: bool = False,
 ) -> Tensor:
-    """Mean loss of (B, T) targets given (B, T, C) hidden states, `chunk` tokens at a time; 0 where no target counts.
+    """Mean loss of (..., T) targets given hidden states (..., T, C), `chunk` tokens at a time; 0 where no target counts.
 
-    `fused`: by our kernel, which needs a GPU, for all tokens at once.
+    `fused`: by our kernel, which needs a GPU, for all tokens at once. `fp8`: the same with products of 8 bits, where gradients
+    are wanted.
     """
-    hidden, targets = hidden.flatten(0, 1), targets.flatten()
-    if fused and chunk is None:
-        from ingot.model.kernels.loss import fused_loss  # here, as below: torch's compiler comes with it, seconds of imports
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
+    if fp8 and torch.is_grad_enabled():
+        from ingot.model.kernels.fp8_loss import fp8_loss  # here, as below: torch's compiler comes with it, seconds of imports
+
+        loss = fp8_loss(hidden, weight, targets, softcap)
+    elif fused and chunk is None:
+        from ingot.model.kernels.loss import fused_loss
 
         loss = fused_loss(hidden, weight, targets, softcap)
     elif chunk is None:

@@ -3,8 +3,9 @@
 A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the mean
 loss over the targets that are not -1. What else it offers is used where present: `blocks` (for Muon and gradient checkpointing),
 `control` (parts of the names of parameters that are not matrices to Muon), `context`, `loss_chunk`, a third argument `documents`
-of forward (for document masking), `set` (for the numbers of a stage), `windowed` (its attention is masked), and `new_cache` with
-`hidden` and `logits` (for cached generation).
+of forward (for document masking), `set` (for the numbers of a stage), `windowed` (its attention is masked), `make_ready` (called
+with the tokens before a compiled pass, for what its graph need not make), and `new_cache` with `hidden` and `logits` (for cached
+generation).
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def choose(facts: Facts) -> Choice:
         "model.width": width,
         "data.seq_len": seq_len,
         "data.sampling": "redraw" if redrawn else "shuffle",
-        "evaluation.stride": seq_len if facts.on_gpu else seq_len // 2,  # short rows are judged with half of them before
+        "evaluation.stride": seq_len if facts.on_gpu else seq_len // 2,  # short rows are scored with half of them before
         "training.tokens_per_step": batch,
         "training.max_steps": max(1, int(trained / batch)) if few else None,
     }

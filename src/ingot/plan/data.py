@@ -13,13 +13,12 @@ from pathlib import Path
 from ingot.config.schema import Config
 from ingot.data.formats.gpt_simple import Pair
 from ingot.data.loading.open import open_dataset, resolve
-from ingot.data.prepare.sample import PREFIX
+from ingot.data.prepare.cached import PREFIX
 from ingot.data.store.dataset import MANIFEST, SPLITS, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.made import is_made
 from ingot.errors import DataError, IngotError, Setting
-from ingot.plan.findings import Finding
-from ingot.train.fitting import fitting_tokenizer
+from ingot.plan.findings import Finding, Findings
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 JSON_LINES = (".jsonl", ".jsonl.gz")
@@ -51,13 +50,13 @@ class DataFacts:
         return None if not counts or None in counts else sum(count or 0 for count in counts)
 
 
-def look_at_data(config: Config, findings: list[Finding]) -> DataFacts:
+def look_at_data(config: Config, findings: Findings) -> DataFacts:
     """What lies at data.path; what is wrong with it is added to the findings."""
     data = config.data
     facts = DataFacts(data.path)
     before = len(findings)
     if not data.path.strip():
-        findings.append(Finding("data.path.empty", "error", "{0} is empty; nothing says what to train on", "", (PATH,)))
+        findings.add("data.path.empty", "error", "{0} is empty; nothing says what to train on", PATH)
     else:
         folder = resolve(data.path) if not data.path.startswith(PREFIX) else None
         if folder is not None and any((folder / split).is_dir() for split in SPLITS) and not (folder / MANIFEST).is_file():
@@ -66,7 +65,7 @@ def look_at_data(config: Config, findings: list[Finding]) -> DataFacts:
             facts.format, facts.splits["train"] = "jsonl", {"all": BucketFacts(1, None, None)}
     if facts.format == "jsonl":
         message = f"{data.path} is JSON lines, whose tokens are not counted before training prepares them"
-        findings.append(Finding("data.format.jsonl", "info", message, "", (PATH,)))
+        findings.add("data.format.jsonl", "info", message, PATH)
     if len(findings) == before and facts.format != "jsonl":
         _open(config, facts, findings)
     if facts.tokenizer is None:
@@ -74,14 +73,14 @@ def look_at_data(config: Config, findings: list[Finding]) -> DataFacts:
     return facts
 
 
-def _open(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
+def _open(config: Config, facts: DataFacts, findings: Findings) -> None:
     data = config.data
     if facts.has_buckets and data.tokenizer is None:
         message = f"{data.path} holds tokens and does not say their tokenizer; name it with {{0}}"
-        findings.append(Finding("data.tokenizer_unknown", "error", message, "", (TOKENIZER,)))
+        findings.add("data.tokenizer_unknown", "error", message, TOKENIZER)
         return
     try:
-        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, fitting_tokenizer(config))
+        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.fitting_tokenizer)
     except IngotError as error:
         if (code := _code(config, error)) is not None:
             findings.append(Finding.of(code, error))
@@ -113,28 +112,25 @@ def _code(config: Config, error: IngotError) -> str | None:
     return "data.unreadable"
 
 
-def _look_at_tokenizer(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
+def _look_at_tokenizer(config: Config, facts: DataFacts, findings: Findings) -> None:
     name = config.data.tokenizer
     if name is None or is_made(name):
         return
-    try:
+    with findings.noting("tokenizer.load_failed"):
         facts.tokenizer = open_tokenizer(name)
-    except IngotError as error:
-        findings.append(Finding.of("tokenizer.load_failed", error))
 
 
-def _look_at_buckets(folder: Path, facts: DataFacts, findings: list[Finding]) -> None:
+def _look_at_buckets(folder: Path, facts: DataFacts, findings: Findings) -> None:
     """A folder with train/ and val/, each with a folder for every bucket."""
     facts.has_buckets = True
     for split in SPLITS:
         if not (folder / split).is_dir():
             message = f"{folder} has no folder {split}/; {'training' if split == 'train' else 'validation'} data lie there"
-            findings.append(Finding(f"data.{split}.missing", "error", message, "", (PATH,)))
+            findings.add(f"data.{split}.missing", "error", message, PATH)
             return
     names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     if not names:
-        message = f"{folder / 'train'} has no folders; each bucket is one"
-        findings.append(Finding("data.buckets.empty", "error", message, "", (PATH,)))
+        findings.add("data.buckets.empty", "error", f"{folder / 'train'} has no folders; each bucket is one", PATH)
         return
     files = {split: {name: _files(folder / split / name) for name in names} for split in SPLITS}
     every = [file for buckets in files.values() for found in buckets.values() for file in found or ()]
@@ -153,14 +149,13 @@ def _files(bucket: Path) -> list[Path] | None:
     return sorted(file for file in bucket.iterdir() if file.name.endswith((".bin", ".idx", *JSON_LINES)) and file.is_file())
 
 
-def _bucket(folder: Path, code: str, files: Sequence[Path] | None, findings: list[Finding]) -> BucketFacts | None:
+def _bucket(folder: Path, code: str, files: Sequence[Path] | None, findings: Findings) -> BucketFacts | None:
     if files is None:
         message = f"there is no folder {folder}; every bucket is needed in train/ and in val/"
-        findings.append(Finding(f"{code}.missing", "error", message, "", (PATH,)))
+        findings.add(f"{code}.missing", "error", message, PATH)
         return None
     if not files:
-        message = f"{folder} holds no .bin with its .idx and no .jsonl"
-        findings.append(Finding(f"{code}.no_shards", "error", message, "", (PATH,)))
+        findings.add(f"{code}.no_shards", "error", f"{folder} holds no .bin with its .idx and no .jsonl", PATH)
         return BucketFacts(0, 0, 0)
     if all(file.name.endswith(JSON_LINES) for file in files):
         return BucketFacts(len(files), None, None)

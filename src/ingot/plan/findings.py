@@ -6,7 +6,8 @@ begins with resume. one of the checkpoint, and everything else one of the settin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +59,27 @@ class Finding:
     def record(self, name: Rename = str) -> dict[str, Any]:
         """For programs."""
         return {"code": self.code, "severity": self.severity, "message": self.render(name), "setting": name(self.setting)}
+
+
+class Findings(list[Finding]):
+    """What the checks of a run have found so far, in their order."""
+
+    def add(self, code: str, severity: Severity, message: str, *settings: Setting, advice: str = "") -> None:
+        """Add a finding about some settings."""
+        self.append(Finding(code, severity, message, advice, settings))
+
+    @contextmanager
+    def noting(self, code: str, kind: type[IngotError] = IngotError) -> Iterator[None]:
+        """A block whose error of a kind becomes a finding."""
+        try:
+            yield
+        except kind as error:
+            self.append(Finding.of(code, error))
+
+    @property
+    def blocked(self) -> bool:
+        """Whether one of them keeps a run from starting."""
+        return any(finding.blocks for finding in self)
 
 
 def exit_code(findings: Sequence[Finding], strict: bool = False) -> int:

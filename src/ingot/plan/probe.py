@@ -39,13 +39,13 @@ def add_probe(report: Report) -> None:
         return
     report.runtime["device"] = device.name
     _check_device(report, device)
-    if not any(finding.blocks for finding in report.findings):
+    if not report.findings.blocked:
         _try(report, ranks)
     if ranks.world_size > 1:
-        failed = any(finding.blocks for finding in report.findings)
+        failed = report.findings.blocked
         group = open_group(device, ranks)
         if group.maximum([failed])[0] and not failed:
-            report.findings.append(Finding("runtime.probe.failed", "error", "another rank could not take a step"))
+            report.findings.add(FAILED, "error", "another rank could not take a step")
         group.close()
 
 
@@ -59,7 +59,7 @@ def _check_device(report: Report, device: Device) -> None:
         return
     if device.kind == "cpu" and training.device == "auto":
         message = f"no GPU was found: {device.name} trains"
-        report.findings.append(Finding("runtime.cpu_only", "warning", message, "set {0} to cpu if that is meant", (DEVICE,)))
+        report.findings.add("runtime.cpu_only", "warning", message, DEVICE, advice="set {0} to cpu if that is meant")
 
 
 def _try(report: Report, ranks: Ranks) -> None:
@@ -70,7 +70,8 @@ def _try(report: Report, ranks: Ranks) -> None:
         report.findings.append(Finding.of(_code(error), error))
     except Exception as error:  # a model of one's own may raise anything
         told = f"a step failed: {type(error).__name__}: {error}"
-        report.findings.append(Finding(_code(error), "error", told, "" if _code(error) != OUT_OF_MEMORY else SMALLER, SETTINGS))
+        advice = SMALLER if _code(error) == OUT_OF_MEMORY else ""
+        report.findings.add(_code(error), "error", told, *SETTINGS, advice=advice)
     else:
         speed = report.plan.tokens_per_step / seconds
         report.runtime |= {"step": f"{seconds:.3f} s, about {speed:,.0f} tokens/s", "loss": f"{loss:.4f}", "memory": memory}

@@ -11,7 +11,7 @@ from ingot.artifact.gpt_simple import STATE, Saved, is_checkpoint, read_model, r
 from ingot.config.schema import Config
 from ingot.errors import CannotContinue, CheckpointError, Setting, Unreadable
 from ingot.plan.data import DataFacts
-from ingot.plan.findings import Finding
+from ingot.plan.findings import Finding, Findings
 from ingot.runs.finding import Index, began_with, going_on_from, newest_index, occupied
 from ingot.runs.state import read_state
 from ingot.runs.steps import INDEX, named_path, saved_steps
@@ -33,27 +33,25 @@ class ResumeFacts:
     loss: float | None
 
 
-def check_output(config: Config, findings: list[Finding]) -> Path | None:
+def check_output(config: Config, findings: Findings) -> Path | None:
     """The folder of the run, if it can be written; nothing is made to find that out."""
     if config.training.output_dir is None:
         return None
     folder = user_path(config.training.output_dir).absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+    why = ""
     if folder.resolve() == Path(folder.anchor):
-        message = f"{{0}} cannot be {folder}: a run has a folder of its own"
-        findings.append(Finding("output.not_writable", "error", message, "", (OUTPUT,)))
+        why = "a run has a folder of its own"
     elif not there.is_dir():
-        findings.append(
-            Finding("output.not_writable", "error", f"{{0}} cannot be {folder}: {there} is not a folder", "", (OUTPUT,))
-        )
+        why = f"{there} is not a folder"
     elif not os.access(there, os.W_OK | os.X_OK):
-        findings.append(
-            Finding("output.not_writable", "error", f"{{0}} cannot be {folder}: {there} cannot be written", "", (OUTPUT,))
-        )
+        why = f"{there} cannot be written"
+    if why:
+        findings.add("output.not_writable", "error", f"{{0}} cannot be {folder}: {why}", OUTPUT)
     return folder
 
 
-def check_resume(config: Config, output: Path | None, data: DataFacts, findings: list[Finding]) -> ResumeFacts | None:
+def check_resume(config: Config, output: Path | None, data: DataFacts, findings: Findings) -> ResumeFacts | None:
     """What the run goes on from; None for a new run."""
     asked = config.training.resume
     try:
@@ -105,13 +103,13 @@ def _code(asked: str, output: Path | None) -> str:
     return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
 
 
-def _passed_over(findings: list[Finding], path: Path, error: CheckpointError) -> None:
+def _passed_over(findings: Findings, path: Path, error: CheckpointError) -> None:
     """A checkpoint that is passed over; of the oldest one there is nothing left to go on from."""
     oldest = path == next(iter(saved_steps(path.parent).values()))
     findings.append(Finding.of(UNREADABLE, error, "error" if oldest else "warning"))
 
 
-def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, findings: list[Finding]) -> ResumeFacts:
+def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, findings: Findings) -> ResumeFacts:
     path, was = found.path, found.progress
     try:
         if data.dataset is not None:
@@ -121,7 +119,7 @@ def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, fi
         changed = changes(was, now)
         drift = config.model_dump(mode="json") != was["config"]
     except (KeyError, TypeError, AttributeError):
-        findings.append(Finding(UNREADABLE, "error", f"{path} does not say what run it is of"))
+        findings.add(UNREADABLE, "error", f"{path} does not say what run it is of")
         return ResumeFacts(path, found.step, None, None, None)
     shape = [change for change in changed if change.setting.startswith("model.")]
     for code, some in (("resume.arch_drift", shape), ("resume.run_changed", [one for one in changed if one not in shape])):
@@ -129,18 +127,16 @@ def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, fi
             findings.append(Finding.of(code, CannotContinue(path, some)))
     if not changed and drift:
         message = f"some settings are not those that {path} was saved with; the run goes on with them"
-        findings.append(Finding("resume.config_drift", "info", message))
+        findings.add("resume.config_drift", "info", message)
     state = read_state(output) if output is not None else None
     speed = state.tokens_per_second if state is not None else None
     return ResumeFacts(path, found.step, was.get("tokens"), speed, was.get("loss"))
 
 
-def _theirs(config: Config, saved: Saved, findings: list[Finding]) -> ResumeFacts | None:
+def _theirs(config: Config, saved: Saved, findings: Findings) -> ResumeFacts | None:
     """A checkpoint of gpt-simple's."""
-    try:
+    with findings.noting("resume.arch_drift", CheckpointError):
         refuse_other_shapes(saved.path, read_model(saved.path), config.model.model_dump(mode="json"))
-    except CheckpointError as error:
-        findings.append(Finding.of("resume.arch_drift", error))
     metrics, tokens = saved.state.get("metrics"), saved.state.get("tokens_trained")
     loss = metrics.get("loss") if isinstance(metrics, dict) else None
     return ResumeFacts(saved.path, saved.step, tokens if isinstance(tokens, int) else None, None, loss)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ingot.config.schema import Config
+from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 from ingot.errors import ConfigError, Setting
 from ingot.plan.data import DataFacts
-from ingot.plan.findings import Finding, Severity
-from ingot.train.fitting import fitting_tokenizer
+from ingot.plan.findings import Findings, Severity
 from ingot.train.plan import refuse_idle_ranks, shapes
 
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
@@ -69,18 +72,16 @@ def shares(mix: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / whole for name, weight in mix.items()}
 
 
-def check_ranks(config: Config, world_size: int, findings: list[Finding]) -> None:
+def check_ranks(config: Config, world_size: int, findings: Findings) -> None:
     """Whether every rank has a row of every step."""
     if world_size < 1:
-        findings.append(Finding("preflight.world_size", "error", f"{world_size} ranks cannot train; there must be 1 or more"))
+        findings.add("preflight.world_size", "error", f"{world_size} ranks cannot train; there must be 1 or more")
         return
-    try:
+    with findings.noting("training.ranks", ConfigError):
         refuse_idle_ranks(config, world_size)
-    except ConfigError as error:
-        findings.append(Finding.of("training.ranks", error))
 
 
-def check_buckets(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
+def check_buckets(config: Config, facts: DataFacts, findings: Findings) -> None:
     """Whether the buckets that a mix names are there."""
     setting = Setting("data.phases" if config.data.phases else "data.mix")
     mixes = [phase.mix for phase in config.data.phases] or ([config.data.mix] if config.data.mix else [])
@@ -90,13 +91,13 @@ def check_buckets(config: Config, facts: DataFacts, findings: list[Finding]) -> 
     if unknown := sorted(named - there) if facts.has_buckets else sorted(named):
         has = ", ".join(sorted(there)) if facts.has_buckets else "no buckets"
         message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; there are {has}"
-        findings.append(Finding("curriculum.unknown_buckets", "error", message, "", (setting,)))
+        findings.add("curriculum.unknown_buckets", "error", message, setting)
     elif unused := sorted(there - {name for mix in mixes for name, weight in mix.items() if weight}):
         message = f"{', '.join(unused)}: {{0}} gives no weight to them, so they are not read"
-        findings.append(Finding("curriculum.unused_buckets", "info", message, "", (setting,)))
+        findings.add("curriculum.unused_buckets", "info", message, setting)
 
 
-def check_files(facts: DataFacts, world_size: int, workers: int | None, findings: list[Finding]) -> None:
+def check_files(facts: DataFacts, world_size: int, workers: int | None, findings: Findings) -> None:
     """What gpt-simple would say of the number of files; here ranks share rows, not files."""
     counts = {name: bucket.files for name, bucket in facts.splits.get("train", {}).items() if bucket.files}
     if not facts.has_buckets or facts.format == "jsonl" or not counts or workers is None:
@@ -104,26 +105,26 @@ def check_files(facts: DataFacts, world_size: int, workers: int | None, findings
     name = min(counts, key=counts.__getitem__)
     if counts[name] < world_size:
         message = f"bucket {name} has {counts[name]} files and there are {world_size} ranks; that is fine here: ranks share rows"
-        findings.append(Finding("data.shards.fewer_than_world", "info", message))
+        findings.add("data.shards.fewer_than_world", "info", message)
     elif workers > counts[name] // world_size:
         message = (
             f"num_workers={workers} is more than the {counts[name]} files of bucket {name} would feed, and without effect here"
         )
-        findings.append(Finding("data.num_workers.will_clamp", "warning", message))
+        findings.add("data.num_workers.will_clamp", "warning", message)
 
 
-def check_vocabulary(config: Config, facts: DataFacts, findings: list[Finding]) -> None:
+def check_vocabulary(config: Config, facts: DataFacts, findings: Findings) -> None:
     """Whether the data can use the embedding that the model has."""
     rows, ids = config.model.vocab_size or 0, facts.tokenizer.vocab_size if facts.tokenizer is not None else 0
     if not ids or rows - ids <= IDLE_ROWS:
         return
     message = f"{{0}} and the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
-    advice = f"set {{1}} or prepare the text with --tokenizer {fitting_tokenizer(config)}"
+    advice = f"set {{1}} or prepare the text with --tokenizer {config.fitting_tokenizer}"
     settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
-    findings.append(Finding("model.idle_rows", "warning", message, advice, settings))
+    findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
 
 
-def check_supply(config: Config, facts: DataFacts, plan: PlanFacts, allow_mismatch: bool, findings: list[Finding]) -> None:
+def check_supply(config: Config, facts: DataFacts, plan: PlanFacts, allow_mismatch: bool, findings: Findings) -> None:
     """Whether there are as many tokens as the run reads."""
     if plan.phases:
         _check_phases(config, facts, plan, allow_mismatch, findings)
@@ -131,7 +132,7 @@ def check_supply(config: Config, facts: DataFacts, plan: PlanFacts, allow_mismat
         _check_plain(config, facts, plan.total_tokens, findings)
 
 
-def _check_phases(config: Config, facts: DataFacts, plan: PlanFacts, allow_mismatch: bool, findings: list[Finding]) -> None:
+def _check_phases(config: Config, facts: DataFacts, plan: PlanFacts, allow_mismatch: bool, findings: Findings) -> None:
     epochs, halts = config.data.epochs, config.data.exhausted == "halt"
     buckets = facts.splits.get("train", {})
     for name, demand in plan.phases[-1].taken.items():
@@ -140,19 +141,17 @@ def _check_phases(config: Config, facts: DataFacts, plan: PlanFacts, allow_misma
             continue
         message = f"the phases of {{0}} read {count(demand)} tokens of bucket {name}, which has {count(epochs * tokens)}"
         then = "the run would halt there" if halts else "the others share its weight from then on"
-        findings.append(
-            Finding(f"curriculum.shortfall.{name}", "budget" if halts else "warning", f"{message}: {then}", "", (PHASES,))
-        )
+        findings.add(f"curriculum.shortfall.{name}", "budget" if halts else "warning", f"{message}: {then}", PHASES)
     demand = sum(phase.tokens for phase in plan.phases)
     if plan.total_tokens is not None and abs(plan.total_tokens - demand) > TOLERANCE * demand:
         more = "more" if plan.total_tokens > demand else "fewer"
         message = f"{{0}} steps read {count(plan.total_tokens)} tokens, {more} than the {count(demand)} of the phases"
         severity: Severity = "warning" if allow_mismatch else "budget"
         advice = "change {0} or the tokens of {1}"
-        findings.append(Finding("training.budget_mismatch", severity, message, advice, (MAX_STEPS, PHASES)))
+        findings.add("training.budget_mismatch", severity, message, MAX_STEPS, PHASES, advice=advice)
 
 
-def _check_plain(config: Config, facts: DataFacts, total: int, findings: list[Finding]) -> None:
+def _check_plain(config: Config, facts: DataFacts, total: int, findings: Findings) -> None:
     epochs, tokens = config.data.epochs, facts.tokens()
     if not tokens:
         return
@@ -163,7 +162,7 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: list[Fi
             )
             many = total > MANY_PASSES * tokens and config.budget.seconds is None
             advice = "lower {0} or prepare more text" if many else ""
-            findings.append(Finding("data.repeated", "warning" if many else "info", message, advice, (MAX_STEPS,)))
+            findings.add("data.repeated", "warning" if many else "info", message, MAX_STEPS, advice=advice)
         return
     supply = float(epochs * tokens)
     if config.data.mix and config.data.exhausted == "halt":
@@ -175,20 +174,50 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: list[Fi
         ends = "halts" if config.data.mix and config.data.exhausted == "halt" else "ends"
         message = f"{facts.path} has {count(supply)} tokens for this mix, and {{0}} steps read {count(total)}"
         advice = f"lower {{0}}, raise {{1}} or add data: the run {ends} at about step {step:,}"
-        findings.append(Finding("data.shorter_than_plan", "warning", message, advice, (MAX_STEPS, EPOCHS)))
+        findings.add("data.shorter_than_plan", "warning", message, MAX_STEPS, EPOCHS, advice=advice)
 
 
-def check_memory(name: str, needed: int, least: int, there: int | None, findings: list[Finding]) -> None:
+def least_bytes(config: Config, size: Size, world_size: int) -> int:
+    """What a rank takes whatever is computed at once: its state and the rows of its steps."""
+    return state_bytes(config, size) + step_bytes(config, world_size)
+
+
+def needed_bytes(config: Config, size: Size, vocab_size: int, world_size: int) -> int:
+    """About the least memory that a rank needs: its state, and the rows that it computes at once; no framework is loaded."""
+    asked = config.training.micro_batch
+    rows = min(1 if asked == "auto" else asked, max(1, config.rows_per_step // world_size))
+    return least_bytes(config, size, world_size) + rows * row_bytes(
+        config, vocab_size, bool(config.training.gradient_checkpointing)
+    )
+
+
+def has_gpu() -> bool:
+    """Whether the tool of the GPU's vendor is here."""
+    return shutil.which("nvidia-smi") is not None
+
+
+def gpu_bytes() -> int | None:
+    """The memory of the smallest GPU here by the vendor's own tool; None where there is none."""
+    if not has_gpu():
+        return None
+    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        out = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout
+        return min(int(line) for line in out.split()) << 20
+    return None
+
+
+def check_memory(name: str, needed: int, least: int, there: int | None, findings: Findings) -> None:
     """Whether a rank fits; one whose state alone does not cannot begin."""
     if there is not None and needed > there:
         message = f"a rank needs about {byte_count(needed)} and {name} has {byte_count(there)}"
         settings = (Setting("training.micro_batch"), Setting("training.gradient_checkpointing"))
         advice = "take a smaller model, lower {0} or set {1}"
-        findings.append(Finding("model.memory", "error" if least > there else "warning", message, advice, settings))
+        findings.add("model.memory", "error" if least > there else "warning", message, *settings, advice=advice)
 
 
 def check_time(
-    config: Config, seconds: float | None, tokens_per_second: float | None, left: int | None, findings: list[Finding]
+    config: Config, seconds: float | None, tokens_per_second: float | None, left: int | None, findings: Findings
 ) -> None:
     """Whether what is left of a run fits into the session, by a speed that was measured."""
     if seconds is None or not tokens_per_second or not left:
@@ -200,9 +229,9 @@ def check_time(
     sessions = f"about {needed / seconds:.1f} sessions"
     if config.training.output_dir is None:
         advice = "set {0}: without it every session begins a new run"
-        findings.append(Finding("training.walltime", "warning", message, advice, (Setting("training.output_dir"),)))
+        findings.add("training.walltime", "warning", message, Setting("training.output_dir"), advice=advice)
     else:
-        findings.append(Finding("training.walltime", "info", f"{message}: it takes {sessions}"))
+        findings.add("training.walltime", "info", f"{message}: it takes {sessions}")
 
 
 def count(tokens: float) -> str:

@@ -11,9 +11,8 @@ from ingot.config.size import Size, model_size
 from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, IngotError, Rename
 from ingot.plan.data import DataFacts, look_at_data
-from ingot.plan.findings import Finding, refuse
+from ingot.plan.findings import Finding, Findings, refuse
 from ingot.plan.resuming import ResumeFacts, check_output, check_resume
-from ingot.plan.size import gpu_bytes, has_gpu, least_bytes, needed_bytes
 from ingot.plan.training import (
     PlanFacts,
     check_buckets,
@@ -23,6 +22,10 @@ from ingot.plan.training import (
     check_supply,
     check_time,
     check_vocabulary,
+    gpu_bytes,
+    has_gpu,
+    least_bytes,
+    needed_bytes,
     plan_of,
 )
 from ingot.runtime.memory import host_bytes
@@ -48,7 +51,7 @@ class Report:
     resume: ResumeFacts | None = None
     seconds: float | None = None  # of this session's wall clock; None: no end
     runtime: dict[str, str] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
 
 
 def validate(
@@ -67,7 +70,7 @@ def validate(
     `thorough`, what training itself is about to find out is left to it: the order of the rows, and the memory of a GPU. `fresh`:
     an earlier run in the folder will be deleted and is not looked at.
     """
-    findings: list[Finding] = []
+    findings = Findings()
     check_ranks(config, world_size, findings)
     ranks = max(1, world_size)
     data = look_at_data(config, findings)
@@ -82,26 +85,22 @@ def validate(
     if not vocab_size:
         vocab_size = GPT2_ROWS
         message = f"nothing says how many ids there are; the size of the model is that with {GPT2_ROWS:,}"
-        findings.append(Finding("model.vocab_unknown", "warning", message))
+        findings.add("model.vocab_unknown", "warning", message)
     report = Report(config, data, plan, vocab_size, output=str(output) if output is not None else "", findings=findings)
     report.size = model_size(config, vocab_size)
     _check_memory(report, ranks, thorough)
     report.resume = None if fresh else check_resume(config, output, data, findings)
     if thorough and config.training.weights is not None and (fresh or begins_new(config)):
-        try:
+        with findings.noting("resume.weights_unusable", CheckpointError):
             check_weights(config, data.tokenizer)
-        except CheckpointError as error:
-            findings.append(Finding.of("resume.weights_unusable", error))
     if thorough and config.evaluation.tasks and data.tokenizer is not None:
-        try:
+        with findings.noting("evaluation.tasks_unusable"):
             open_tasks(config, data.tokenizer)
-        except IngotError as error:
-            findings.append(Finding.of("evaluation.tasks_unusable", error))
     report.seconds = _session_seconds(config, began, findings)
     if report.resume is not None and plan.total_tokens is not None:
         left = plan.total_tokens - (report.resume.tokens or 0)
         check_time(config, report.seconds, report.resume.tokens_per_second, left, findings)
-    if thorough and data.dataset is not None and not any(finding.blocks for finding in findings):
+    if thorough and data.dataset is not None and not findings.blocked:
         try:
             open_data(config, ranks, data.dataset)
         except IngotError as error:
@@ -132,12 +131,10 @@ def check_before_training(
     return report.data.dataset
 
 
-def _session_seconds(config: Config, began: float | None, findings: list[Finding]) -> float | None:
-    try:
+def _session_seconds(config: Config, began: float | None, findings: Findings) -> float | None:
+    walltime = None
+    with findings.noting("training.walltime", ConfigError):
         walltime = find_walltime(config.training, time.time() if began is None else began)
-    except ConfigError as error:
-        findings.append(Finding.of("training.walltime", error))
-        return None
     return walltime.ends_at - time.time() if walltime is not None else None
 
 

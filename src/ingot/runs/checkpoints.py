@@ -21,7 +21,7 @@ import numpy as np
 from ingot.errors import CheckpointError, Setting, Unreadable
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
 from ingot.runs.telling import tells_all
-from ingot.runtime.files import fsync_dir, read_json, sweep_temporaries, write_atomically
+from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 VERSION = 1
@@ -183,11 +183,8 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
 
 def read_kind(path: Path) -> Kind:
     """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
-    try:
-        kind = read_json(path / INDEX).get("kind")
-        return kind if kind in get_args(Kind) else "regular"
-    except (OSError, ValueError, AttributeError):
-        return "regular"
+    kind: Any = (read_dict(path / INDEX) or {}).get("kind")
+    return kind if kind in get_args(Kind) else "regular"
 
 
 def note_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = None) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ingot.runs.folder import EVENTS, MODEL_COPY, WANDB_ID, RunFolder
+from ingot.runs.folder import EVENTS, MODEL_COPY, TRACKIO_ID, WANDB_ID, RunFolder
 from ingot.runs.state import NAME as STATE
 from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, is_checkpoint_name
 from ingot.runtime.files import read_json, writing
@@ -22,7 +22,8 @@ def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (
     The caller has claimed the folder: its lock and its empty folders stay, so whoever is killed in here can start again.
     """
     kept = {path.resolve() for path in keep}
-    to_delete = [path for path in [*_written(folder), *_matching(folder.path, also)] if path.resolve() not in kept]
+    matching = {path for pattern in also for path in folder.path.glob(pattern)}
+    to_delete = [path for path in [*_written(folder), *sorted(matching)] if path.resolve() not in kept]
     if not to_delete:
         return
     counts = Counter(path.parent.relative_to(folder.path).as_posix() for path in to_delete if path.parent != folder.path)
@@ -39,17 +40,13 @@ def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (
 def _written(folder: RunFolder) -> list[Path]:
     checkpoints = [path for path in sorted(folder.checkpoints.glob("step-*")) if _is_ours(path)]
     files = [folder.config_path, folder.environment_path, folder.metrics.path, folder.log_path, folder.result_path]
-    files += [folder.stop_path, folder.path / STATE, folder.path / WANDB_ID]
+    files += [folder.stop_path, folder.path / STATE, folder.path / WANDB_ID, folder.path / TRACKIO_ID]
     if _model_hashes(checkpoints) & _hash_of(folder.path / MODEL_COPY):
         files.append(folder.path / MODEL_COPY)
     found = [path for path in files if path.is_file()] + checkpoints
     found += sorted(folder.samples.glob("step-*.txt"))
     found += [folder.artifact / name for name in ARTIFACTS if (folder.artifact / name).is_file()]
     return found + sorted((folder.path / EVENTS).glob("events.out.tfevents.*"))
-
-
-def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    return sorted({path for pattern in patterns for path in folder.glob(pattern)})
 
 
 def _is_ours(path: Path) -> bool:

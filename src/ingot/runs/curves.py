@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from ingot.runs.run import Run
+from ingot.runs.metrics import is_number
+from ingot.runs.task_lines import scored_tasks
 
 Axis = Literal["steps", "tokens", "seconds"]
 Point = tuple[float, float]
@@ -25,34 +25,29 @@ class Curves:
     tasks: dict[str, list[Point]] = field(default_factory=dict)  # the accuracy on each task that evaluations scored
 
 
-def read_curves(run: Run, axis: Axis = "steps") -> Curves:
-    """The curves of a run up to now."""
-    return curves_of(run.metrics()[0], axis)
-
-
 def curves_of(records: Sequence[Mapping[str, Any]], axis: Axis = "steps") -> Curves:
     """The curves that records tell; a number that is not finite leaves a gap."""
     trained = [record for record in records if record.get("kind") == "train"]
-    judged = [record for record in records if record.get("kind") == "evaluation"]
+    evaluations = [record for record in records if record.get("kind") == "evaluation"]
     if axis == "tokens":  # an evaluation tells the tokens that it scored, not those trained on
         seen = {record.get("step"): record.get("tokens") for record in trained}
-        judged = [{**record, "tokens": seen.get(record.get("step"), 0)} for record in judged]
-    return Curves(thinned(_points(trained, axis, "loss")), _points(judged, axis, "val_bpb"), _accuracies(judged, axis))
+        evaluations = [{**record, "tokens": seen.get(record.get("step"), 0)} for record in evaluations]
+    return Curves(thinned(_points(trained, axis, "loss")), _points(evaluations, axis, "val_bpb"), _accuracies(evaluations, axis))
 
 
-def _accuracies(judged: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, list[Point]]:
+def _accuracies(evaluations: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, list[Point]]:
     """By task: per character where answers are of different lengths, as papers have it of most."""
     found: dict[str, list[Point]] = {}
-    for record in judged:
-        for name, task in (record.get("tasks") or {}).items():
+    for record in evaluations:
+        for name, task in scored_tasks(record).items():
             score = {**record, "accuracy": task.get("acc_norm", task.get("acc"))}
             found.setdefault(name, []).extend(_points([score], axis, "accuracy"))
     return found
 
 
-def read_line(records: Iterable[Mapping[str, Any]], name: str, axis: Axis = "steps") -> list[Point]:
+def read_line(records: Iterable[Mapping[str, Any]], name: str) -> list[Point]:
     """A number of the records of steps, thinned out."""
-    return thinned(_points((record for record in records if record.get("kind") == "train"), axis, name))
+    return thinned(_points((record for record in records if record.get("kind") == "train"), "steps", name))
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -66,11 +61,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 def _points(records: Iterable[Mapping[str, Any]], axis: Axis, name: str) -> list[Point]:
     pairs: list[tuple[Any, Any]] = [(record.get(FIELDS[axis]), record.get(name)) for record in records]
-    return [(float(x), float(y)) for x, y in pairs if _is_number(x) and _is_number(y)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return [(float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y)]
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -22,14 +22,15 @@ from ingot.runs.metrics import Metrics
 from ingot.runs.result import NAME as RESULT
 from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
-from ingot.runs.state import Heartbeat, read_state, this_process, utc_now
+from ingot.runs.state import read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
-from ingot.runtime.files import open_to_append, read_json, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
+from ingot.runtime.files import open_to_append, read_dict, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
 from ingot.runtime.version import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
 WANDB_ID = "wandb.json"  # which run of Weights & Biases it is
+TRACKIO_ID = "trackio.json"  # and under which name trackio has it
 CLOCK_TICKS = 0.02  # seconds by which the time of a file may lag
 EVENTS = "tensorboard"  # the folder of TensorBoard's files
 
@@ -90,13 +91,7 @@ class RunFolder:
 
     def _is_of_a_start(self, path: Path) -> bool:
         """Whether a file is a lock of ours, or a request to stop that was left for a run that had just been started."""
-        return is_lock(path) if path.name == LOCK else path == self.stop_path and self._is_request()
-
-    def _is_request(self) -> bool:
-        try:
-            return "asked_at" in read_json(self.stop_path)
-        except (OSError, ValueError, TypeError):
-            return False
+        return is_lock(path) if path.name == LOCK else path == self.stop_path and "asked_at" in (read_dict(path) or {})
 
     def is_blank(self) -> bool:
         """Whether it is a folder in which nothing was written but what a start leaves."""
@@ -109,7 +104,7 @@ class RunFolder:
     def _holds_a_run(self) -> bool:
         """Whether a run of any version has written here: by a file that nothing else writes, or the traces of a claim."""
         claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
-        record = self._last_environment()
+        record = read_dict(self.environment_path) or {}
         saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
         return claimed or saved or {"started_at", "packages", "argv"} <= record.keys() or read_state(self.path) is not None
 
@@ -145,10 +140,6 @@ class RunFolder:
             lock.release()
             raise
         return lock
-
-    def heartbeat(self, every_seconds: float, warn: Callable[[str], None], **known: Any) -> Heartbeat:
-        """The context that keeps state.json fresh while the run goes on."""
-        return Heartbeat(self.path, every_seconds, warn, **known)
 
     def write_config(self, text: str) -> None:
         """Record the resolved config."""
@@ -213,15 +204,9 @@ class RunFolder:
         return path
 
     def _earlier_sessions(self) -> list[Any]:
-        last = self._last_environment()
+        last = read_dict(self.environment_path) or {}
         earlier = last.pop("earlier", [])
         return [last, *(earlier if isinstance(earlier, list) else [])] if last else []
-
-    def _last_environment(self) -> dict[str, Any]:
-        try:
-            return dict(read_json(self.environment_path))
-        except (OSError, ValueError, TypeError):
-            return {}
 
 
 def _is_empty_folder(path: Path) -> bool:

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ingot.errors import Interrupted, RunError, Setting
@@ -60,7 +59,7 @@ class RunLock:
     def __enter__(self) -> Self:
         return self.acquire()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _take_over(self, before: bytes) -> None:

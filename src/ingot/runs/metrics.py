@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,15 +47,15 @@ class Metrics:
                 file.truncate(end)
                 raise
 
-    def truncate_after(self, step: int, judged: bool = True) -> int:
+    def truncate_after(self, step: int, evaluated: bool = True) -> int:
         """Drop the records of later steps and lines that are not records; returns how many lines went.
 
-        `judged`: whether the evaluation at this very step belongs to what is continued, or will be repeated.
+        `evaluated`: whether the evaluation at this very step belongs to what is continued, or will be repeated.
         """
         with writing(self.path):
             content = self.path.read_bytes() if self.path.exists() else b""
             lines = content.splitlines()
-            kept = [line for line in lines if (record := _parse(line)) is not None and not _is_after(record, step, judged)]
+            kept = [line for line in lines if (record := _parse(line)) is not None and not _is_after(record, step, evaluated)]
             repaired = b"".join(line + b"\n" for line in kept)
             if repaired != content:
                 write_atomically(self.path, repaired)
@@ -83,6 +84,14 @@ class Metrics:
         return records, Mark(inode, start + sum(map(len, lines)), last, start)
 
 
+def is_number(value: object) -> bool:
+    """Whether a value of a record can be drawn and counted with: finite, and no larger than a float holds."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
@@ -91,6 +100,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _is_after(record: dict[str, Any], step: int, judged: bool) -> bool:
-    last = step - 1 if record.get("kind") == "evaluation" and not judged else step
+def _is_after(record: dict[str, Any], step: int, evaluated: bool) -> bool:
+    last = step - 1 if record.get("kind") == "evaluation" and not evaluated else step
     return isinstance(record.get("step"), int | float) and record["step"] > last

@@ -119,9 +119,8 @@ class Reporter:
 class LineReporter(Reporter):
     """One plain line per event, for files and for terminals that are none; one now and then for what takes long."""
 
-    def __init__(self, write: Callable[[str], None], now: Callable[[], float] = time.monotonic):
-        self._write, self._now = write, now
-        self._quiet_since = now()
+    def __init__(self, write: Callable[[str], None]):
+        self._write, self._quiet_since = write, time.monotonic()
 
     def begin(self, report: BeginReport) -> None:
         self._write(begin_line(report))
@@ -131,7 +130,7 @@ class LineReporter(Reporter):
             self._write(f"primed with {steps} steps")
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
-        now = self._now()
+        now = time.monotonic()
         if done == 0:
             self._quiet_since = now  # it begins
         elif now - self._quiet_since >= QUIET_SECONDS:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.runs.state import Status, is_of, utc_now
-from ingot.runtime.files import read_json
+from ingot.runtime.files import read_dict
 
 NAME = "result.json"
 
@@ -49,11 +49,7 @@ def as_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -
 
 def read_result(folder: Path) -> dict[str, Any] | None:
     """What result.json says; None where there is none or a damaged one."""
-    try:
-        record = read_json(folder / NAME)
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) else None
+    return read_dict(folder / NAME)
 
 
 def result_of(folder: Path) -> TrainingResult | None:

@@ -19,10 +19,13 @@ from ingot.runs.result import read_result
 from ingot.runs.starting import is_claimed
 from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_state, this_process
 from ingot.runs.steps import saved_steps
+from ingot.runtime.files import open_to_read
 from ingot.runtime.processes import process_age
 
 if TYPE_CHECKING:
     from ingot.config.schema import Config
+
+MOST_SAMPLE = 20_000  # characters of a sample
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Run:
         age = state.age_seconds
         host, _, boot_id = this_process()
         here = (state.host, state.boot_id) == (host, boot_id)  # a number of another system's process says nothing
-        gone = state.status == "running" and not (_is_alive(state.pid, age) if here else _may_beat(state, age))
+        alive = _is_alive(state.pid, age) if here else age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
+        gone = state.status == "running" and not alive
         return RunStatus("crashed" if gone else state.status, state, age, here)
 
     def stop(self) -> RunStatus | None:
@@ -98,6 +102,16 @@ class Run:
         found = [(path.stem.removeprefix("step-"), path) for path in sorted(self._folder.samples.glob("step-*.txt"))]
         return {int(step): path for step, path in found if step.isdecimal()}
 
+    def sample(self, step: int, most: int = MOST_SAMPLE) -> str:
+        """The text of a step, up to so many characters; CheckpointError where there is none that can be read."""
+        if (path := self.samples().get(step)) is None:
+            raise CheckpointError(f"{self.path} has no sample of step {step:,}")
+        try:
+            with open_to_read(path) as file:
+                return file.read(4 * most).decode("utf-8", "replace")[:most]
+        except OSError as error:
+            raise CheckpointError(f"the sample of step {step:,} cannot be read: {error.strerror}") from None
+
     def checkpoints(self) -> dict[int, Path]:
         """The checkpoints by step, oldest first."""
         return saved_steps(self._folder.checkpoints)
@@ -105,10 +119,6 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """What the last session came to; None before it has ended."""
         return read_result(self.path)
-
-
-def _may_beat(state: State, age: float) -> bool:
-    return age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
 
 
 def _is_alive(pid: int, heard_ago: float) -> bool:

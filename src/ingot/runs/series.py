@@ -26,6 +26,7 @@ AXES = ("step", "tokens", "elapsed_seconds")
 TRAINED = (*AXES, "loss", "grad_norm", "learning_rate", "tokens_per_second")
 STEP_SECONDS = "step_seconds"  # from the time between two lines
 JUDGED = (*AXES, "val_bpb", "val_loss")
+KINDS = ("train", "evaluation")
 BLOCK = 1 << 20  # bytes read at once: some 3,000 lines, 10 ms
 LARGEST = 2.0**53  # up to it, every whole number is a float; no step, token or second of a run comes near it
 HEAD = 4096  # bytes by which a file is known again
@@ -91,7 +92,7 @@ class Series:
 
     def _take(self, content: bytes) -> None:
         parsed, damaged = parse_lines(content)
-        records = [record for record in parsed if not any(_is_too_large(record.get(name)) for name in AXES)]
+        records = [record for record in parsed if _has_place(record)]
         damaged += len(parsed) - len(records)
         self.lines, self.damaged = self.lines + len(records) + damaged, self.damaged + damaged
         trained, judged = [], []
@@ -215,6 +216,13 @@ def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Colu
             found[row] = [_number(value) for value in values]
     found[~np.isfinite(found)] = np.nan
     return found
+
+
+def _has_place(record: Mapping[str, Any]) -> bool:
+    """Whether a record can be drawn: one of a step or of an evaluation says which, and no axis is longer than any run."""
+    if record.get("kind") in KINDS and not isinstance(record.get("step"), int | float):
+        return False
+    return not any(_is_too_large(record.get(name)) for name in AXES)
 
 
 def _is_too_large(value: Any) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ingot.runs.metrics import is_number
+
 STALL = 3.0  # times the median that a step takes where it is called a stall
 SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
@@ -38,7 +40,7 @@ def step_times(records: Iterable[Mapping[str, Any]]) -> Timing:
     found: list[tuple[int, float, int]] = []  # the step, the seconds of one, how many
     for before, after in pairwise(trained):
         numbers: list[Any] = [one.get(name) for name in ("step", "elapsed_seconds") for one in (before, after)]
-        if before.get("session") != after.get("session") or not all(isinstance(number, int | float) for number in numbers):
+        if before.get("session") != after.get("session") or not all(map(is_number, numbers)):
             continue
         steps, seconds = int(numbers[1]) - int(numbers[0]), float(numbers[3]) - float(numbers[2])
         if steps > 0 and seconds >= 0:

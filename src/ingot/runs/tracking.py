@@ -96,7 +96,7 @@ def open_tracking(
             tracking.wandb_id = run.id
     if settings.trackio_project is not None:
         try:
-            tracking.add("trackio", TrackioRun(settings.trackio_project, own_name, config, goes_on=step > 0))
+            tracking.add("trackio", TrackioRun(folder, settings.trackio_project, config, goes_on=step > 0))
         except IngotError as error:
             warn(f"{error}; training goes on without it")
     if settings.tensorboard:

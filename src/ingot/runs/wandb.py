@@ -6,7 +6,6 @@ Nothing is imported before a run asks for it. Offline its files lie in the run f
 from __future__ import annotations
 
 import importlib
-import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, RunError
 from ingot.runs.folder import WANDB_ID
-from ingot.runtime.files import read_json, write_atomically, writing
+from ingot.runs.tracked_id import keep_id, read_id
 
 
 def check_installed(setting: str) -> None:
@@ -32,10 +31,8 @@ class WandbRun:
         self, folder: Path, project: str, name: str, mode: str | None, config: Mapping[str, Any], known: str | None
     ) -> None:
         wandb = importlib.import_module("wandb")
-        # Chosen here and not by them: one that is known before the first value is sent survives a kill.
-        self.id = known or read_id(folder) or secrets.token_hex(4)
-        with writing(folder / WANDB_ID):
-            write_atomically(folder / WANDB_ID, json.dumps({"id": self.id}))
+        self.id = known or read_id(folder / WANDB_ID) or secrets.token_hex(4)
+        keep_id(folder / WANDB_ID, self.id)
         try:
             self._run = wandb.init(
                 project=project, name=name, config=dict(config), dir=str(folder), id=self.id, resume="allow", mode=mode
@@ -53,12 +50,3 @@ class WandbRun:
     def close(self, failed: bool) -> None:
         """End it there."""
         self._run.finish(exit_code=int(failed))
-
-
-def read_id(folder: Path) -> str | None:
-    """The id that a run folder keeps."""
-    try:
-        known = read_json(folder / WANDB_ID)["id"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return known if isinstance(known, str) else None

@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ingot.errors import CheckpointError, DataError, IngotError, Setting
+from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
 from ingot.runtime.locks import FolderLock
 
 MOST_JSON = 1 << 28  # bytes of a JSON file; the largest of ours list the tensors of a model or hold a tokenizer
@@ -140,6 +140,15 @@ def read_json(path: Path) -> Any:
             raise ValueError("it is nested too deeply") from None
 
 
+def read_dict(path: Path) -> dict[str, Any] | None:
+    """The JSON object of a file; None where there is none that can be read."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
     """A file that grows; a symbolic link is refused with ELOOP, because what it leads to is not ours."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # and a pipe is no reason to hang
@@ -181,6 +190,15 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
             raise error(what, setting, advice="remove it or choose another {0}") from refused
         what = f"cannot write {path}: {refused.strerror or refused}"
         raise error(what, setting, advice="make room for it or choose another {0}") from refused
+
+
+@contextlib.contextmanager
+def writing_output(path: Path) -> Iterator[None]:
+    """Turn the disk's refusal to write what a user named as output into a sentence."""
+    try:
+        yield
+    except OSError as refused:
+        raise ConfigError(f"{path} cannot be written: {refused.strerror or refused}") from None
 
 
 @contextlib.contextmanager

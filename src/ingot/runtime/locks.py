@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 # Answers of disks without locks; EBADF: NFS, which locks only what is open for writing.
@@ -79,7 +78,7 @@ class FolderLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _try(self) -> bool:

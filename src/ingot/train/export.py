@@ -32,12 +32,12 @@ Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every ran
 
 
 def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Exporter) -> TrainingResult:
-    """Judge and export a completed run, and say how it went."""
+    """Score and export a completed run, and say how it went."""
     config, progress, outputs = trainer.config, trainer.progress, trainer.outputs
     exported = None
     if status == "completed":
         try:
-            if config.evaluation.at_end and not trainer.is_judged() and trainer.dataset.split("val").tokens > 1:
+            if config.evaluation.at_end and not trainer.is_evaluated() and trainer.dataset.split("val").tokens > 1:
                 trainer.evaluate(trainer.bounds.final_limit, final=True)
                 trainer.note()
             if config.artifact.write:

@@ -2,7 +2,7 @@
 
 Bytes follow a law: twice the step, one bit less per weight. So the steps of the matrices that just fit are a matter of a few
 estimates, for each of some steps of the tables; which of these pairs is best is scored on training text. Validation text has no
-part in it: a file that was chosen by the text it is judged on would look better than it is.
+part in it: a file that was chosen by the text it is scored on would look better than it is.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any
 from ingot.artifact.container import artifact_sizes
 from ingot.artifact.quantise import BY_MODEL
 from ingot.backends.base import Inference, Rounder, Rounding
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_inference
 from ingot.config.schema import ArtifactSection, Config
 from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import evaluator_of
-from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
 K = 8.0  # without a limit
@@ -76,7 +75,7 @@ def find_codes(
     a = config.artifact
     if a.quantiser not in BY_MODEL:
         return {}
-    model = open_backend(config, dataset.tokenizer.vocab_size, Ranks(), train=False)
+    model = open_inference(config, dataset.tokenizer.vocab_size)
     model.load_weights({record.name: record for record in weights}, "the model")
     calibration, score = _text(config, dataset, model)
     rounder = model.rounder(calibration if a.quantiser == "gptq" else [])

@@ -27,10 +27,13 @@ NOT_COMPARED = ("context", "vocab_size", "dropout", "file")  # two by what they 
 
 def begins_new(config: Config) -> bool:
     """Whether a run seems to have no state of its own to go on from."""
-    training = config.training
-    if training.resume not in ("auto", "never"):
-        return False
-    return training.output_dir is None or not saved_steps(user_path(training.output_dir) / "checkpoints")
+    return config.training.resume in ("auto", "never") and not has_state(config)
+
+
+def has_state(config: Config) -> bool:
+    """Whether there are checkpoints in the folder of a run."""
+    folder = config.training.output_dir
+    return folder is not None and bool(saved_steps(user_path(folder) / "checkpoints"))
 
 
 def begin_with_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -> None:

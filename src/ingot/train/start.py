@@ -25,23 +25,23 @@ from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
 from ingot.runs.clearing import clear
-from ingot.runs.folder import MODEL_COPY, WANDB_ID, RunFolder, new_run_dir
+from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, RunFolder, new_run_dir
 from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.result import TrainingResult
 from ingot.runs.starting import starting
-from ingot.runs.steps import Kind, saved_steps
+from ingot.runs.state import Heartbeat
+from ingot.runs.steps import Kind
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.memory import collected_later
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.artifact import export_artifact
 from ingot.train.export import Exporter, finish, not_begun
-from ingot.train.fitting import fitting_tokenizer
 from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
-from ingot.train.sources import begin_with_weights, begins_new, check_sources
+from ingot.train.sources import begin_with_weights, begins_new, check_sources, has_state
 from ingot.train.stopping import STOP_FILE, Shutdown
 from ingot.train.tasks import open_tasks
 from ingot.train.trainer import Trainer
@@ -163,23 +163,18 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
     refuse_idle_ranks(config, world_size)
     if dataset is None:
-        dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, fitting_tokenizer(config))
+        dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, config.fitting_tokenizer)
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
         if config.artifact.quantiser in ("std", "gptq") and config.training.device == "mlx":
             raise ConfigError(f"artifact.quantiser={config.artifact.quantiser} is computed by torch, and not on mlx; choose int8")
     if config.evaluation.sample_tokens:
         prompt_ids(dataset.tokenizer, config.evaluation.sample_prompt)
-    if config.training.weights is not None and not _goes_on(config):
+    if config.training.weights is not None and not has_state(config):
         locate_weights(user_path(config.training.weights))
     if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
         raise DataError(f"{config.data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
-
-
-def _goes_on(config: Config) -> bool:
-    """Whether the run has a state of its own already."""
-    return config.training.output_dir is not None and bool(saved_steps(user_path(config.training.output_dir) / "checkpoints"))
 
 
 def _claim(
@@ -200,7 +195,9 @@ def _claim(
     if training.resume == "never" and to_delete is None:
         refuse_occupied(folder.path)
     also = [MODEL_COPY] if isinstance(resolved.config.model, FileSettings) else []
-    also += [WANDB_ID] if resolved.config.tracking.wandb_project is not None else []
+    tracked = resolved.config.tracking
+    also += [WANDB_ID] if tracked.wandb_project is not None else []
+    also += [TRACKIO_ID] if tracked.trackio_project is not None else []
     stack.enter_context(folder.claim(reporter.message, also, lambda: shutdown.requested))
     if folder.take_stop(began):
         shutdown.ask(STOP_FILE)
@@ -228,15 +225,14 @@ def _open_outputs(
     if checkpoint is None:
         folder.metrics.truncate_after(-1)
     else:
-        folder.metrics.truncate_after(checkpoint.step, judged=checkpoint.progress.get("val_step") == checkpoint.step)
+        folder.metrics.truncate_after(checkpoint.step, evaluated=checkpoint.progress.get("val_step") == checkpoint.step)
     known = checkpoint.progress if checkpoint is not None else {}
     told: dict[str, Any] = {
         name: known[name] for name in ("step", "loss", "val_bpb", "tokens", "elapsed_seconds") if name in known
     }
     told |= {"checkpoint": checkpoint.path.name if checkpoint is not None else None, "max_steps": config.training.max_steps}
     told["budget_seconds"] = config.budget.seconds
-    heartbeat = folder.heartbeat(config.tracking.heartbeat_seconds, reporter.message, **told)
-    stack.enter_context(heartbeat)
+    heartbeat = stack.enter_context(Heartbeat(folder.path, config.tracking.heartbeat_seconds, reporter.message, **told))
 
     def saved(path: Path, kind: Kind) -> None:
         heartbeat.update(checkpoint=path.name)

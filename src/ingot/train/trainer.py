@@ -77,15 +77,15 @@ class Trainer:
         self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self, shutdown: Shutdown) -> None:
-        """Take the priming steps of every stage, which leave no trace; a stop breaks them off."""
+        """Take the priming steps of every stage that is not over, which leave no trace; a stop breaks them off."""
         asked = self.config.training.priming_steps
         steps = (PRIMING_STEPS if self.backend.tuned().get("compile") else 0) if asked == "auto" else asked
         if not steps:
             return
         self.reporter.waiting("compiling" if self.backend.tuned().get("compile") else "priming")
-        plans = [replace(plan, step=step) for plan in shapes(self.config) for step in range(steps)]
-        alone = self.backend.ranks.world_size == 1
-        with suppress(Interrupted), self.backend.without_trace(), shutdown.breaking_off(alone):
+        left = shapes(self.config)[plan_step(self.config, self.progress.position(self.clock.elapsed)).stage :]
+        plans = [replace(plan, step=step) for plan in left for step in range(steps)]
+        with suppress(Interrupted), self.backend.without_trace(), shutdown.breaking_off(self.backend.ranks.world_size == 1):
             for done, plan in enumerate(plans, 1):
                 if self.backend.maximum([shutdown.requested])[0]:
                     break
@@ -283,18 +283,18 @@ class Trainer:
             during, limit = self.bounds.during_and(limit, self.evaluator("val"), self.clock.now)
             found = self.score("val", limit)
             # The best is chosen by the rows that evaluations during training read: like is compared with like.
-            judged = found if limit == during else self.score("val", during)
+            compared = found if limit == during else self.score("val", during)
             train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
             seconds = self.clock.now() - began
-            # A stop in here leaves the step unjudged.
+            # A stop in here leaves the step without a score.
             tasks = task_records(self.tasks, self.backend, self.reporter, self._asked_to_stop) if self.tasks is not None else {}
             text = self._sample() if c.evaluation.sample_tokens else None
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
             p.val_step, p.val_whole, p.val_other = p.step, found.rows == found.rows_of, found.other
             p.val_rows, p.val_rows_of, p.val_stride, p.val_final = found.rows, found.rows_of, found.stride, final
-            best = p.best_bpb is None or judged.bits_per_byte < p.best_bpb
+            best = p.best_bpb is None or compared.bits_per_byte < p.best_bpb
             if best:
-                p.best_step, p.best_bpb = p.step, judged.bits_per_byte
+                p.best_step, p.best_bpb = p.step, compared.bits_per_byte
             report = EvaluationReport(
                 step=p.step,
                 val_loss=found.loss,
@@ -322,7 +322,7 @@ class Trainer:
                 p.evaluation_seconds += self.bounds.spent(self.clock.now() - began)
         return best
 
-    def is_judged(self) -> bool:
+    def is_evaluated(self) -> bool:
         """Whether the validation score of this step is the one the end of the run asks for."""
         p, limit = self.progress, self.bounds.final_limit
         enough = p.val_final and self.bounds.seconds is not None if limit is None else p.val_rows >= limit
@@ -330,7 +330,7 @@ class Trainer:
 
     def artifact_rows(self) -> int | None:
         """How many rows the artifact is scored by; None: all. Every rank calls it."""
-        if self.is_judged():
+        if self.is_evaluated():
             return None if self.progress.val_whole else self.progress.val_rows
         return self.bounds.rows(self.evaluator("val"), self.bounds.final_limit, self.clock.now)
 

@@ -1,4 +1,4 @@
-"""The one way to open a trained model, and what can be done with it: let it write, and judge it."""
+"""The one way to open a trained model, and what can be done with it: let it write, and score it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ingot.backends.base import Inference
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_inference
 from ingot.config.schema import Config
 from ingot.data.formats.foreign import NoTokenizer
 from ingot.data.loading.open import open_dataset, resolve
-from ingot.data.prepare.sample import PREFIX
+from ingot.data.prepare.cached import PREFIX
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Evaluator, Score, evaluator_of
 from ingot.eval.self_test import Check, self_test
 from ingot.generate.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, prompt_ids
-from ingot.runtime.ranks import Ranks
 from ingot.trained.weights import Weights, model_file
 
 AT_ONCE = 64  # texts that are written side by side at most: more make a step slower, not the whole faster
@@ -36,7 +35,7 @@ class Start:
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """A trained model ready to write or to be judged, with the tokenizer it was trained with."""
+    """A trained model ready to write or to be scored, with the tokenizer it was trained with."""
 
     weights: Weights  # what is known of it; the tensors are the backend's
     tokenizer: Tokenizer
@@ -253,8 +252,8 @@ def _agree(one: Tokenizer, other: Tokenizer) -> bool:
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
-    """Put weights on a device, ready to write and to be judged; to write only, as another `dtype`: fp32, bf16 or fp16."""
-    backend = open_backend(settings_on(weights, device), tokenizer.vocab_size, Ranks(), train=False)
+    """Put weights on a device, ready to write and to be scored; to write only, as another `dtype`: fp32, bf16 or fp16."""
+    backend = open_inference(settings_on(weights, device), tokenizer.vocab_size)
     backend.load_weights(weights.tensors, str(weights.path))
     model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
     return model if dtype is None else model.cast(dtype)

@@ -19,7 +19,7 @@ from ingot.errors import IngotError, RunError
 from ingot.generate.sampling import Sampling
 from ingot.generate.scores import RowScores
 from ingot.trained.model import AT_ONCE, BATCH_TOKENS, LoadedModel
-from ingot.trained.scoring import score_rows
+from ingot.trained.scoring import score_batches, score_rows
 
 GATHER_SECONDS = 0.004  # that a first text waits for others; a step of a small model takes about as long
 MOST_BATCHES = 4  # that take turns; what arrives later waits
@@ -138,9 +138,9 @@ class Engine:
         """Begin a batch with the first that waits and all others of its kind, as many as there is room for."""
         self._waiting = [text for text in self._waiting if not text.gone.is_set()]
         scored = [text for text in self._waiting if not text.tokens]
-        self._waiting = [text for text in self._waiting if text.tokens]
         if scored:
-            self._answer(scored, self._score)
+            self._waiting = [text for text in self._waiting if text.tokens]
+            self._batches.append(self._score(scored))
         if not self._waiting:
             return
         part: list[Text] = []
@@ -152,25 +152,28 @@ class Engine:
         self._waiting = [text for text in self._waiting if not any(text is one for one in part)]
         self._batches.append(self._write(part))
 
-    def _answer(self, texts: Sequence[Text], work: Callable[[Sequence[Text]], None]) -> None:
-        """Do something for texts; whatever goes wrong is told to each of them, and the thread goes on."""
-        try:
-            work(texts)
-        except Exception as error:
-            _fail(texts, error)
-
-    def _score(self, texts: Sequence[Text]) -> None:
-        """Texts of which nothing is written: their prompts are scored together."""
+    def _score(self, texts: list[Text]) -> Generator[None]:
+        """Texts of which nothing is written: their prompts are scored together, as many at a turn as one pass takes."""
+        left = {id(text): text for text in texts}
         asked = [text for text in texts if text.logprobs is not None and len(text.ids) > 1]
-        top = max((max(1, text.logprobs or 0) for text in asked), default=1)
-        found = score_rows(self.model.backend, [text.ids for text in asked], [1] * len(asked), top)
-        by_text = {id(text): scores for text, scores in zip(asked, found, strict=True)}
-        for text in texts:
-            told = self._decoded(text) if text.echo else ""
-            text.put(Piece(told, list(text.ids) if text.echo else [], by_text.get(id(text)), "length"))
+        unscored = left.keys() - {id(text) for text in asked}
+        try:
+            for text in unscored:
+                self._tell_prompt(left.pop(text), None)
+            rows, firsts = [text.ids for text in asked], [1] * len(asked)
+            for _, found in score_batches(self.model.backend, rows, firsts, _most(asked)):
+                for row, scores in found.items():
+                    self._tell_prompt(left.pop(id(asked[row])), scores)
+                if left:
+                    yield
+        except GeneratorExit:
+            _fail(left.values(), Closed())
+        except Exception as error:
+            _fail(left.values(), error)
 
-    def _decoded(self, text: Text) -> str:
-        return self.model.tokenizer.decode(text.ids)
+    def _tell_prompt(self, text: Text, scores: RowScores | None) -> None:
+        told = self.model.tokenizer.decode(text.ids) if text.echo else ""
+        text.put(Piece(told, list(text.ids) if text.echo else [], scores, "length"))
 
     def _write(self, texts: list[Text]) -> Generator[None]:
         """One token of each text at a time, until all are over."""
@@ -183,8 +186,13 @@ class Engine:
         try:
             tokens = self.model.backend.generate([text.ids for text in texts], sampling)
             for found in tokens:
-                for row, writing in list(rows.items()):
-                    if writing.text.gone.is_set() or writing.push(found[row]):
+                for row in [row for row, writing in rows.items() if writing.text.gone.is_set()]:
+                    del rows[row]
+                told = {row: piece for row, writing in rows.items() if (piece := writing.push(found[row])) is not None}
+                self._add_scores([(rows[row], piece) for row, piece in told.items()])
+                for row, piece in told.items():
+                    rows[row].text.put(piece)
+                    if piece.finish is not None:
                         del rows[row]
                 if not rows:
                     return
@@ -201,6 +209,20 @@ class Engine:
         except Exception as error:
             _fail([writing.text for writing in rows.values()], error)
 
+    def _add_scores(self, told: Sequence[tuple[Writing, Piece]]) -> None:
+        """Score what is told of several texts together, where scores are asked for."""
+        asked = [(writing, piece) for writing, piece in told if writing.text.logprobs is not None and piece.ids]
+        rows = [writing.row for writing, _ in asked]
+        firsts = [max(1, len(writing.row) - len(piece.ids)) for writing, piece in asked]
+        scores = score_rows(self.model.backend, rows, firsts, _most([writing.text for writing, _ in asked]))
+        for (_, piece), found in zip(asked, scores, strict=True):
+            piece.scores = found
+
+
+def _most(texts: Iterable[Text]) -> int:
+    """How many of the likeliest tokens are looked for at a place, so that each of some texts has as many as it asks for."""
+    return max((max(1, text.logprobs or 0) for text in texts), default=1)
+
 
 def _fail(texts: Iterable[Text], error: Exception) -> None:
     """Tell each of some texts that it ends with an error."""
@@ -215,28 +237,28 @@ class Writing:
     """A text as it grows: what of it may be shown, and whether it is over."""
 
     def __init__(self, model: LoadedModel, text: Text) -> None:
-        self.text, self._model = text, model
+        self.text = text
         self._decoder = StreamDecoder(model.tokenizer, at_start=text.is_new)
         self._ends = model.ends
-        self._row = list(text.ids)  # all tokens
+        self.row = list(text.ids)  # all tokens
         self._told = 0 if text.echo else len(text.ids)  # of them
         self._held = model.tokenizer.decode(text.ids) if text.echo else ""  # what is decoded and not shown
         self._echoed = len(self._held)  # characters of the prompt among it, which are never a stop
 
-    def push(self, token: int) -> bool:
-        """Take the next token; whether the text is over."""
+    def push(self, token: int) -> Piece | None:
+        """Take the next token; what may be told now, still without scores. The last piece has a `finish`."""
         ended = token in self._ends
-        self._row.append(token)
+        self.row.append(token)
         self._held += self._decoder.finish() if ended else self._decoder.push([token])
         finish = "stop" if ended or self._stopped() else None
-        if finish is None and len(self._row) - len(self.text.ids) >= self.text.tokens:
+        if finish is None and len(self.row) - len(self.text.ids) >= self.text.tokens:
             self._held += self._decoder.finish()
             finish = "stop" if self._stopped() else "length"
         if finish is not None:
-            self._tell(len(self._held), finish)
-        elif self.text.stream and (self.text.logprobs is None or len(self._row) - self._told >= SCORE_EVERY):
-            self._tell(len(self._held) - self._unsure())
-        return finish is not None
+            return self._cut(len(self._held), finish)
+        if self.text.stream and (self.text.logprobs is None or len(self.row) - self._told >= SCORE_EVERY):
+            return self._cut(len(self._held) - self._unsure())
+        return None
 
     def _stopped(self) -> bool:
         """Whether one of the stops is there; what comes from it on is dropped."""
@@ -252,14 +274,11 @@ class Writing:
         sizes = [size for stop in self.text.stop for size in range(1, len(stop)) if written.endswith(stop[:size])]
         return max(sizes, default=0)
 
-    def _tell(self, characters: int, finish: str | None = None) -> None:
+    def _cut(self, characters: int, finish: str | None = None) -> Piece | None:
+        """A piece of so many characters of what is held, with all tokens up to now; None: there is nothing to tell."""
         shown, self._held = self._held[:characters], self._held[characters:]
         if not shown and finish is None:
-            return
+            return None
         self._echoed = max(0, self._echoed - characters)
-        ids, first = self._row[self._told :], max(1, self._told)
-        scores = None
-        if self.text.logprobs is not None and ids:
-            [scores] = score_rows(self._model.backend, [self._row], [first], max(1, self.text.logprobs))
-        self._told = len(self._row)
-        self.text.put(Piece(shown, ids, scores, finish))
+        ids, self._told = self.row[self._told :], len(self.row)
+        return Piece(shown, ids, finish=finish)

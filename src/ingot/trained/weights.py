@@ -58,16 +58,16 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
     return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
 
 
-def locate_weights(path: Path, which: str = "latest") -> Path:
+def locate_weights(path: Path) -> Path:
     """The artifact or checkpoint that a path means, found without reading its weights; CheckpointError where there is none."""
     if path.is_file():
         return path.resolve()
-    if (theirs := _locate_gpt_simple(path, which)) is not None:
+    if (theirs := _locate_gpt_simple(path, "latest")) is not None:
         if not (theirs / MODEL / WEIGHTS).is_file():
             raise CheckpointError(f"{theirs} has no {MODEL}/{WEIGHTS}")
         read_model(theirs)
         return theirs.resolve()
-    found = locate_checkpoint(path, which)
+    found = locate_checkpoint(path)
     for file, known in read_index(found)["files"].items():
         if not (found / file).is_file() or (found / file).stat().st_size != known["bytes"]:
             raise CheckpointError(f"{found / file} is missing or has not the {known['bytes']:,} bytes it was written with")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mlx_kit import MODELS, Position, Pupil, both, plan_step
 
-from ingot.backends.open import find_device, open_backend, open_group
+from ingot.backends.open import find_device, open_backend, open_group, open_inference
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.generate.sampling import Sampling
@@ -99,7 +99,7 @@ def test_a_row_draws_by_its_own_seed_and_only_what_sampling_leaves():
 def test_what_is_opened_to_be_judged_scores_like_what_was_trained():
     pupil = Pupil("mlx", "golf")
     pupil.step(0)
-    judged = open_backend(pupil.config, 40, Ranks(), train=False)
+    judged = open_inference(pupil.config, 40)
     judged.load_weights({record.name: record for record in pupil.backend.weights()}, "here")
     assert judged.score(pupil.rows(1)) == pupil.backend.score(pupil.rows(1))
     assert judged.parameters == pupil.backend.parameters
@@ -122,6 +122,7 @@ def test_a_token_outside_the_vocabulary_is_told():
         ({"optimizer": {"name": "muon", "muon_precision": "bf16"}}, r"optimizer\.muon_precision=bf16 is not for"),
         ({"model": {"family": "frontier"}}, r"model\.family=frontier is computed by torch alone; leave training\.device=mlx out"),
         ({"optimizer": {"muon_cautious": True}}, r"optimizer\.muon_cautious=True is computed by torch alone"),
+        ({"training": {"fp8_head": True}}, r"training\.fp8_head=true is computed by torch alone; leave it out"),
         ({"optimizer": {"muon_beta2": 0.9}}, r"optimizer\.muon_beta2=0\.9 is computed by torch alone"),
     ],
 )

@@ -44,6 +44,7 @@ def test_a_later_run_of_the_same_shape_finds_the_note(free):
         {"data": {"seq_len": 128}},
         {"training": {"tokens_per_step": 32768}},
         {"training": {"kernels": ["loss"]}},
+        {"training": {"fp8_head": True}},
         {"device": Device("cuda", 0, "NVIDIA A100", None, ("bf16",))},
         {"world_size": 2},
     ],

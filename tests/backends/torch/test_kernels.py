@@ -55,7 +55,7 @@ def test_a_run_goes_on_with_the_kernels_that_it_began_with():
 
 def test_of_those_known_to_pay_the_ones_that_run_are_used(monkeypatch):
     monkeypatch.setattr("ingot.backends.torch.kernels.PAYING", NAMES)
-    assert settled("auto", broken=["loss"]) == ["rotary", "qkv"]
+    assert settled("auto", broken=["loss"]) == ["rotary", "qkv", "mlp", "scales"]
 
 
 def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():
@@ -63,3 +63,10 @@ def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():
         ConfigError, match=r"training\.kernels: rotary does not run here: RuntimeError: no rotary for this device$"
     ):
         settled(["rotary"], broken=["rotary"])
+
+
+def test_what_is_known_to_run_here_is_not_tried():
+    model = Model(NAMES)
+    assert settle_kernels(model, "auto", ["loss"], True, None, list) == ["loss"]
+    assert model[0].fused_loss and not model[1].fused_rotary
+    assert settle_kernels(model, "off", ["loss"], True, None, list) == [] and not model[0].fused_loss

@@ -6,7 +6,7 @@ import torch
 
 from ingot.artifact.container import read_artifact, write_artifact
 from ingot.backends.base import Rounding
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_backend, open_inference
 from ingot.backends.torch.rounding import SMALL, Moments, TorchRounder
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError
@@ -48,7 +48,7 @@ def opened(request):
             if p.dim() == 2 and len(p.unique()) == 1:
                 p += 0.1 * torch.randn(p.shape, generator=generator)
     weights = trained.weights()
-    backend = open_backend(config, VOCABULARY, Ranks(), train=False)
+    backend = open_inference(config, VOCABULARY)
     backend.load_weights({record.name: record for record in weights}, "here")
     return backend, weights
 

@@ -11,8 +11,8 @@ import pytest
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.data.loading.open import open_dataset, resolve
+from ingot.data.prepare.cached import sample_path
 from ingot.data.prepare.pipeline import prepare, write_dataset
-from ingot.data.prepare.sample import sample_path
 from ingot.data.tokenizers import CharTokenizer
 from ingot.data.tokenizers.made import learn_bpe
 from ingot.data.verify.audit import audit

@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-import typer
 from golf_toys import bare
 from typer.testing import CliRunner
 
-from ingot.doors.cli.golf import register
+from ingot.doors.cli.app import app
 from ingot.doors.golf.finished import read_run
-from ingot.doors.golf.main import golf
+from ingot.doors.golf.main import Script, run_script
 from ingot.doors.golf.pack import About, pack
 from ingot.errors import CheckpointError, ConfigError
 
@@ -55,7 +54,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "data" / f"fineweb_{split}_000000.bin").write_bytes(head.tobytes() + tokens.tobytes())
     with chdir(folder):
         for seed in SEEDS:
-            assert golf({**TOY, **where(folder), "SEED": str(seed), "RUN_ID": f"toy{seed}"}) == 0
+            assert run_script(Script(), {**TOY, **where(folder), "SEED": str(seed), "RUN_ID": f"toy{seed}"}) == 0
     return folder
 
 
@@ -170,12 +169,12 @@ def test_a_run_that_was_stopped_and_went_on_brings_both_parts_of_its_log(logs: P
     """Two sessions: the first ends at step 2 of what the second then takes to 4."""
     with chdir(tmp_path):
         variables = {**TOY, **where(world), "RUN_ID": "parts", "ITERATIONS": "2"}
-        assert golf(variables) == 0
+        assert run_script(Script(), variables) == 0
         state = tmp_path / "logs" / "parts" / "state.json"
         state.write_text(state.read_text().replace("completed", "stopped"))
         with pytest.raises(CheckpointError, match="is not finished: it is stopped"):
             read_run(tmp_path / "logs" / "parts")
-        assert golf(variables | {"ITERATIONS": "4"}) == 0
+        assert run_script(Script(), variables | {"ITERATIONS": "4"}) == 0
     run = read_run(tmp_path / "logs" / "parts")
     assert run.log == (tmp_path / "logs" / "parts.txt").read_text() and run.steps == 4
     assert "step:1/2 " in run.log and "step:4/4 " in run.log and run.log.count("model_params:") == 2
@@ -306,8 +305,6 @@ def test_a_submission_stays_until_the_new_one_has_its_name(logs: Path, tmp_path:
 
 
 def test_the_verb_prints_a_table_or_json(logs: Path, tmp_path: Path) -> None:
-    app = typer.Typer()
-    register(app)
     words = ["golf", "pack", str(logs / "toy1337"), str(logs / "toy1338"), "--author", "A", "--reference", "99"]
     shown = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "a"), "--name", "Name"], catch_exceptions=False)
     assert shown.exit_code == 0 and "p " in shown.stdout and str(tmp_path / "a") in shown.stdout

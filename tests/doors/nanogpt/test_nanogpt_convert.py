@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-import typer
 from foreign import ARGUMENTS, CONFIG, Foreign
 from typer.testing import CliRunner
 
 from ingot.artifact.container import read_artifact
-from ingot.doors.cli import export, generate, imports
+from ingot.doors.cli.app import app
 from ingot.doors.nanogpt.checkpoint import read_ckpt
 from ingot.doors.nanogpt.keys import TRAIN
 from ingot.doors.python import train
@@ -20,9 +19,6 @@ torch.set_num_threads(1)
 @pytest.fixture
 def call():
     """The verbs in this process."""
-    app = typer.Typer()
-    for verb in (export, imports, generate):
-        verb.register(app)
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 

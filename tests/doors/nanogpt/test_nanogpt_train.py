@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from small_runs import EVALUATION, ITERATION, SMALL, words
 from typer.testing import CliRunner
 
 from ingot.data.tokenizers import ByteTokenizer
-from ingot.doors.cli import export
+from ingot.doors.cli.app import app
 from ingot.doors.nanogpt import Session
 from ingot.doors.nanogpt.prepare import shakespeare
 from ingot.doors.nanogpt.sample import main as sample
@@ -94,9 +93,6 @@ def test_a_run_that_ends_without_a_ckpt_pt_says_how_to_make_one(train):
     ran = train(words(max_iters=2, always_save_checkpoint=False))
     assert not Path("out/ckpt.pt").exists()
     assert "there is no out/ckpt.pt: always_save_checkpoint=False" in ran.err
-    app = typer.Typer()
-    export.register(app)
-    app.callback()(lambda: None)
     command = ran.err.splitlines()[-1].partition("this makes one of them: ingot ")[2]
     assert CliRunner().invoke(app, command.split()).exit_code == 0
     assert torch.load("out/ckpt.pt", weights_only=True)["iter_num"] == 3

@@ -1,17 +1,18 @@
 """`ingot serve` as clients know it: OpenAI's completions over HTTP from a server on this machine."""
 
 import json
+import os
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import typer
 from serve_client import Client
 from small_model import write_small_model
 from typer.testing import CliRunner
 
 from ingot.doors.cli import serve as verb
+from ingot.doors.cli.app import app
 from ingot.errors import ConfigError
 
 
@@ -123,6 +124,8 @@ def test_eight_requests_at_once_give_what_they_give_alone(client):
         ({"prompt": "a", "stop": [""]}, 400, "stop must be a text"),
         ({"prompt": "a", "seed": 0.5}, 400, "seed is 0.5"),
         ({"prompt": ["a"] * 129}, 400, "there are 129 prompts"),
+        ({"prompt": "a" * 10**6}, 400, "the prompt has 1,000,000 characters, and the model sees 64 tokens of at most 1 bytes"),
+        ({"prompt": "a", "\ud800": 1}, 400, "there is no field '\\ud800' here"),
         ({"prompt": "\ud800"}, 400, "the prompt cannot be encoded"),
         ({"model": "gpt-4", "prompt": "a"}, 404, "there is no model 'gpt-4'; this server has 'small'"),
     ],
@@ -139,6 +142,12 @@ def test_what_is_not_there_is_an_error_of_the_same_kind(client):
     assert client.ask(path="/v1/completions")[0] == 405
     assert "web pages of http://evil.example" in client.ask({"prompt": "a"}, origin="http://evil.example")[1]["error"]["message"]
     assert client.ask(b"x" * (1 << 24) + b"x")[0] == 413
+
+
+def test_a_name_of_others_that_leads_to_this_machine_does_not_let_their_pages_ask(client):
+    told = client.ask({"prompt": "a"}, origin="http://evil.example", host="evil.example")
+    assert told[0] == 403 and "web pages of http://evil.example" in told[1]["error"]["message"]
+    assert client.ask({"prompt": "a"}, origin=client.address)[0] == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -168,10 +177,19 @@ def test_with_a_token_only_who_knows_it_is_answered(file):
         client.close()
 
 
+def test_a_token_may_have_any_letters(file):
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    client = Client(file[1], token="schlüssel-鍵")
+    try:
+        sent = "Bearer schlüssel-鍵".encode().decode("latin-1")  # as a header carries it
+        assert client.ask(path="/v1/models", authorization=sent)[0] == 200
+        assert client.ask(path="/v1/models", authorization="Bearer schl\xfcssel-")[0] == 401
+    finally:
+        client.close()
+
+
 def call(*words):
-    app = typer.Typer()
-    verb.register(app)
-    return CliRunner().invoke(app, [str(word) for word in words]).exception
+    return CliRunner().invoke(app, ["serve", *map(str, words)]).exception
 
 
 def test_without_the_packages_it_is_said_what_to_install(file, monkeypatch):
@@ -184,7 +202,11 @@ def test_an_address_that_others_reach_needs_a_token_and_one_that_is_taken_is_tol
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
     monkeypatch.delenv("INGOT_SERVE_TOKEN", raising=False)
     assert "lets others than this machine ask; give them a --token" in str(call(file[0], "--host", "0.0.0.0"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with verb.listen("127.0.0.1", 0) as taken:  # by another of these, whose model is still being loaded
         assert "cannot be listened at" in str(call(file[0], "--port", taken.getsockname()[1]))
+
+
+def test_a_name_that_is_not_utf_8_becomes_one_that_can_be_sent(tmp_path):
+    odd = os.fsdecode(b"a\xff")
+    assert verb._called(tmp_path / odd, None) == verb._called(tmp_path, odd) == "a\\udcff"
+    assert verb._called(tmp_path / "run" / "checkpoints" / "step-1", None) == "run"

@@ -128,6 +128,23 @@ def test_new_lines_are_drawn_as_they_come_and_the_token_stops_the_run(shown: Any
     seen.is_sound()
 
 
+def test_a_chart_is_drawn_when_the_window_comes_to_it_and_has_what_came_before(shown: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    seen = shown(tmp_path / "runs")
+    seen.page.set_viewport_size({"width": 600, "height": 500})  # one chart below the other
+    run = make_run(tmp_path / "runs" / "a", status="running")
+    seen.drawn(1)
+    seen.page.locator("#chart-loss").scroll_into_view_if_needed()
+    seen.page.locator("#chart-loss[data-last='20']").wait_for(timeout=PATIENCE)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(line(21))
+    seen.page.locator("#chart-loss[data-last='21']").wait_for(timeout=PATIENCE)
+    assert seen.page.locator("#chart-rate canvas").count() == 0
+    seen.page.locator("#chart-rate").scroll_into_view_if_needed()
+    seen.page.locator("#chart-rate[data-last='21'] canvas").wait_for(timeout=PATIENCE)
+    seen.is_sound()
+
+
 def test_a_run_that_trains_is_followed_to_its_end(shown: Any, data: Path, ingot: Ingot, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     seen = shown(tmp_path / "runs")

@@ -13,12 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 from ui_kit import Events, line, make_run
 from web import Web
 
-from ingot.doors.cli import ui as verb
+from ingot.doors.cli.app import app
 from ingot.errors import CheckpointError, ConfigError
 
 pytest.importorskip("uvicorn", reason="the extra ui is not installed")
@@ -334,9 +333,7 @@ def test_every_file_that_the_page_names_is_there():
 
 
 def call(*words):
-    app = typer.Typer()
-    verb.register(app)
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(app, ["ui", *map(str, words)])
 
 
 def test_without_the_extra_it_says_which_to_install(monkeypatch, folder):

@@ -1,6 +1,8 @@
 """Where kernels run: on a GPU, or on a CPU by Triton's interpreter, which has to be asked for before torch is imported:
 
 TRITON_INTERPRET=1 python -m pytest tests/model/kernels
+
+That of Triton 3.6 needs NumPy below 2.4 where a loop's bounds are known to the kernel alone (mlp).
 """
 
 import os

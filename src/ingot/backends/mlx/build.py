@@ -40,6 +40,8 @@ def check_supported(config: Config) -> None:
     for name, usual in TORCH_ALONE.items():
         if (asked := getattr(config.optimizer, name)) != usual:
             raise ConfigError("{0} is computed by torch alone; leave it out", Setting(f"optimizer.{name}", asked), DEVICE)
+    if config.training.fp8_head:
+        raise ConfigError("{0} is computed by torch alone; leave it out", Setting("training.fp8_head", "true"), DEVICE)
     if config.optimizer.muon_precision == "bf16":
         raise ConfigError(
             "{0} is not for {1}; use auto or fp32", Setting("optimizer.muon_precision", config.optimizer.muon_precision), DEVICE

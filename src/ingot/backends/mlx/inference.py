@@ -1,4 +1,4 @@
-"""A model that writes and is judged: scores, tokens and weights, by the average of the weights where one is kept."""
+"""A model that writes and is scored: scores, tokens and weights, by the average of the weights where one is kept."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class MLXInference(Alone):
         self._average: Weights | None = None
 
     @classmethod
-    def of(cls, config: Config, vocab_size: int, ranks: Ranks) -> MLXInference:
+    def of(cls, config: Config, vocab_size: int) -> MLXInference:
         """The model of a config, still without weights."""
         asked = config.training.precision
-        precision = "bf16" if asked == "bf16" else "fp32"  # what a GPU trained in fp16 must be judged anywhere
-        return cls(outline(config, vocab_size), {}, vocab_size, precision, ranks)
+        precision = "bf16" if asked == "bf16" else "fp32"  # what a GPU trained in fp16 must be scored anywhere
+        return cls(outline(config, vocab_size), {}, vocab_size, precision, Ranks())
 
     def score(self, batch: Batch) -> float:
         """The summed loss of the targets that count."""

@@ -1,4 +1,4 @@
-"""The average of the weights: what a run is judged by where optimizer.ema_decay is set."""
+"""The average of the weights: what a run is scored by where optimizer.ema_decay is set."""
 
 from __future__ import annotations
 

@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ingot.backends.base import Group, State, StepPlan
+from ingot.backends.base import State, StepPlan
 from ingot.backends.torch.ahead import prepare_ahead
 from ingot.backends.torch.attention import candidates, enough, recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.choices import Choices
-from ingot.backends.torch.collectives import peers_present
+from ingot.backends.torch.collectives import Collectives, peers_present
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
-from ingot.backends.torch.inference import TorchInference, group_of
+from ingot.backends.torch.fp8 import refuse_unless_it_runs, use_fp8_head
+from ingot.backends.torch.inference import TorchInference
 from ingot.backends.torch.kernels import settle_kernels
 from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import (
@@ -68,7 +69,7 @@ class TorchBackend(TorchInference):
 
     records_steps = False
 
-    def __init__(self, config: Config, vocab_size: int, ranks: Ranks, group: Group | None = None):
+    def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t, own_model = config.training, config.model.family == "file"
         shield_compile_workers()
         if t.deterministic:  # before the first product, by which torch settles how it makes them
@@ -78,12 +79,14 @@ class TorchBackend(TorchInference):
         if device.kind == "cpu":
             keep_freed_memory()
         precision = device.precision(t.precision)
-        self._group = group_of(group, ranks, device)
+        self._group = Collectives(ranks, device)
         refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
             check_own_model(config, config.model.file, vocab_size, torch_device(device))
         model = build_model(config, vocab_size).to(torch_device(device))
+        if t.fp8_head:
+            use_fp8_head(model, config, device, precision)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
         closing.callback(torch.set_num_threads, torch.get_num_threads())  # the program's, which a run may change
@@ -119,8 +122,11 @@ class TorchBackend(TorchInference):
         here, there = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without a CPU's threads
         if here != there or kept.get("world_size") != self.ranks.world_size:
             kept = {}
+        noted = False
         if not kept:  # what a run before this one found; the first rank's note is everybody's
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
+            # Of this machine. In deterministic mode a second run does all that the first did, trials too.
+            noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
         known = kept.get("stages", [kept])
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._stages = []
@@ -128,7 +134,11 @@ class TorchBackend(TorchInference):
             self._settle_threads(*stages[0], kept)
         able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
         used = kept.get("kernels", []) if kept else None
-        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, lambda: self._try(one), self.maximum)
+        if getattr(self.model, "fp8_head", False):
+            refuse_unless_it_runs(lambda: self._try(one), self.maximum)
+        # A pass may compile masked attention for this one row: seconds, for what the note answers.
+        attempt = None if noted else lambda: self._try(one)
+        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, attempt, self.maximum)
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}))

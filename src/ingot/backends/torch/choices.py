@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -22,10 +23,17 @@ from ingot.runtime.version import made_by
 
 SHAPING = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
-    "gradient_checkpointing", "ddp_python_reducer",
+    "fp8_head", "gradient_checkpointing", "ddp_python_reducer",
 )  # fmt: skip
 TRIALS = 2  # changes with what is tried and how: notes of other trials are not believed
 FREE = 0.98  # of the memory that was free then has to be free now
+
+
+def _triton() -> str | None:
+    """The version of what kernels of ours are written in."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("triton")
+    return None
 
 
 class Choices:
@@ -43,7 +51,14 @@ class Choices:
             "data": [config.data.seq_len, config.data.document_mask],
             "training": config.training.model_dump(mode="json", include=set(SHAPING)),
             "device": [self._device.name, world_size],
-            "versions": [TRIALS, made_by(), torch.__version__, torch.version.cuda, torch.backends.cudnn.version()],  # type: ignore[no-untyped-call]
+            "versions": [
+                TRIALS,
+                made_by(),
+                torch.__version__,
+                torch.version.cuda,
+                torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+                _triton(),
+            ],
         }
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32] + ".json"
 

@@ -1,15 +1,15 @@
-"""A model that writes and is judged: scores, tokens and weights, by the average of the weights where one is kept."""
+"""A model that writes and is scored: scores, tokens and weights, by the average of the weights where one is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ingot.backends.base import Group
 from ingot.backends.torch.attention import group_heads
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, build_outline
@@ -55,31 +55,24 @@ class TorchInference:
         self._attention, self._grouped, self._deterministic = "default", False, False
 
     @classmethod
-    def of(cls, config: Config, vocab_size: int, ranks: Ranks, group: Group | None) -> TorchInference:
+    def of(cls, config: Config, vocab_size: int) -> TorchInference:
         """The model of a config, still without weights."""
-        device = find_torch_device(config.training.device, ranks.local_rank)
+        device = find_torch_device(config.training.device)
         asked = config.training.precision
-        precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be judged anywhere
-        together = group_of(group, ranks, device)
+        precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be scored anywhere
         if config.model.family == "file":  # it may compute buffers, which `to_empty` would leave undefined
             model = build_model(config, vocab_size).to(torch_device(device))
         else:
             model = build_outline(config, vocab_size)
-        return cls(model.eval(), vocab_size, device, precision, together)
+        return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
     @torch.no_grad()
     def score(self, batch: Batch) -> float:
         """The summed loss of the targets that count; the model also runs where none does, because other ranks' models do."""
         count = int(np.count_nonzero(batch[:, 1] != IGNORED))
-        self._show(average=True)
-        training = self.model.training
-        self.model.eval()
-        try:
-            with self._arithmetic():
-                mean = float((self._forward or self.model)(*self._upload(batch)))
-                return mean * count if count else 0.0
-        finally:
-            self.model.train(training)
+        with self._evaluating(), self._arithmetic():
+            mean = float((self._forward or self.model)(*self._upload(batch)))
+        return mean * count if count else 0.0
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token."""
@@ -89,16 +82,11 @@ class TorchInference:
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Log-probabilities of tokens that are there."""
-        self._show(average=True)
-        training = self.model.training
-        self.model.eval()
         try:
-            with self._arithmetic("default"):  # the kernel that is fastest for training does not take every shape
+            with self._evaluating(), self._arithmetic("default"):  # the fastest kernel for training does not take every shape
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
-        finally:
-            self.model.train(training)
 
     def weights(self) -> list[TensorRecord]:
         """Copies of the weights that scores are of, on the rank that writes."""
@@ -139,6 +127,17 @@ class TorchInference:
             self.model.to(DTYPES[precision])
         return ours
 
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """A block in which the model holds the average of the weights and drops nothing."""
+        self._show(average=True)
+        training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(training)
+
     def _show(self, average: bool) -> None:
         """Let the model hold the average of the weights, or the weights themselves."""
         if self._average is not None:
@@ -160,8 +159,3 @@ class TorchInference:
         if grouped != self._grouped:
             group_heads(self.model, grouped)
             self._grouped = grouped
-
-
-def group_of(group: Group | None, ranks: Ranks, device: Device) -> Collectives:
-    """The group that was given, or one of the ranks' own."""
-    return group if isinstance(group, Collectives) else Collectives(ranks, device)

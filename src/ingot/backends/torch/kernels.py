@@ -12,7 +12,7 @@ from torch import nn
 
 from ingot.errors import ConfigError, Setting
 
-NAMES = ("loss", "rotary", "qkv")
+NAMES = ("loss", "rotary", "qkv", "mlp", "scales")
 PAYING = ("loss",)  # what `auto` takes: 0.97 of a step of 124M parameters; the others are not measured in whole steps
 
 Asked = Literal["auto", "off"] | Sequence[str]
@@ -20,21 +20,29 @@ Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over th
 
 
 def settle_kernels(
-    model: nn.Module, asked: Asked, kept: Sequence[str] | None, able: bool, attempt: Callable[[], None], maximum: Agree
+    model: nn.Module,
+    asked: Asked,
+    kept: Sequence[str] | None,
+    able: bool,
+    attempt: Callable[[], None] | None,
+    maximum: Agree,
 ) -> list[str]:
     """Switch on the kernels that an earlier session `kept`, or that are asked for and let `attempt` pass; returns their names.
 
     `able`: whether the device and the number format are those that they are made for. A kernel that is asked for by its name and
-    does not run is an error.
+    does not run is an error. Without an `attempt` those that were kept are known to run here.
     """
     wanted = {"auto": PAYING, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
     present = [name for name in NAMES if name in wanted and able and has_kernel(model, name)]
     if kept is not None:
         present = [name for name in present if name in kept]
+    if attempt is None:
+        use_kernels(model, present)
+        return present
     chosen: list[str] = []
     for name in present:
         use_kernels(model, [*chosen, name])
-        failure = _failure(attempt)
+        failure = failure_of(attempt)
         if not maximum([failure is not None])[0]:
             chosen.append(name)
         elif asked != "auto":
@@ -57,7 +65,7 @@ def use_kernels(model: nn.Module, names: Collection[str]) -> None:
                 setattr(module, f"fused_{name}", name in names)
 
 
-def _failure(attempt: Callable[[], None]) -> str | None:
+def failure_of(attempt: Callable[[], None]) -> str | None:
     """What went wrong, in a line: a compiler, a driver or a missing package may raise anything."""
     try:
         attempt()

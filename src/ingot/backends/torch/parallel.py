@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ingot.backends.torch.regions import CompiledBlocks
+from ingot.backends.torch.regions import CompiledBlocks, compiled_whole
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
@@ -48,7 +48,7 @@ def compiled(model: nn.Module, nested: bool, stages: int, python_reducer: bool =
     torch._dynamo.config.optimize_ddp = "python_reducer" if python_reducer else not nested
     # One graph for all shapes would be slower than a graph for each; past its limit dynamo would compile no more of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
-    return CompiledBlocks(model) if blocks else torch.compile(model, dynamic=False)  # type: ignore[return-value]
+    return CompiledBlocks(model) if blocks else compiled_whole(model)
 
 
 def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unused: bool) -> nn.Module:

@@ -1,7 +1,8 @@
-"""A model compiled in parts: its blocks, which share their graphs, and its loss. What lies between them stays as it is.
+"""A model compiled as a whole, or in parts: its blocks, which share their graphs, and its loss, but not what lies between.
 
 A whole model is traced and compiled layer by layer; of equal blocks the first is compiled and the others reuse it. The compiler
-then sees no further than a block.
+then sees no further than a block, or than one of the methods that the block names as its `compiled_parts`: those that rows do
+not matter to are compiled once for all row lengths.
 """
 
 from __future__ import annotations
@@ -15,6 +16,24 @@ from torch import Tensor, nn
 from ingot.errors import ConfigError, Setting
 
 
+def compiled_whole(model: nn.Module) -> nn.Module:
+    """A model as one graph for every shape of its inputs."""
+    graph: Any = torch.compile(model, dynamic=False)
+    return MadeReady(graph, model.make_ready) if callable(getattr(model, "make_ready", None)) else graph  # type: ignore[arg-type]
+
+
+class MadeReady(nn.Module):
+    """A compiled model that is given what its passes have in common, such as masks, before each: its graph does not make them."""
+
+    def __init__(self, compiled: nn.Module, make_ready: Callable[[Tensor], None]):
+        super().__init__()
+        self.compiled, self._make_ready = compiled, make_ready
+
+    def forward(self, *inputs: Tensor) -> Any:
+        self._make_ready(inputs[0])
+        return self.compiled(*inputs)
+
+
 class CompiledBlocks(nn.Module):
     """A model whose parts are compiled while it is called by this name; called by its own it is not."""
 
@@ -26,7 +45,8 @@ class CompiledBlocks(nn.Module):
             )
         self.model, self.on = model, False
         for block in model.blocks:  # type: ignore[union-attr]
-            block.forward = self._switched(block.forward)
+            for name in getattr(block, "compiled_parts", ("forward",)):
+                setattr(block, name, self._switched(getattr(block, name)))
         if callable(loss := getattr(model, "head_loss", None)):
             model.head_loss = self._switched(loss)  # type: ignore[assignment]
 

@@ -129,12 +129,8 @@ def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str
 
 def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> list[tuple[Tensor, TensorRecord]]:
     """Every tensor of a model with its record; CheckpointError names what is missing, unknown or of another shape or kind."""
-    seen: dict[int, str] = {}
-    pairs = []
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) in seen:
-            continue
-        seen[id(value)] = name
+    tensors, pairs = dict(model_tensors(model)), []
+    for name, value in tensors.items():
         source = records.get(name)
         if source is None:
             raise CheckpointError(f"{where} has no tensor {name}; it belongs to another model")
@@ -143,7 +139,7 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
         if DTYPES[source.dtype].is_floating_point != value.dtype.is_floating_point:
             raise CheckpointError(f"{where}: {name} holds {source.dtype} numbers and the model {NAMES[value.dtype]}")
         pairs.append((value, source))
-    if unknown := sorted(set(records) - set(seen.values())):
+    if unknown := sorted(records.keys() - tensors.keys()):
         raise CheckpointError(f"{where} has a tensor {unknown[0]} that the model does not; it belongs to another model")
     return pairs
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ingot.data.formats.foreign import open_foreign
-from ingot.data.prepare.lines import SUFFIXES, prepared_lines
-from ingot.data.prepare.sample import PREFIX, sample_bytes, sample_path
+from ingot.data.prepare.cached import PREFIX, SUFFIXES, prepared_lines, sample_bytes, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.buckets import find_buckets
 from ingot.data.text.files import file_bytes

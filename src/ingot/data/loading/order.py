@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,16 @@ class DataExhausted(Exception):
             f"the bucket {self.bucket} is at its end (data.epochs={epochs}) and the mix asks for more of it: "
             f"{GO_ON_WITHOUT_BUCKET}, and continue this run"
         )
+
+
+class ByNumber:
+    """Rows of which a sample number says it all, whatever the phase and however much of each bucket was read."""
+
+    def at(self, phase: int, places: Places) -> Self:
+        return self
+
+    def after(self, samples: range) -> tuple[int, Places]:
+        return samples.stop, {}
 
 
 class Order(Protocol):

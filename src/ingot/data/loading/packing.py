@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.loading.order import Places
+from ingot.data.loading.order import ByNumber
 from ingot.data.store.dataset import Documents
 from ingot.errors import DataError
 from ingot.runtime.batch import IGNORED, Batch
@@ -44,7 +44,7 @@ class Block:
     rows: list[list[Piece]]
 
 
-class PackedRows:
+class PackedRows(ByNumber):
     """Documents packed into rows of `seq_len` tokens, or with `alone` one in a row.
 
     `bos` is the id that begins every document: predicting it says that a document is over, so it is the target of a document's
@@ -73,12 +73,6 @@ class PackedRows:
         self._kept: list[Block] = []
         self._ends: list[int] = []  # the first samples of the epochs after the first, as far as they are planned
         self._lock = threading.Lock()  # the loop and the thread that reads ahead both ask
-
-    def at(self, phase: int, places: Places) -> PackedRows:
-        return self  # a sample number says it all
-
-    def after(self, samples: range) -> tuple[int, Places]:
-        return samples.stop, {}
 
     def epoch(self, sample: int) -> int:
         with self._lock:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.loading.order import Places
+from ingot.data.loading.order import ByNumber
 from ingot.data.store.dataset import Documents
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.seeds import mix, permuted
@@ -30,7 +30,7 @@ class _Join:
     offset: int  # where in the join the first row begins
 
 
-class RedrawnRows:
+class RedrawnRows(ByNumber):
     """Rows of `seq_len` tokens out of documents that are redrawn each epoch; every token is an input once per epoch.
 
     The join is a ring: a row may begin in a document that another row ends with, and the target of the last token is the first.
@@ -45,12 +45,6 @@ class RedrawnRows:
         self.tokens = split.tokens - (0 if self._repeats is None else int(self._repeats.sum(dtype=np.int64)))
         self._rows = -(-self.tokens // seq_len)
         self._join = lru_cache(maxsize=1)(self._draw)  # rows come epoch by epoch
-
-    def at(self, phase: int, places: Places) -> RedrawnRows:
-        return self  # a sample number says it all
-
-    def after(self, samples: range) -> tuple[int, Places]:
-        return samples.stop, {}
 
     def epoch(self, sample: int) -> int:
         return sample // self._rows

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ingot.config.data_section import DataSection
 from ingot.data.loading.already_read import Mask, read_already_read
 from ingot.data.loading.mixture import LimitedRows, mixed_rows
-from ingot.data.loading.order import Order, Places, Random, Sequential, Shuffle
+from ingot.data.loading.order import ByNumber, Order, Places, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.loading.redraw import RedrawnRows
 from ingot.data.store.dataset import Dataset, Documents
@@ -74,7 +74,7 @@ def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(ByNumber):
     """Rows that are stretches of the stream, wherever documents begin."""
 
     split: Documents
@@ -85,12 +85,6 @@ class Windows:
     @property
     def planes(self) -> int:
         return 3 if self.documents else 2
-
-    def at(self, phase: int, places: Places) -> Windows:
-        return self  # a sample number says it all
-
-    def after(self, samples: range) -> tuple[int, Places]:
-        return samples.stop, {}
 
     def epoch(self, sample: int) -> int:
         return self.order.epoch(sample)

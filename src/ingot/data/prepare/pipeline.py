@@ -33,7 +33,7 @@ from ingot.data.prepare.holdout import (
     training_texts,
 )
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
-from ingot.data.store.dataset import SPLITS, Manifest
+from ingot.data.store.dataset import SPLITS, Manifest, SplitCounts, recorded_counts
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
@@ -57,39 +57,18 @@ EngineName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
-class SplitSummary:
-    """What a split holds; `piece_bytes` is what its tokens stand for, where that was counted."""
-
-    documents: int
-    tokens: int
-    bytes: int
-    piece_bytes: int | None
-    bytes_per_token: float | None
-
-
-@dataclass(frozen=True)
 class Summary:
     """What was prepared."""
 
     folder: Path
     tokenizer: str
     vocab_size: int
-    splits: dict[str, SplitSummary]
+    splits: dict[str, SplitCounts]
     empty_documents: int
     ignored_files: int
     continued_documents: int
     fingerprint: str
     seconds: float
-
-
-def summarise(manifest: Manifest) -> dict[str, SplitSummary]:
-    """The counts of every split."""
-    return {
-        name: SplitSummary(
-            split.documents, split.tokens, split.bytes, split.piece_bytes, split.bytes / split.tokens if split.tokens else None
-        )
-        for name, split in manifest.splits.items()
-    }
 
 
 def prepare(
@@ -143,7 +122,7 @@ def prepare(
         folder=output,
         tokenizer=built.kind,
         vocab_size=built.vocab_size,
-        splits=summarise(manifest),
+        splits={name: recorded_counts(split) for name, split in manifest.splits.items()},
         empty_documents=last.empty,
         ignored_files=len(ignored),
         continued_documents=continued,
@@ -239,7 +218,6 @@ def write_dataset(
     *,
     source: Any,
     shard_tokens: int = SHARD_TOKENS,
-    overwrite: bool = False,
 ) -> Manifest:
     """Writes the folder `output` from documents that know their split; it appears complete or not at all."""
     manifest, _, _ = _write(
@@ -249,7 +227,7 @@ def write_dataset(
         partial(local_engine, tokenizer, 1),
         source=source,
         shard_tokens=shard_tokens,
-        overwrite=overwrite,
+        overwrite=False,
         work=None,
     )
     return manifest

@@ -242,6 +242,28 @@ def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "by
 
 
 @dataclass(frozen=True)
+class SplitCounts:
+    """What a split holds; `bytes` is the size of the original text, where that was recorded, and None is not known."""
+
+    documents: int | None
+    tokens: int
+    bytes: int | None
+    piece_bytes: int | None  # what its tokens stand for
+    bytes_per_token: float | None
+
+
+def split_counts(documents: int | None, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
+    """The counts, with the bytes of the text, or else those that the tokens stand for, by tokens."""
+    known = piece_bytes if size is None else size
+    return SplitCounts(documents, tokens, size, piece_bytes, known / tokens if tokens and known is not None else None)
+
+
+def recorded_counts(record: SplitRecord) -> SplitCounts:
+    """What dataset.json says of a split."""
+    return split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes)
+
+
+@dataclass(frozen=True)
 class Description:
     """What dataset.json says; manifest and tokenizer are None where they cannot be read."""
 

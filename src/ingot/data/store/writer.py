@@ -27,6 +27,7 @@ from ingot.runtime.files import file_sha256, write_atomically
 from ingot.runtime.version import made_by
 
 INDEX_BYTES = 8  # of a document's start
+COUNTS = ("documents", "tokens", "bytes", "piece_bytes")  # of a split, a bucket and what was saved of them
 SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
 
 
@@ -119,9 +120,10 @@ class SplitWriter:
             self._buckets.append(self._sums(name))
 
     def _sums(self, name: str) -> BucketRecord:
-        return BucketRecord(
-            name=name, documents=self.documents, tokens=self.tokens, bytes=self.bytes, piece_bytes=self.piece_bytes
-        )
+        return BucketRecord(name=name, **self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        return {count: getattr(self, count) for count in COUNTS}
 
     def add(self, documents: Encoded) -> None:
         """Adds documents; those that the tokenizer leaves nothing of are left out."""
@@ -161,10 +163,7 @@ class SplitWriter:
         self._index.flush()
         os.fsync(self._index.fileno())
         return SavedSplit(
-            documents=self.documents,
-            tokens=self.tokens,
-            bytes=self.bytes,
-            piece_bytes=self.piece_bytes,
+            **self._counts(),
             shards=self._shards,
             shard_tokens=self._shard.tokens if self._shard else 0,
             shard_documents=self._shard_documents,
@@ -181,10 +180,7 @@ class SplitWriter:
         self._index.flush()
         os.fsync(self._index.fileno())
         return SplitRecord(
-            documents=self.documents,
-            tokens=self.tokens,
-            bytes=self.bytes,
-            piece_bytes=self.piece_bytes,
+            **self._counts(),
             shards=self._shards,
             document_index=index_name(self.name),
             document_index_sha256=file_sha256(self._folder / index_name(self.name)),
@@ -232,8 +228,7 @@ class SplitWriter:
 
 def _between(begin: BucketRecord, end: BucketRecord) -> BucketRecord:
     """What a bucket holds, by the sums where it and the next begin."""
-    counts = ("documents", "tokens", "bytes", "piece_bytes")
-    return BucketRecord(name=begin.name, **{count: getattr(end, count) - getattr(begin, count) for count in counts})
+    return BucketRecord(name=begin.name, **{count: getattr(end, count) - getattr(begin, count) for count in COUNTS})
 
 
 def shard_name(split: str, number: int) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.data.store.dataset import MANIFEST
+from ingot.data.store.dataset import MANIFEST, SplitCounts, recorded_counts, split_counts
 from ingot.data.store.findings import Finding
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.verify.checks import check_bytes, check_marks, check_range, check_round_trip, check_sha256
-from ingot.data.verify.counts import Counts, SplitCounts, bytes_per_token, count_documents, read_index
+from ingot.data.verify.counts import Counts, count_documents, read_index
 from ingot.data.verify.folder import AuditSplit, Folder, Starts, open_folder
 from ingot.data.verify.overlap import ComparedSplit, Match, find_overlap
 from ingot.errors import ConfigError
@@ -94,7 +94,7 @@ def audit(
         sides[name], splits[name] = _audit_split(folder, split, limits, meter)
         for one in split.buckets:
             size = one.bytes if split.record else None
-            splits[f"{name}/{one.name}"] = _split_counts(one.documents, one.tokens, size, one.piece_bytes)
+            splits[f"{name}/{one.name}"] = split_counts(one.documents, one.tokens, size, one.piece_bytes)
     comparisons = []
     for other in trains:
         train = sides["train"] if other is folder else _side(other, folder.findings, meter)
@@ -138,9 +138,9 @@ def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Mete
     record, findings, tokenizer = split.record, folder.findings, folder.tokenizer
     sound = check_sha256(split, findings) and split.whole
     index = _index(split, findings)
-    told = _split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes) if record else None
+    told = recorded_counts(record) if record else None
     if tokenizer is None:
-        return None, told or _split_counts(None, split.tokens, None, None)
+        return None, told or split_counts(None, split.tokens, None, None)
     counts, starts = count_documents(split, tokenizer, index, meter.tell)
     side = ComparedSplit(split, starts, tokenizer)
     marked, same = _fits(side, counts, index, findings)
@@ -148,7 +148,7 @@ def _audit_split(folder: Folder, split: AuditSplit, limits: Limits, meter: _Mete
         check_bytes(split, tokenizer, counts, limits.byte_gap, findings)
     recounted = sound and record is not None and record.piece_bytes not in (None, counts.piece_bytes)
     documents, piece_bytes = len(side.starts) - 1 if marked else None, counts.piece_bytes if same else None
-    return side if same and not recounted else None, told or _split_counts(documents, split.tokens, None, piece_bytes)
+    return side if same and not recounted else None, told or split_counts(documents, split.tokens, None, piece_bytes)
 
 
 def _fits(side: ComparedSplit, counts: Counts, index: Starts | None, findings: list[Finding]) -> tuple[bool, bool]:
@@ -160,10 +160,6 @@ def _fits(side: ComparedSplit, counts: Counts, index: Starts | None, findings: l
     known = check_range(split, tokenizer, counts, findings)
     marked = (not split.whole or check_marks(split, tokenizer, counts, index, findings)) and known
     return marked, known and check_round_trip(side, findings) and marked
-
-
-def _split_counts(documents: int | None, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
-    return SplitCounts(documents, tokens, size, piece_bytes, bytes_per_token(tokens, size, piece_bytes))
 
 
 def _side(other: Folder, findings: list[Finding], meter: _Meter) -> ComparedSplit | None:

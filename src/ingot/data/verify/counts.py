@@ -31,23 +31,6 @@ class Counts:
     piece_bytes: int
 
 
-@dataclass(frozen=True)
-class SplitCounts:
-    """What a split holds; `bytes` is the size of the original text, where that was recorded, and None is not known."""
-
-    documents: int | None
-    tokens: int
-    bytes: int | None
-    piece_bytes: int | None
-    bytes_per_token: float | None
-
-
-def bytes_per_token(tokens: int, size: int | None, piece_bytes: int | None) -> float | None:
-    """The bytes of the text, or else those that the tokens stand for, by tokens."""
-    known = piece_bytes if size is None else size
-    return known / tokens if tokens and known is not None else None
-
-
 class AuditBucket:
     """One bucket of a split, which begins where the buckets before it end."""
 

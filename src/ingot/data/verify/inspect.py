@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ingot.data.store.dataset import SplitCounts, split_counts
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.verify.counts import AuditBucket, Counts, SplitCounts, bytes_per_token, count_documents, read_index
+from ingot.data.verify.counts import AuditBucket, Counts, count_documents, read_index
 from ingot.data.verify.folder import AuditSplit, Starts, open_folder
 from ingot.errors import DataError
 from ingot.runtime.pictures import check_picture, save_picture
@@ -172,11 +173,7 @@ def _inspect(
             f"{tokenizer.vocab_size:,} ids; give the tokenizer that made them"
         )
     found = SplitInspection(
-        documents=len(starts) - 1,
-        tokens=split.tokens,
-        bytes=size,
-        piece_bytes=counts.piece_bytes,
-        bytes_per_token=bytes_per_token(split.tokens, size, counts.piece_bytes),
+        **vars(split_counts(len(starts) - 1, split.tokens, size, counts.piece_bytes)),
         vocabulary=_vocabulary(tokenizer, counts, top),
         lengths=_lengths(starts),
         beginnings=_beginnings(split, tokenizer, starts, beginnings),

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from ingot.doors.charts.panels import Panel
+from ingot.doors.charts import Panel
 from ingot.runtime.pictures import save_picture
 
 WIDTH, HEIGHT = 4.6, 3.6  # inches of a panel

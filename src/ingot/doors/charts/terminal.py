@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from string import ascii_lowercase
 
-from ingot.doors.charts.panels import Panel, Points
+from ingot.doors.charts import Panel, Points
 
 BRAILLE = 0x2800
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # by column, from the top

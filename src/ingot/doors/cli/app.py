@@ -11,35 +11,13 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ingot.doors.cli.main import MODULES, VERBS
+from ingot.doors.cli.verbs import app
 from ingot.errors import ConfigError
 from ingot.runtime.version import made_by
 
 UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
-
-
-class VerbGroup(TyperGroup):
-    """The list of verbs in `ingot --help`, in groups."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for heading, names in VERBS.items():
-            rows = [(name, self.commands[name].get_short_help_str(100)) for name in names if name in self.commands]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
-
-app = typer.Typer(
-    cls=VerbGroup,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 110, "help_option_names": ["--help", "-h"]},
-    epilog="Start with `ingot train --recipe demo`. Each verb explains itself with --help.",
-)
 
 
 def _print_version(wanted: bool) -> None:
@@ -87,7 +65,7 @@ def ingot(
 
 
 for _verb in (verb for verbs in VERBS.values() for verb in verbs):
-    import_module(f"ingot.doors.cli.{MODULES.get(_verb, _verb)}").register(app)
+    import_module(f"ingot.doors.cli.{MODULES.get(_verb, _verb)}")  # which adds itself
 
 
 # What verbs are called elsewhere.

@@ -23,16 +23,13 @@ from ingot.doors.cli.generate import (
     open_any,
 )
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.entry import warn
 from ingot.errors import ConfigError
 from ingot.generate.sampling import DTYPES, GenerationOptions
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("batch-generate")(batch_generate)
-
-
+@app.command("batch-generate")
 def batch_generate(
     requests: Annotated[
         Path, typer.Option("--input", metavar="FILE", help="Lines of JSON: a prompt and, where wanted, model and generation.")

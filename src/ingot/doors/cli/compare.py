@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from ingot.doors.cli.options import AsJson, ScoreOption
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import ConfigError
 
@@ -34,11 +35,7 @@ class TwoSides(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("compare", cls=TwoSides)(compare)
-
-
+@app.command("compare", cls=TwoSides)
 def compare(
     ctx: typer.Context,
     runs: Annotated[

@@ -7,19 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, OutputFile, RecipeName, SettingsCommand, given_settings
+from ingot.doors.cli.verbs import app
 from ingot.doors.entry import warn
 from ingot.doors.output import print_columns, print_json, write_file
 
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verb.command("show", cls=SettingsCommand)(show)
-    verb.command("schema")(schema)
-    verb.command("docs")(docs)
-    app.add_typer(verb, name="config", help="Show the settings of a run and where they come from.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(verbs, name="config", help="Show the settings of a run and where they come from.")
 
 
+@verbs.command("show", cls=SettingsCommand)
 def show(
     ctx: typer.Context,
     config: ConfigFile = None,
@@ -52,6 +48,7 @@ def show(
     print_columns(rows)
 
 
+@verbs.command("schema")
 def schema() -> None:
     """Print the JSON schema of config files, for editors."""
     from ingot.config.render import json_schema
@@ -59,9 +56,10 @@ def schema() -> None:
     print_json(json_schema())
 
 
+@verbs.command("docs")
 def docs(output: OutputFile = None) -> None:
     """Print docs/configuration.md, made from the schema."""
-    from ingot.doors.cli.config_docs import markdown
+    from ingot.config.render import markdown
 
     if output is None:
         print(markdown(), end="")

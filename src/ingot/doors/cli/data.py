@@ -14,6 +14,7 @@ from ingot.doors.cli.data_download import download_command
 from ingot.doors.cli.data_inspect import inspect_command
 from ingot.doors.cli.data_verify import print_splits, verify_command
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.display import progress_bar
 from ingot.doors.output import print_json
 from ingot.errors import ConfigError, DataError
@@ -46,18 +47,6 @@ RayAddress = Annotated[
 TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
 LARGE_VOCABULARY = 8192  # ids from which a step of the demo takes seconds on a CPU: with 50,257, 3 s on two cores
 GPT2_TOKENS = 100_000_000  # enough text for the 124M parameters of the recipe gpt2 to learn more than to recite it
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    data = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    data.command("prepare")(prepare_command)
-    data.command("verify")(verify_command)
-    data.command("inspect")(inspect_command)
-    data.command("train-tokenizer")(train_tokenizer_command)
-    data.command("convert")(convert_command)
-    data.command("download")(download_command)
-    app.add_typer(data, name="data", help="Download, prepare, check and convert data for training; train a tokenizer.")
 
 
 def prepare_command(
@@ -216,3 +205,13 @@ def _named_after(inputs: list[Path]) -> Path:
         raise ConfigError("say where the tokens go with --output DIR")
     name = inputs[0].resolve().name
     return Path("data") / (name.partition(".")[0] or name)
+
+
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+verbs.command("prepare")(prepare_command)
+verbs.command("verify")(verify_command)
+verbs.command("inspect")(inspect_command)
+verbs.command("train-tokenizer")(train_tokenizer_command)
+verbs.command("convert")(convert_command)
+verbs.command("download")(download_command)
+app.add_typer(verbs, name="data", help="Download, prepare, check and convert data for training; train a tokenizer.")

@@ -12,6 +12,7 @@ import typer
 
 from ingot.doors.cli.generate import DeviceName, OptionalModelPath, Which
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_columns, print_json
 from ingot.errors import CheckpointError, ConfigError, RunError, Setting
 
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
     from ingot.trained.model import LoadedModel
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("eval")(evaluate)
-
-
+@app.command("eval")
 def evaluate(
     path: OptionalModelPath = None,
     artifact: Annotated[

@@ -12,11 +12,12 @@ import typer
 
 from ingot.doors.cli.generate import DeviceName, ModelPath
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.display import progress_bar
 from ingot.doors.entry import warn
 from ingot.doors.output import print_columns, print_json
-from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
-from ingot.runtime.files import write_atomically
+from ingot.errors import CheckpointError, ConfigError, IngotError, RunError, shown
+from ingot.runtime.files import write_atomically, writing_output
 
 if TYPE_CHECKING:
     from ingot.config.schema import ArtifactSection
@@ -56,11 +57,7 @@ Data = Annotated[str | None, typer.Option(metavar="DIR", help="Prepared folder; 
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("export")(export)
-
-
+@app.command("export")
 def export(
     path: ModelPath,
     which: WhichOne = "latest",
@@ -128,11 +125,8 @@ def _export_file(
     _bring_code(source, target)
     records = list(source.tensors.values())
     codes = _codes(source, facts, made, limit, device)
-    with progress_bar("compressing", in_bytes=True) as progress:
-        try:
-            report = write_artifact(target, records, facts, made.quantiser, made.codec, made.dtype, progress, codes)
-        except OSError as error:
-            raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
+    with progress_bar("compressing", in_bytes=True) as progress, writing_output(target):
+        report = write_artifact(target, records, facts, made.quantiser, made.codec, made.dtype, progress, codes)
     found = {
         "artifact": str(target),
         "checkpoint": str(source.path),
@@ -223,10 +217,8 @@ def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output
 
     folder = _target_folder(source, output, "huggingface", CONFIG, force)
     records, _ = quantise(source.tensors.values(), "none", dtype)
-    try:
+    with writing_output(folder):
         size = write_model(folder, records, _settings(source), facts["tokenizer"], scoring_of(source.config.model_dump()))
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
     stored = {record.name: record.data for record in read_model(folder)[0]}
     if any(stored[record.name] != record.data for record in records):
         raise CheckpointError(f"{folder} does not read back as it was written; the disk may be damaged")
@@ -241,11 +233,9 @@ def _export_gguf(source: Weights, facts: Mapping[str, Any], dtype: str, output: 
     if output is not None and output.suffix == ".gguf":
         raise ConfigError(f"{output}: give a folder with --output; {FILE} and a Modelfile go into it")
     folder = _target_folder(source, output, "gguf", FILE, force)
-    name = (source.run or source.path).resolve().name
-    try:
+    name = shown((source.run or source.path).resolve().name)
+    with writing_output(folder):
         size = write_gguf(folder, source.tensors.values(), _settings(source), facts["tokenizer"], dtype, name)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
     if is_normalised(facts["tokenizer"]):
         warn("llama.cpp does not normalise text for this tokenizer: runs of spaces and unusual characters get other ids there")
     return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}
@@ -275,17 +265,13 @@ def _export_ckpt(source: Weights, output: Path | None, force: bool) -> dict[str,
 
 def _export_gpt_simple(source: Weights, output: Path | None, force: bool) -> dict[str, Any]:
     """Write a checkpoint folder of gpt-simple's."""
-    from ingot.artifact.gpt_simple import is_checkpoint
+    from ingot.artifact.gpt_simple import CONFIG, MODEL
     from ingot.doors.gpt_simple.exporting import export_folder
 
-    target = _target(source, output, "gpt-simple", force)
-    if target.exists() and not is_checkpoint(target):
-        raise ConfigError(f"{target} is not a folder with a model, so it is not replaced; give another --output")
-    try:
-        size = export_folder(source, target)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
-    return {"artifact": str(target), "checkpoint": str(source.path), "bytes": size}
+    folder = _target_folder(source, output, "gpt-simple", f"{MODEL}/{CONFIG}", force)
+    with writing_output(folder):
+        size = export_folder(source, folder)
+    return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:

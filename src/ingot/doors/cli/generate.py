@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.entry import warn
 from ingot.doors.output import for_reader, print_json
 from ingot.errors import ConfigError
@@ -60,11 +61,7 @@ Stream = Annotated[bool, typer.Option("--stream", help="Print each piece as it i
 WithCache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values instead of computing them anew.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("generate")(generate)
-
-
+@app.command("generate")
 def generate(
     path: OptionalModelPath = None,
     checkpoint: CheckpointName = None,

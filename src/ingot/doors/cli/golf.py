@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_columns, print_json
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID, or logs, logs/RUN_ID.txt.")]
@@ -25,14 +26,12 @@ Reference = Annotated[float, typer.Option(metavar="BPB", help="Score to be bette
 Force = Annotated[bool, typer.Option("--force", help="Replace a submission that is there.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verb.callback(help="Make a submission of golf runs; the runs themselves are made by train_gpt.py.")(lambda: None)
-    verb.command("pack")(pack_command)
-    app.add_typer(verb, name="golf", help="Make a submission of golf runs.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+verbs.callback(help="Make a submission of golf runs; the runs themselves are made by train_gpt.py.")(lambda: None)
+app.add_typer(verbs, name="golf", help="Make a submission of golf runs.")
 
 
+@verbs.command("pack")
 def pack_command(
     runs: Runs,
     output: Output = None,

@@ -9,9 +9,9 @@ import typer
 
 from ingot.doors.cli.export import Force, check_target
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_columns, print_json
-from ingot.errors import ConfigError
-from ingot.runtime.files import user_path
+from ingot.runtime.files import user_path, writing_output
 
 if TYPE_CHECKING:
     from ingot.data.tokenizers import Tokenizer
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 CKPT = (".pt", ".pth")  # how nanoGPT's files are called
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("import")(import_command)
-
-
+@app.command("import")
 def import_command(
     name: Annotated[
         str,
@@ -46,10 +42,8 @@ def import_command(
     check_target(target, False, force)
     records, settings, found, scoring = _read(name, tokenizer)
     weights = foreign_weights(Path(name), records, settings, found, scoring=scoring)
-    try:
+    with writing_output(target):
         report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
     if as_json:
         told = {"artifact": str(target), "bytes": report.bytes, "parameters": report.parameters, "tokenizer": found.kind}
         print_json({**told, "model": settings})

@@ -7,14 +7,11 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson, OutputFile, SettingsCommand, given_settings
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_json, write_file
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("init", cls=SettingsCommand)(init)
-
-
+@app.command("init", cls=SettingsCommand)
 def init(
     ctx: typer.Context,
     recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Recipe whose values are written.")] = "demo",

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ingot.doors.charts.panels import Line, Panel
+from ingot.doors.charts import Line, Panel
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.facts import run_names
 from ingot.doors.output import for_reader, print_json, visible
 from ingot.doors.status_line import is_terminal
@@ -25,11 +26,7 @@ if TYPE_CHECKING:
 PICTURE = "--output"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("plot")(plot)
-
-
+@app.command("plot")
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, drawn together.")],
     output: Annotated[
@@ -42,14 +39,14 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw training loss, bits per byte and accuracies on tasks of runs, those that go on included."""
-    from ingot.runs.curves import read_curves
+    from ingot.runs.curves import curves_of
     from ingot.runs.run import Run
     from ingot.runtime.pictures import check_picture
 
     if output is not None:
         check_picture(output, PICTURE)
     opened = [Run.open(path) for path in runs]
-    curves = {name: read_curves(run, axis) for name, run in zip(run_names(runs), opened, strict=True)}
+    curves = {name: curves_of(run.metrics()[0], axis) for name, run in zip(run_names(runs), opened, strict=True)}
     if empty := [name for name, found in curves.items() if not found.loss and not found.val_bpb]:
         raise CheckpointError(f"{empty[0]} has no step to draw yet; leave it out or wait for its first")
     text = _last_sample(opened[0]) if sample else ""
@@ -84,7 +81,7 @@ def _last_sample(run: Run) -> str:
     samples = run.samples()
     if not samples:
         raise CheckpointError(f"{run.path} has no samples; leave --sample out, or train with --evaluation.sample_tokens 400")
-    return samples[max(samples)].read_text(errors="replace").strip()
+    return run.sample(max(samples)).strip()
 
 
 def _print(panels: Sequence[Panel], text: str) -> None:

@@ -7,17 +7,14 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_columns, print_json
 
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-    verb.callback()(list_all)
-    verb.command("show")(show)
-    app.add_typer(verb, name="recipes", help="List the recipes, or show one.")
+verbs = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(verbs, name="recipes", help="List the recipes, or show one.")
 
 
+@verbs.callback()
 def list_all(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the recipes, or show one."""
     if ctx.invoked_subcommand is not None:
@@ -31,6 +28,7 @@ def list_all(ctx: typer.Context, as_json: AsJson = False) -> None:
         print_columns([(recipe.name, recipe.description) for recipe in recipes])
 
 
+@verbs.command("show")
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a recipe.")], as_json: AsJson = False) -> None:
     """Print the YAML of a recipe."""
     from ingot.config.recipes import find_recipe

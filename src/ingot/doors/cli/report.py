@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_json, visible
 from ingot.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from ingot.doors.charts import Panel
     from ingot.doors.charts.page import Page
-    from ingot.doors.charts.panels import Panel
     from ingot.runs.run import Run
     from ingot.runs.timing import Timing
 
 MOST_STALLS, MOST_SAMPLE = 5, 4000  # lines of stalls per run, characters of a sample
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("report")(report)
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,7 @@ class Reported:
     timing: Timing
 
 
+@app.command("report")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, those that go on included.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")],
@@ -48,7 +45,7 @@ def report(
 ) -> None:
     """Write one page on runs: settings that differ, curves, speed, stalls, samples, artifacts, statistics over seeds."""
     from ingot.doors.cli.export import check_target
-    from ingot.runtime.files import write_atomically
+    from ingot.runtime.files import write_atomically, writing_output
     from ingot.runtime.pictures import check_picture
 
     if output.suffix.lower() not in (".html", ".htm"):
@@ -57,10 +54,8 @@ def report(
     check_picture(output.with_suffix(".png"), "ingot report")
     found = _read(runs)
     page = _page(found)
-    try:
+    with writing_output(output):
         write_atomically(output.resolve(), page)
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
     if as_json:
         print_json({"report": str(output), "bytes": len(page.encode()), "runs": [one.name for one in found]})
     else:
@@ -107,20 +102,33 @@ def _page(found: Sequence[Reported]) -> str:
         samples = one.run.samples()
         if samples:
             step = max(samples)
-            text = samples[step].read_text(errors="replace")[:MOST_SAMPLE]
-            page.text(f"{one.name}, step {step:,}", visible(text.strip()))
+            page.text(f"{one.name}, step {step:,}", visible(_sample(one.run, step).strip()))
     page.data("ingot-report", to_json(data))
     return page.render()
 
 
+def _sample(run: Run, step: int) -> str:
+    try:
+        return run.sample(step, MOST_SAMPLE)
+    except CheckpointError as error:  # the rest of the page is worth having
+        return str(error)
+
+
+def _number(value: object, form: str) -> str:
+    """A number of a run's files as it is shown; nothing where there is none, as in a damaged file."""
+    from ingot.runs.metrics import is_number
+
+    return format(value, form) if is_number(value) else ""
+
+
 def _result(one: Reported) -> list[str]:
     def number(name: str, form: str) -> str:
-        return format(one.status[name], form) if one.status.get(name) is not None else ""
+        return _number(one.status.get(name), form)
 
-    speed = one.result.get("tokens_per_second") or one.status.get("tokens_per_second")
-    shown = [one.name, one.status["status"], number("step", ","), number("tokens", ","), f"{speed:,.0f}" if speed else ""]
-    score, stride = number("val_bpb", ".4f"), one.result.get("val_stride")
-    return [*shown, number("loss", ".4f"), *(("", f"{score} (stride {stride:,})") if stride else (score, ""))]
+    speed = _number(one.result.get("tokens_per_second") or one.status.get("tokens_per_second"), ",.0f")
+    shown = [one.name, one.status["status"], number("step", ","), number("tokens", ","), speed]
+    score, stride = number("val_bpb", ".4f"), _number(one.result.get("val_stride"), ",")
+    return [*shown, number("loss", ".4f"), *(("", f"{score} (stride {stride})") if stride else (score, ""))]
 
 
 def _settings(page: Page, found: Sequence[Reported]) -> None:
@@ -137,12 +145,12 @@ def _settings(page: Page, found: Sequence[Reported]) -> None:
 
 
 def _curves(found: Sequence[Reported]) -> tuple[bytes, dict[str, Any]]:
-    from ingot.doors.charts.panels import Line, Panel
+    from ingot.doors.charts import Line, Panel
     from ingot.doors.charts.picture import panels_png
     from ingot.doors.cli.plot import panels_of
-    from ingot.runs.curves import read_curves, read_line
+    from ingot.runs.curves import curves_of, read_line
 
-    curves = {one.name: read_curves(one.run) for one in found}
+    curves = {one.name: curves_of(one.records) for one in found}
     speeds = {one.name: read_line(one.records, "tokens_per_second") for one in found}
     lines = [Line(name, points) for name, points in speeds.items() if points]
     panels: list[Panel] = [*panels_of(curves, "steps"), *([Panel("tokens per second", "steps", lines)] if lines else [])]
@@ -155,13 +163,14 @@ def _curves(found: Sequence[Reported]) -> tuple[bytes, dict[str, Any]]:
 
 def _tasks(page: Page, found: Sequence[Reported]) -> None:
     """What the last evaluation that scored tasks found."""
+    from ingot.runs.task_lines import scored_tasks
+
     rows = []
     for one in found:
-        scored = [record for record in one.records if record.get("kind") == "evaluation" and record.get("tasks")]
-        for name, task in scored[-1]["tasks"].items() if scored else ():
-            numbers = [task.get(metric) for metric in ("acc", "acc_stderr", "acc_norm")]
-            told = [f"{number:.4f}" if number is not None else "" for number in numbers]
-            rows.append([one.name, f"{scored[-1]['step']:,}", name, *told, f"{task['items']:,}"])
+        scored = [record for record in one.records if record.get("kind") == "evaluation" and scored_tasks(record)]
+        for name, task in scored_tasks(scored[-1]).items() if scored else ():
+            told = [_number(task.get(metric), ".4f") for metric in ("acc", "acc_stderr", "acc_norm")]
+            rows.append([one.name, _number(scored[-1].get("step"), ","), name, *told, _number(task.get("items"), ",")])
     if rows:
         page.section("Tasks", "Accuracies by the last evaluation; acc_norm is by log-probability per character.")
         page.table(("run", "step", "task", "acc", "standard error", "acc_norm", "items"), rows)
@@ -200,9 +209,9 @@ def _speed(page: Page, found: Sequence[Reported]) -> None:
 def _artifacts(page: Page, found: Sequence[Reported]) -> None:
     rows = []
     for one in found:
-        size, score = one.result.get("artifact_bytes"), one.result.get("artifact_bpb")
+        size, score = _number(one.result.get("artifact_bytes"), ","), _number(one.result.get("artifact_bpb"), ".4f")
         if size:
-            rows.append([one.name, str(one.result.get("artifact_path") or ""), f"{size:,}", f"{score:.4f}" if score else ""])
+            rows.append([one.name, str(one.result.get("artifact_path") or ""), size, score])
     if rows:
         page.section("Artifacts")
         page.table(("run", "file", "bytes", "bits per byte of the file"), rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.facts import RUNS, run_record, runs_below
 from ingot.doors.output import print_columns, print_json
 from ingot.doors.status_line import duration
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
 OF_STATUS = ("run", "status", "stop_reason", "step", "tokens", "elapsed_seconds", "started_at", "loss", "val_bpb")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("runs")(runs)
-
-
+@app.command("runs")
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the runs are, or one folder further down.")] = RUNS,
     as_json: AsJson = False,
@@ -50,10 +47,10 @@ def _listed(run: Run) -> dict[str, Any]:
 def _best(run: Run) -> dict[str, Any] | None:
     """The last evaluation that was the best so far, as the run itself compared them: by the same rows."""
     try:
-        judged = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
+        evaluations = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
     except IngotError:  # a damaged line of metrics.jsonl is no reason to hide the other runs
         return None
-    return next((record for record in reversed(judged) if record.get("best") and record.get("val_bpb") is not None), None)
+    return next((record for record in reversed(evaluations) if record.get("best") and record.get("val_bpb") is not None), None)
 
 
 def _data(run: Run) -> str | None:

@@ -12,16 +12,13 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.generate import DeviceName, Dtype, ModelPath, TokenizerName, Which
-from ingot.errors import ConfigError
+from ingot.doors.cli.verbs import app
+from ingot.errors import ConfigError, shown
 
 TOKEN = "INGOT_SERVE_TOKEN"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("serve")(serve)
-
-
+@app.command("serve")
 def serve(
     path: ModelPath,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Another than this machine's own needs --token.")] = "127.0.0.1",
@@ -53,7 +50,7 @@ def serve(
 
     with progress_bar("loading"):
         model = open_any(path, device, tokenizer, dtype, which)
-    called = name or _name(path)
+    called = _called(path, name)
     app = make_app(model, called, token)
     shown = f"[{host}]" if ":" in host else host
     print(
@@ -83,14 +80,14 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        listening.listen()  # or another could be bound to it too, until both listen
     except OSError as error:
         raise ConfigError(f"{host}:{port} cannot be listened at: {error.strerror or error}; choose another --port") from None
     return listening
 
 
-def _name(path: Path) -> str:
-    """What a model is called: its run folder, or its file without the ending."""
+def _called(path: Path, name: str | None) -> str:
+    """What clients call a model: as asked, as its run folder, or as its file without the ending; none of them need be UTF-8."""
     resolved = path.resolve()
-    if resolved.is_file():
-        return resolved.stem
-    return resolved.parent.parent.name if resolved.parent.name == "checkpoints" else resolved.name
+    folder = resolved.parent.parent if resolved.parent.name == "checkpoints" else resolved
+    return shown(name or (resolved.stem if resolved.is_file() else folder.name), kept="")

@@ -9,13 +9,10 @@ import typer
 
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.showing import show
+from ingot.doors.cli.verbs import app
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("status")(status)
-
-
+@app.command("status")
 def status(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders. Default: those below runs/.", show_default=False)

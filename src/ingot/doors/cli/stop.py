@@ -10,15 +10,12 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.output import print_json
 from ingot.errors import RunError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("stop")(stop)
-
-
+@app.command("stop")
 def stop(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)],
     force: Annotated[

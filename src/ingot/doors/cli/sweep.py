@@ -13,6 +13,7 @@ import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, ScoreOption, SettingsCommand, given_settings
 from ingot.doors.cli.showing import draw
+from ingot.doors.cli.verbs import app
 from ingot.doors.entry import warn
 from ingot.doors.output import columns, print_json
 from ingot.doors.status_line import duration, is_terminal
@@ -24,11 +25,7 @@ if TYPE_CHECKING:
     from ingot.experiments.summary import ArmSummary
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("sweep", cls=SettingsCommand)(sweep)
-
-
+@app.command("sweep", cls=SettingsCommand)
 def sweep(
     ctx: typer.Context,
     config: ConfigFile = None,

@@ -8,15 +8,12 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson
+from ingot.doors.cli.verbs import app
 from ingot.doors.display import progress_bar
 from ingot.doors.output import print_columns, print_json
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("tokenize")(tokenize)
-
-
+@app.command("tokenize")
 def tokenize(
     input_dir: Annotated[
         Path, typer.Option("--input-dir", "--input_dir", metavar="DIR", help="Folder of .jsonl or .jsonl.gz files.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, first_word, given_settings
+from ingot.doors.cli.verbs import app
 from ingot.doors.entry import STARTED_AT, process_start, warn
 from ingot.doors.output import for_reader, print_columns, print_json
 from ingot.errors import ConfigError
@@ -22,11 +23,7 @@ if TYPE_CHECKING:
     from ingot.runs.result import TrainingResult
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("train", cls=SettingsCommand)(train)
-
-
+@app.command("train", cls=SettingsCommand)
 def train(
     ctx: typer.Context,
     config: ConfigFile = None,

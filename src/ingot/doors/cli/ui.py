@@ -10,14 +10,11 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.generate import DeviceName
+from ingot.doors.cli.verbs import app
 from ingot.errors import CheckpointError, ConfigError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("ui")(ui)
-
-
+@app.command("ui")
 def ui(
     runs: Annotated[
         list[Path] | None,

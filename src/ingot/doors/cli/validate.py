@@ -7,15 +7,12 @@ from typing import Annotated
 import typer
 
 from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, given_settings
+from ingot.doors.cli.verbs import app
 from ingot.doors.entry import process_start, warn
 from ingot.doors.output import print_json
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("validate", cls=SettingsCommand)(validate)
-
-
+@app.command("validate", cls=SettingsCommand)
 def validate(
     ctx: typer.Context,
     config: ConfigFile = None,
@@ -41,7 +38,7 @@ def validate(
         error.exit_code = BLOCKED  # of an instance: a config that cannot be read is a run that cannot start
         raise
     report = check(resolved.config, world_size, began=process_start())
-    if probe and not any(finding.blocks for finding in report.findings):
+    if probe and not report.findings.blocked:
         from ingot.plan.probe import add_probe
 
         add_probe(report)

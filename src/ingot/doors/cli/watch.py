@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.doors.cli.verbs import app
 from ingot.doors.status_line import is_terminal
 
 if TYPE_CHECKING:
@@ -22,11 +23,7 @@ SHARE = 0.02  # of a core that looks take at most: the run may need all of them
 LONGEST_WAIT = 30.0  # seconds
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("watch")(watch)
-
-
+@app.command("watch")
 def watch(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders. Default: those below runs/.", show_default=False)

@@ -29,6 +29,7 @@ LEFT_OUT = (
     "ingot.artifact.fresh_process",
     "ingot.artifact.rans",
     "ingot.backends.mlx",
+    "ingot.backends.torch.fp8",
     "ingot.backends.torch.regions",
     "ingot.backends.torch.rounding",
     "ingot.config.bucket_checks",
@@ -61,33 +62,37 @@ LEFT_OUT = (
     "ingot.trained",
 )
 
-# Rooms that the file has in a smaller form.
+# Modules of which a golf run asks next to nothing.
+NOTHING = (
+    "ingot.backends.torch.ahead",
+    "ingot.backends.torch.choices",
+    "ingot.backends.torch.kernels",
+    "ingot.backends.torch.own_model",
+    "ingot.backends.torch.room",
+    "ingot.doors.golf.look_alikes",
+    "ingot.doors.not_ours",
+    "ingot.runs.starting",
+    "ingot.runs.telling",
+    "ingot.runtime.memory",
+    "ingot.runtime.signals",
+    "ingot.runtime.version",
+    "ingot.train.bounds",
+    "ingot.train.reading",
+    "ingot.train.walltime",
+)
+# Modules that the file has in a smaller form.
 INSTEAD = {
+    **dict.fromkeys(NOTHING, "ingot.doors.golf.alone.nothing"),
     "ingot": "ingot.doors.golf.alone",
-    "ingot.backends.torch.ahead": "ingot.doors.golf.alone.ahead",
     "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
-    "ingot.backends.torch.choices": "ingot.doors.golf.alone.choices",
-    "ingot.backends.torch.kernels": "ingot.doors.golf.alone.kernels",
-    "ingot.backends.torch.own_model": "ingot.doors.golf.alone.own_model",
-    "ingot.backends.torch.room": "ingot.doors.golf.alone.room",
     "ingot.backends.torch.threads": "ingot.doors.golf.alone.threads",
-    "ingot.config.families": "ingot.doors.golf.alone.families",
+    "ingot.config.families": "ingot.doors.golf.alone.registry",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
     "ingot.config.render": "ingot.doors.golf.alone.render",
     "ingot.data.loading.open": "ingot.doors.golf.alone.dataset",
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
-    "ingot.doors.golf.look_alikes": "ingot.doors.golf.alone.look_alikes",
-    "ingot.doors.not_ours": "ingot.doors.golf.alone.not_ours",
-    "ingot.runs.starting": "ingot.doors.golf.alone.starting",
-    "ingot.runs.telling": "ingot.doors.golf.alone.telling",
-    "ingot.train.reading": "ingot.doors.golf.alone.reading",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
-    "ingot.runtime.memory": "ingot.doors.golf.alone.memory",
-    "ingot.runtime.signals": "ingot.doors.golf.alone.signals",
-    "ingot.runtime.version": "ingot.doors.golf.alone.version",
-    "ingot.train.bounds": "ingot.doors.golf.alone.bounds",
-    "ingot.train.walltime": "ingot.doors.golf.alone.walltime",
 }
 
 # What runs of the frontier family ask for besides: documents redrawn, stages, NorMuon, weights as codes of few bits.
@@ -135,7 +140,7 @@ BY_SETTINGS = Program(
     {
         **INSTEAD,
         "ingot.artifact.fresh_process": "ingot.doors.golf.alone.fresh_process",
-        "ingot.config.families": "ingot.doors.golf.alone.frontier_families",
+        "ingot.config.families": "ingot.doors.golf.alone.frontier_registry",
         "ingot.model.registry": "ingot.doors.golf.alone.frontier_registry",
     },
     "Settings are environment variables: DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, MAX_WALLCLOCK_SECONDS, and any setting by its\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.container import read_artifact
-from ingot.backends.open import open_backend
+from ingot.backends.open import open_inference
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
@@ -24,7 +24,7 @@ from ingot.doors.golf.variables import LIMIT_BYTES
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.eval.evaluator import Score, evaluator_of
 from ingot.runs.report import LineReporter
-from ingot.runtime.ranks import Ranks, ranks_from_environment
+from ingot.runtime.ranks import ranks_from_environment
 from ingot.runtime.signals import listening_early
 from ingot.train.start import run
 
@@ -99,7 +99,7 @@ def _score(environment: Mapping[str, str]) -> int:
 
 
 def score_artifact(path: Path, settings: Mapping[str, Any]) -> Score:
-    """The score of a file, which says how its model is built and judged; where the data are is in the settings."""
+    """The score of a file, which says how its model is built and scored; where the data are is in the settings."""
     artifact = read_artifact(path)
     told = artifact.facts.get("config")
     if not isinstance(told, dict) or not all(isinstance(section, dict) for section in told.values()):
@@ -108,7 +108,7 @@ def score_artifact(path: Path, settings: Mapping[str, Any]) -> Score:
     here = ("data.path", "data.tokenizer", "data.trust_tokens", "training.device")
     config = load_config(python=known | {name: settings[name] for name in here if name in settings}, environment={}).config
     dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
-    backend = open_backend(config, dataset.tokenizer.vocab_size, Ranks(), train=False)
+    backend = open_inference(config, dataset.tokenizer.vocab_size)
     backend.load_weights(artifact.tensors, str(path))
     evaluator = evaluator_of(config, dataset, "val")
     rows = config.evaluation.final_rows

@@ -1,6 +1,7 @@
 """`python train_gpt.py`: the challenge's script, driven by environment variables, on our engine.
 
-The challenge has another script, for Macs; what the two do in different ways is a Script, and `run_script` is what they share.
+The challenge has another script, for Macs (mlx/main.py): what it does in another way it overrides of Script, and `run_script` is
+what the two share.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ingot.doors.golf.data.check import Found, check_data, tell_data
 from ingot.doors.golf.log import GolfReporter, RunLog, torch_head
 from ingot.doors.golf.look_alikes import look_alikes
 from ingot.doors.golf.translate import advice, translate, variable
-from ingot.doors.golf.variables import NAMES, STATE, Variable, read_variables, usage
+from ingot.doors.golf.variables import CODE, NAMES, STATE, Variable, read_variables, usage
 from ingot.errors import ConfigError, IngotError
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
@@ -44,72 +45,49 @@ class FileExporter(Protocol):
     def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported: ...
 
 
-class Script(Protocol):
-    """What one of the challenge's scripts has of its own."""
+class Script:
+    """train_gpt.py: what one of the challenge's scripts has of its own. The one for Macs says what it does in another way."""
 
-    name: str
-    variables: Mapping[str, Variable]
-    one_at_a_time: bool  # in a folder, because the files of a run have fixed names
+    name = CODE
+    variables: Mapping[str, Variable] = NAMES
+    one_at_a_time = True  # in a folder, because the files of a run have fixed names
 
     def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
         """The value of every variable, and which of the processes this is."""
-
-    def logs(self, values: Mapping[str, Any]) -> Path:
-        """The folder of logs and run folders."""
-
-    def config(self, values: Mapping[str, Any], ranks: Ranks, folder: Path) -> ResolvedConfig:
-        """The config of a run."""
-
-    def variable(self, path: str) -> str:
-        """What its users know a setting as."""
-
-    def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """The sources that compute and what they run on, for the head of the log."""
-
-    def tell_data(self, values: Mapping[str, Any], found: Found) -> list[str]:
-        """The lines of the log on the data."""
-
-    def reporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> Reporter: ...
-
-    def exporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> FileExporter: ...
-
-    def weights(self, content: bytes, path: Path, values: Mapping[str, Any]) -> tuple[dict[str, TensorRecord], str]:
-        """The weights in one of its files, and what its score is called."""
-
-
-class TorchScript:
-    """train_gpt.py."""
-
-    name, one_at_a_time = "train_gpt.py", True
-    variables: Mapping[str, Variable] = NAMES
-
-    def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
         return read_variables(environment), ranks_from_environment(environment)
 
     def logs(self, values: Mapping[str, Any]) -> Path:
+        """The folder of logs and run folders."""
         return Path("logs")
 
     def config(self, values: Mapping[str, Any], ranks: Ranks, folder: Path) -> ResolvedConfig:
+        """The config of a run."""
         return translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
 
     def variable(self, path: str) -> str:
+        """What its users know a setting as."""
         return variable(path)
 
     def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """The sources that compute and what they run on, for the head of the log."""
         return torch_head(values["MODEL_FILE"])
 
     def tell_data(self, values: Mapping[str, Any], found: Found) -> list[str]:
+        """The lines of the log on the data."""
         return tell_data(values, found)
 
     def reporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> Reporter:
+        """What tells a run in the lines of its log."""
         return GolfReporter(values, run_log)
 
     def exporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> FileExporter:
+        """What writes and scores its files."""
         from ingot.doors.golf.export import GolfExporter
 
         return GolfExporter(values, run_log, data)
 
     def weights(self, content: bytes, path: Path, values: Mapping[str, Any]) -> tuple[dict[str, TensorRecord], str]:
+        """The weights in one of its files, and what its score is called."""
         from ingot.doors.golf.export import ROUND_TRIP
         from ingot.doors.golf.files import is_state, read_golf
 
@@ -118,7 +96,7 @@ class TorchScript:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Run as the environment says; a user's mistake is one line and the exit code of its class."""
-    return started(TorchScript(), arguments)
+    return started(Script(), arguments)
 
 
 def started(script: Script, arguments: Sequence[str]) -> int:
@@ -141,11 +119,6 @@ def _no_argument(script: Script, word: str) -> str:
         f"{script.name} takes no arguments and was given {word}; settings are variables before the command, as in {example} "
         f"python {script.name}, and --help lists them"
     )
-
-
-def golf(environment: Mapping[str, str]) -> int:
-    """train_gpt.py with these variables."""
-    return run_script(TorchScript(), environment)
 
 
 def run_script(script: Script, environment: Mapping[str, str]) -> int:

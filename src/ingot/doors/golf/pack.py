@@ -18,7 +18,7 @@ from ingot.doors.golf.finished import FinishedRun, read_run
 from ingot.doors.golf.variables import CODE, OF_ONE_RUN, as_text
 from ingot.errors import ConfigError
 from ingot.eval.statistics import one_sample_p
-from ingot.runtime.files import replace_folder, to_json, write_atomically
+from ingot.runtime.files import replace_folder, to_json, write_atomically, writing_output
 
 REFERENCE = 1.2244  # bits per byte of the challenge's baseline
 SUBMISSION, README = "submission.json", "README.md"
@@ -218,10 +218,8 @@ def _write_folder(output: Path, files: dict[str, bytes], force: bool) -> None:
         raise ConfigError(f"{output} exists; choose another --output, or replace it with --force")
     if output.exists() and not (output / SUBMISSION).is_file():
         raise ConfigError(f"{output} is not a submission and is not replaced; choose another --output")
-    try:
+    with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_folder(output) as folder:
             for name, content in files.items():
                 write_atomically(folder / name, content)
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None

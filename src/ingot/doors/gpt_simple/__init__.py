@@ -19,23 +19,13 @@ if TYPE_CHECKING:
 
 _HERE = "ingot.doors.gpt_simple"
 _HOMES = {
-    "train": f"{_HERE}.api",
-    "generate": f"{_HERE}.api",
-    "load_for_inference": f"{_HERE}.api",
-    "validate_checkpoint": f"{_HERE}.api",
-    "TrainingResult": f"{_HERE}.api",
-    "Config": f"{_HERE}.config",
-    "CurriculumPhase": f"{_HERE}.config",
-    "ModelConfig": f"{_HERE}.config",
-    "DataConfig": f"{_HERE}.config",
-    "OptimizerConfig": f"{_HERE}.config",
-    "TrainingConfig": f"{_HERE}.config",
-    "SimpleLLM": f"{_HERE}.model",
-    "SimpleLLMTokenizer": f"{_HERE}.tokenizer",
-    "ConfigError": "ingot.errors",
-    "DataError": "ingot.errors",
-    "CheckpointError": "ingot.errors",
+    f"{_HERE}.api": ("train", "generate", "load_for_inference", "validate_checkpoint", "TrainingResult"),
+    f"{_HERE}.config": ("Config", "CurriculumPhase", "ModelConfig", "DataConfig", "OptimizerConfig", "TrainingConfig"),
+    f"{_HERE}.model": ("SimpleLLM",),
+    f"{_HERE}.tokenizer": ("SimpleLLMTokenizer",),
+    "ingot.errors": ("ConfigError", "DataError", "CheckpointError"),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "CheckpointError",
     "Config",
@@ -67,6 +57,6 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("ingot")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

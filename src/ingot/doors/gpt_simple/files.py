@@ -20,10 +20,11 @@ from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, TOKENI
 from ingot.doors.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoint, write_tokenizer
 from ingot.errors import CheckpointError, IngotError, Setting
 from ingot.runs.checkpoints import load_checkpoint, read_kind
+from ingot.runs.folder import WANDB_ID
 from ingot.runs.report import BeginReport, Reporter, StepReport
 from ingot.runs.steps import Kind, saved_steps, step_of
-from ingot.runs.wandb import read_id
-from ingot.runtime.files import read_json, to_json, write_atomically, writing
+from ingot.runs.tracked_id import read_id
+from ingot.runtime.files import read_dict, to_json, write_atomically, writing
 
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
 STATUSES = {"failed": "error"}  # what it calls a status
@@ -33,11 +34,7 @@ def refuse_strangers(folder: Path) -> None:
     """Refuse a folder whose config.json is neither gpt-simple's nor ours: it would be replaced, and deleted by --force."""
     if not (folder / CONFIG).is_file() or (folder / RUN_STATE).is_file():
         return
-    try:
-        theirs = {"model", "training"} <= read_json(folder / CONFIG).keys()
-    except (OSError, ValueError, AttributeError):
-        theirs = False
-    if not theirs:
+    if not {"model", "training"} <= (read_dict(folder / CONFIG) or {}).keys():
         what = f"{folder} holds {CONFIG}, which neither gpt-simple nor Ingot wrote"
         raise CheckpointError(what, Setting("training.output_dir"), advice="choose another {0}")
 
@@ -129,7 +126,7 @@ class RunFiles(Reporter):
         if not names:
             return
         checkpoint = load_checkpoint(path)
-        facts = {"wandb_run_id": read_id(self._folder), "resumed_from": self._resumed_from}
+        facts = {"wandb_run_id": read_id(self._folder / WANDB_ID), "resumed_from": self._resumed_from}
         for name in names:
             write_checkpoint(folder / name, checkpoint, self._keys, facts)
         found = saved_checkpoints(self._folder)

@@ -17,7 +17,7 @@ from ingot.errors import CheckpointError, RunError
 from ingot.runs.run import Run, RunStatus
 from ingot.runs.starting import is_claimed
 from ingot.runs.state import read_state
-from ingot.runtime.files import read_json
+from ingot.runtime.files import read_dict
 
 PATIENCE_SECONDS = 600.0  # for the run to save and end
 LOOK_SECONDS = 0.5
@@ -92,13 +92,7 @@ def _open(folder: str, begun: bool = True) -> Run:
 
 def _of_the_original(folder: Path) -> dict[str, Any] | None:
     """What the original said of a run that was never trained here; None for any other folder."""
-    if read_state(folder) is not None:
-        return None
-    try:
-        found = read_json(folder / RUN_STATE)
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+    return read_dict(folder / RUN_STATE) if read_state(folder) is None else None
 
 
 def _their_rows(said: dict[str, Any]) -> list[tuple[str, str]]:

@@ -28,7 +28,8 @@ from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import RunLock
 from ingot.runs.steps import Kind
-from ingot.runtime.files import user_path, write_atomically, writing
+from ingot.runs.tracked_id import keep_id
+from ingot.runtime.files import user_path, writing
 from ingot.runtime.ranks import Ranks
 from ingot.train.progress import Progress
 from ingot.train.resume import facts_of
@@ -91,7 +92,7 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
             known["resumed_from"] = str(saved.path.resolve())
         path = save_checkpoint(folder, saved.step, tensors, known, _kind(saved))
         if isinstance(run_id := saved.state.get("wandb_run_id"), str):
-            write_atomically(out / WANDB_ID, json.dumps({"id": run_id}))
+            keep_id(out / WANDB_ID, run_id)
     say(f"going on from {saved.path} of gpt-simple at step {saved.step}")
     warn(f"{saved.path} does not hold {', '.join(missing)}: the run goes on, and not exactly as an unbroken one would")
     return path

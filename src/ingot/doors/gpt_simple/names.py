@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
+from ingot.artifact.gpt_simple import MODEL_KEYS
+
 # Keys whose value is a setting's value.
 SETTINGS = {
-    "model.n_embd": "model.width",
-    "model.n_layer": "model.layers",
-    "model.n_head": "model.heads",
-    "model.n_kv_head": "model.kv_heads",
-    "model.dropout": "model.dropout",
-    "model.use_bias": "model.bias",
-    "model.qkv_bias": "model.qkv_bias",
-    "model.attn_out_bias": "model.attention_out_bias",
-    "model.mlp_bias": "model.mlp_bias",
-    "model.intermediate_size": "model.inner_width",
-    "model.norm": "model.norm",
-    "model.norm_eps": "model.norm_epsilon",
-    "model.tie_word_embeddings": "model.tied",
-    "model.rope_base": "model.rope_base",
-    "model.rope_scaling_type": "model.rope_scaling",
     "data.path": "data.path",
     "data.max_length": "data.seq_len",
     "optimizer.learning_rate": "optimizer.learning_rate",
@@ -40,13 +27,9 @@ SETTINGS = {
     "training.max_runtime_seconds": "training.max_runtime_seconds",
     "training.walltime_reserve_seconds": "training.walltime_reserve_seconds",
 }
-# Keys of which a setting is made, by a rule that translate.py has.
+# Keys of which a setting is made, by a rule that translate.py has; those of the model by model_settings.
 MADE_INTO = {
-    "model.vocab_size": "model.vocab_size",
-    "model.n_positions": "model.context",
-    "model.activation": "model.activation",
-    "model.mlp_type": "model.mlp",
-    "model.rope_scaling_factor": "model.rope_factor",
+    **{f"model.{theirs}": f"model.{ours}" for theirs, ours in MODEL_KEYS.items() if ours},
     "model.attention_mode": "data.document_mask",
     "data.tokenizer": "data.tokenizer",
     "data.overlap_size": "data.overlap",
@@ -63,12 +46,6 @@ MADE_INTO = {
     "training.mixed_precision": "training.precision",
     "training.wandb_project": "tracking.wandb_project",
     "training.wandb_run_name": "tracking.wandb_run_name",
-}
-# Keys that say what is read, checked or ignored, and are not settings of a run.
-NO_SETTING = {
-    "data.format": "the files below data.path say what they are",
-    "data.num_workers": "taken and without effect",
-    "data.allow_budget_mismatch": "decides how `validate` judges the plan",
 }
 THEIRS = {ours: theirs for theirs, ours in {**MADE_INTO, **SETTINGS}.items() if ours != theirs}
 _NAMES = THEIRS | {"training.tokens_per_step": "the tokens of a step", "data.mix": "the mix of the buckets"}

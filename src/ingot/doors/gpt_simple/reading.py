@@ -17,7 +17,7 @@ from ingot.config.text import Plain, parse_yaml
 from ingot.doors.gpt_simple.config import SECTIONS, Config, all_keys
 from ingot.doors.gpt_simple.names import THEIRS
 from ingot.errors import ConfigError
-from ingot.runtime.files import open_to_read
+from ingot.runtime.files import open_to_read, readable
 
 Values = dict[str, tuple[Any, str]]  # of keys by their dotted paths, each with where it was set
 
@@ -41,15 +41,12 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 def read_tree(path: str | Path) -> dict[str, Any]:
     """The sections of a file as they are written there: JSON by its suffix, else YAML."""
     file = Path(path)
-    try:
-        with open_to_read(file) as opened:
-            text = opened.read().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"there is no config file {file}; `gpt-simple init -o {file}` writes one") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    with readable(file, ConfigError):
+        try:
+            with open_to_read(file) as opened:
+                text = opened.read().decode("utf-8-sig")
+        except FileNotFoundError:
+            raise ConfigError(f"there is no config file {file}; `gpt-simple init -o {file}` writes one") from None
     if file.suffix == ".json":
         try:
             tree = json.loads(text)

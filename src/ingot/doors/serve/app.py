@@ -23,6 +23,7 @@ from ingot.trained.serving import Closed, Engine, Piece, Text
 
 MOST_BYTES = 1 << 24  # of a request
 LOOK_SECONDS = 0.2  # between looks at whether a client that waits is still there
+OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
 Found = tuple[int, Piece]
@@ -81,7 +82,8 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
 async def complete(request: Request, engine: Engine, name: str) -> Response:
     """The answer to one request for completions, by a model of that name."""
     model = engine.model
-    asked = read_request(await read_body(request), model.tokenizer, model.context, name)
+    body = await read_body(request)
+    asked = await asyncio.to_thread(read_request, body, model.tokenizer, model.context, name)  # others go on meanwhile
     told = [prompt for prompt in asked.prompts for _ in range(asked.n)]
     answer = Answer(model.tokenizer, name, [len(prompt.ids) for prompt in told], asked.logprobs, asked.echo)
     found: asyncio.Queue[Found] = asyncio.Queue()
@@ -106,15 +108,26 @@ def _failure(error: IngotError) -> Refused:
 
 def _check_client(request: Request, token: str | None) -> None:
     """Refuse who does not know the token, and web pages of others, which a browser names."""
-    if token is not None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), token.encode()):
-            raise Refused(
-                "the token is missing or wrong; send the header Authorization: Bearer TOKEN", status=401, code="invalid_api_key"
-            )
-    origin = request.headers.get("origin")
-    if token is None and origin is not None and origin.partition("//")[2] != request.headers.get("host"):
+    if token is not None and not is_token(request, token):
+        raise Refused(
+            "the token is missing or wrong; send the header Authorization: Bearer TOKEN", status=401, code="invalid_api_key"
+        )
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    # A name that leads here, in the hands of a web page of others, is not this machine's own.
+    if token is None and origin is not None and (origin != f"http://{host}" or not is_own_name(host)):
         raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
+
+
+def is_token(request: Request, token: str) -> bool:
+    """Whether a client sends the token; headers are bytes, which come as letters of one byte each."""
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode("latin-1"), token.encode())
+
+
+def is_own_name(host: str) -> bool:
+    """Whether a Host header names this machine itself, with or without a port."""
+    name, _, port = host.rpartition(":")
+    return (name if port.isdigit() else host) in OWN_NAMES
 
 
 async def read_body(request: Request) -> bytes:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.data.tokenizers import Tokenizer
-from ingot.errors import IngotError, one_line
+from ingot.errors import IngotError, one_line, shown
 from ingot.generate.sampling import prompt_ids
 
 MOST_TEXTS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 MOST_SEED = 2**62
+FEW_CHARACTERS = 4  # for each token of the context: a text of no more is encoded in no time
 # Fields that are taken and change nothing, and the values of others that do not either.
 IGNORED = ("user", "metadata", "store")
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -30,7 +31,7 @@ class Refused(Exception):
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(one_line(message))
-        self.param, self.status, self.code = param, status, code
+        self.param, self.status, self.code = shown(param) if param is not None else None, status, code
 
     def record(self) -> dict[str, Any]:
         """The JSON of the answer."""
@@ -113,7 +114,7 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
     if fields.number("best_of", n, 1, MOST_TEXTS, whole=True) != n:
         raise Refused(f"best_of is not supported here; leave it out and ask for n={n} texts", "best_of")
     asked = Asked(
-        prompts=_prompts(fields.take("prompt", ""), tokenizer),
+        prompts=_prompts(fields.take("prompt", ""), tokenizer, context),
         n=n,
         tokens=fields.number("max_tokens", 16, 0, 10**8, whole=True),
         temperature=float(fields.number("temperature", 1.0, 0, 100)),
@@ -135,17 +136,18 @@ def _check_model(asked: object, name: str) -> None:
         raise Refused(f"there is no model {asked!r:.100}; this server has {name!r}", "model", 404, "model_not_found")
 
 
-def _prompts(given: Any, tokenizer: Tokenizer) -> list[Prompt]:
+def _prompts(given: Any, tokenizer: Tokenizer, context: int | None) -> list[Prompt]:
     """The prompts of a request: a text, several, token ids, or several lists of them."""
     several = isinstance(given, list) and not all(type(one) is int for one in given)
     listed = given if several else [given]
     if len(listed) > MOST_TEXTS:
         raise Refused(f"there are {len(listed):,} prompts, and {MOST_TEXTS} is the most of one request", "prompt")
-    return [_prompt(one, tokenizer) for one in listed]
+    return [_prompt(one, tokenizer, context) for one in listed]
 
 
-def _prompt(one: Any, tokenizer: Tokenizer) -> Prompt:
+def _prompt(one: Any, tokenizer: Tokenizer, context: int | None) -> Prompt:
     if isinstance(one, str):
+        check_size(one, tokenizer, context)
         try:
             return Prompt(prompt_ids(tokenizer, one), is_new=not one)
         except (IngotError, UnicodeError) as error:
@@ -155,6 +157,18 @@ def _prompt(one: Any, tokenizer: Tokenizer) -> Prompt:
     if wrong := [token for token in one if not 0 <= token < tokenizer.vocab_size]:
         raise Refused(f"token {wrong[0]} is outside the vocabulary of {tokenizer.vocab_size:,} ids", "prompt")
     return Prompt(one or prompt_ids(tokenizer, ""), is_new=not one)
+
+
+def check_size(text: str, tokenizer: Tokenizer, context: int | None) -> None:
+    """Refuse a text that has too many tokens whichever they are: the time to find them may grow with the square of its length."""
+    if context is None or len(text) <= FEW_CHARACTERS * context:
+        return
+    if len(text) > context * (longest := int(tokenizer.token_bytes().max())):
+        raise Refused(
+            f"the prompt has {len(text):,} characters, and the model sees {context:,} tokens of at most {longest} bytes",
+            "prompt",
+            code="context_length_exceeded",
+        )
 
 
 def _stops(given: Any) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ pages of others: a page somewhere cannot read runs through the browser of who lo
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,20 +17,18 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from ingot.doors.serve.app import complete, read_body
-from ingot.doors.serve.requests import Refused
+from ingot.doors.serve.app import complete, is_own_name, is_token, read_body
+from ingot.doors.serve.requests import Refused, check_size
 from ingot.doors.ui.playground import Playground
 from ingot.doors.ui.watched import Watched
 from ingot.doors.ui.watcher import Watcher
-from ingot.errors import IngotError
+from ingot.errors import CheckpointError, IngotError
 from ingot.generate.sampling import prompt_ids
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # noqa: E501
 SILENT_SECONDS = 15.0  # then a comment is sent, by which a browser that is gone is found
-MOST_SAMPLE = 20_000  # characters
 
 
 def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
@@ -102,8 +99,8 @@ def _serve_runs(app: FastAPI, watcher: Watcher, token: str) -> None:
 
     @app.post("/api/runs/{run}/stop")
     async def stop(request: Request, run: str) -> dict[str, Any]:
-        watched, given = _run(watcher, run), request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), token.encode()):
+        watched = _run(watcher, run)
+        if not is_token(request, token):
             raise Refused("stopping a run needs the token that ingot ui printed when it was started", status=401)
         found = await asyncio.to_thread(watched.run.stop)
         return {"step": found.state.step if found is not None else 0}
@@ -114,6 +111,7 @@ def _serve_playground(app: FastAPI, watcher: Watcher, playground: Playground) ->
     async def open_model(request: Request, run: str) -> dict[str, Any]:
         engine, path = await playground.engine(_run(watcher, run).run)
         prompt, model = (await read_body(request)).decode(errors="replace"), engine.model
+        check_size(prompt, model.tokenizer, model.context)
         room = None if model.context is None else model.context - len(prompt_ids(model.tokenizer, prompt))
         return {"checkpoint": path.name, "device": model.backend.device.name, "context": model.context, "room": room}
 
@@ -134,8 +132,7 @@ def _run(watcher: Watcher, asked: str) -> Watched:
 async def check_client(request: Request) -> None:
     """Refuse who speaks to another name than this machine's own, and web pages of others, which a browser names."""
     host = request.headers.get("host", "")
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    if name not in OWN_NAMES:
+    if not is_own_name(host):
         raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
     origin = request.headers.get("origin")
     if origin is not None and origin != f"http://{host}":
@@ -187,7 +184,6 @@ def _sample(watched: Watched, step: int) -> str:
     if path is None or not path.resolve().is_relative_to(watched.run.path.resolve()):
         raise Refused(f"{watched.name} has no sample of step {step:,}", status=404)
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MOST_SAMPLE)
-    except OSError as error:
-        raise Refused(f"the sample of step {step:,} cannot be read: {error.strerror}", status=404) from None
+        return watched.run.sample(step)
+    except CheckpointError as error:
+        raise Refused(str(error), status=404) from None

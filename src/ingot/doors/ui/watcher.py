@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ingot.doors.facts import run_names
 from ingot.doors.ui.watched import Message, Watched
-from ingot.errors import shown
 from ingot.runs.state import NAME as STATE
 from ingot.runtime.files import to_json
 
@@ -145,7 +144,7 @@ class Watcher:
         if places.items() == known.keys():
             return
         runs = sorted(places.items(), key=lambda run: _when(run[1]), reverse=True)
-        names = [shown(name, kept="") for name in run_names([path for _, path in runs])]
+        names = run_names([path for _, path in runs])
         found = [known.get(run) or Watched(run[1], name, self._cache) for run, name in zip(runs, names, strict=True)]
         for watched, name in zip(found, names, strict=True):
             watched.name = name

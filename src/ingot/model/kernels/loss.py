@@ -50,10 +50,11 @@ def _head_loss_shapes(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     hidden, weight, *_ = inputs
+    ctx.set_materialize_grads(False)  # the second output has no gradient, and zeros in its place would be as large as it is
     ctx.save_for_backward(hidden, weight, output[1])
 
 
-def _gradients(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, scale: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     hidden, weight, grad = ctx.saved_tensors
     d_hidden = (grad @ weight.to(grad.dtype)) * scale
     d_weight = (grad.T @ hidden).to(weight.dtype) * scale  # scaled after it is widened: not rounded twice

@@ -1,4 +1,4 @@
-"""The loss of rows of logits, and their gradient in their place, as a Triton kernel; one program per row.
+"""The loss of rows of logits, and their gradient in their place or beside them, as a Triton kernel; one program per row.
 
 Rows of up to 16,384 words are held in registers: read once, written once. Longer ones are read twice. Their first pass sums by
 the largest score of the first block, not by that of the whole row, so that its blocks do not wait for each other; only where the
@@ -25,15 +25,24 @@ def block_and_warps(vocabulary: int) -> tuple[int, int]:
 
 
 def losses_of_logits_(
-    logits: Tensor, targets: Tensor, softcap: float | None, with_grad: bool, shape: tuple[int, int] | None = None
+    logits: Tensor,
+    targets: Tensor,
+    softcap: float | None,
+    with_grad: bool,
+    shape: tuple[int, int] | None = None,
+    into: Tensor | None = None,
+    factor: float = 1.0,
 ) -> Tensor:
-    """The loss (N) of each target, 0 where it is ignored; with `with_grad` its gradient takes the place of the logits (N, V)."""
+    """The loss (N) of each target, 0 where it is ignored; with `with_grad` its gradient takes the place of the logits (N, V).
+
+    With `into`, a tensor that lies as they do, it goes there instead, times `factor` and in that tensor's format.
+    """
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     block, warps = shape or block_and_warps(vocabulary)
     if rows:
         _loss_of_row[(rows,)](
-            logits, targets, losses, logits.stride(0), softcap or 1.0,
+            logits, targets, losses, logits if into is None else into, logits.stride(0), softcap or 1.0, factor,
             VOCABULARY=vocabulary, CAPPED=softcap is not None, WITH_GRAD=with_grad, WHOLE=block >= vocabulary, BLOCK=block,
             num_warps=warps,
         )  # fmt: skip
@@ -52,11 +61,12 @@ def _bent(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _loss_of_row(  # type: ignore[no-untyped-def]
-    logits, targets, losses, stride, softcap,
+    logits, targets, losses, grads, stride, softcap, factor,
     VOCABULARY: tl.constexpr, CAPPED: tl.constexpr, WITH_GRAD: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
+    grads += row * stride
     target = tl.load(targets + row)
     counts = target >= 0
     hit = _bent(tl.load(logits + tl.maximum(target, 0)).to(tl.float32), softcap, CAPPED)[0]
@@ -70,8 +80,8 @@ def _loss_of_row(  # type: ignore[no-untyped-def]
         total = tl.sum(e, 0)
         if WITH_GRAD:
             grad = (e * (1.0 / total) - tl.where(places == target, 1.0, 0.0)) * slope
-            grad = tl.where(counts, grad, 0.0)
-            tl.store(logits + places, grad.to(logits.dtype.element_ty), mask=inside)
+            grad = tl.where(counts, grad * factor, 0.0)
+            tl.store(grads + places, grad.to(grads.dtype.element_ty), mask=inside)
     else:
         z = _bent(tl.load(logits + places).to(tl.float32), softcap, CAPPED)[0]
         top = tl.max(z, 0)
@@ -98,6 +108,6 @@ def _loss_of_row(  # type: ignore[no-untyped-def]
                 x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_first").to(tl.float32)
                 z, slope = _bent(x, softcap, CAPPED)
                 grad = (tl.exp(z - log_total) - tl.where(at == target, 1.0, 0.0)) * slope
-                grad = tl.where(counts, grad, 0.0)
-                tl.store(logits + at, grad.to(logits.dtype.element_ty), mask=at < VOCABULARY)
+                grad = tl.where(counts, grad * factor, 0.0)
+                tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=at < VOCABULARY)
     tl.store(losses + row, tl.where(counts, tl.log(total) + top - hit, 0.0))

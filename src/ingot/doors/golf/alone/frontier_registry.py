@@ -1,4 +1,4 @@
-"""In place of ingot.model.registry, where the one file trains by settings: the frontier family."""
+"""In place of ingot.config.families and ingot.model.registry, where the one file trains by settings: the frontier family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 from torch import nn
 
 from ingot.model.frontier import Frontier
+from ingot.model.frontier_settings import FrontierSettings
+from ingot.model.settings import ModelSettings
 
+AnyModel = FrontierSettings
+FAMILIES: dict[str, type[ModelSettings]] = {"frontier": FrontierSettings}
 OURS = (Frontier,)
 
 

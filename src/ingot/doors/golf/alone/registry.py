@@ -1,4 +1,4 @@
-"""In place of ingot.model.registry: one family, and models of one's own."""
+"""In place of ingot.config.families and ingot.model.registry: one family, and models of one's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 from torch import nn
 
 from ingot.model.golf import Golf
+from ingot.model.golf_settings import GolfSettings
 from ingot.model.own import build_own
+from ingot.model.settings import FileSettings, ModelSettings
 
+AnyModel = FileSettings | GolfSettings
+FAMILIES: dict[str, type[ModelSettings]] = {"golf": GolfSettings, "file": FileSettings}
 OURS = (Golf,)
 
 

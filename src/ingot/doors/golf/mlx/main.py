@@ -10,7 +10,7 @@ from ingot.backends.open import find_device
 from ingot.config.loading import ResolvedConfig
 from ingot.doors.golf.data.check import Found
 from ingot.doors.golf.log import RunLog
-from ingot.doors.golf.main import FileExporter, started
+from ingot.doors.golf.main import FileExporter, Script, started
 from ingot.doors.golf.mlx.log import MLXReporter, mlx_head, tell_mlx_data
 from ingot.doors.golf.mlx.translate import VARIABLES, mlx_variable, read_mlx_variables, translate_mlx
 from ingot.doors.golf.variables import Variable
@@ -23,7 +23,7 @@ from ingot.runtime.tensors import TensorRecord
 ALONE = {"WORLD_SIZE": "1", "RANK": "0"}  # as torchrun sets them for one process
 
 
-class MLXScript:
+class MLXScript(Script):
     """train_gpt_mlx.py."""
 
     name, one_at_a_time = "train_gpt_mlx.py", False  # the names of its files are those of its runs

@@ -1,6 +1,6 @@
 // Charts by uPlot: curves of runs over one axis, seeds as bands. All charts share their cursor and their zoom.
 /* global uPlot */
-import { AXES, colour, curve, changed, fixed, h, short, shownRuns } from "./store.js";
+import { AXES, colour, curve, changed, fixed, h, isDark, short, shownRuns } from "./store.js";
 
 export const view = { axis: "step", logX: false, logY: false, seeds: true, smooth: 0, whole: false, range: null };
 
@@ -16,19 +16,32 @@ export class Chart {
   constructor(spec) {
     this.spec = spec;
     this.plot = null;
-    this.signature = "";
+    this.curves = 0; // of runs, that there are to draw
+    this.lines = []; // that were drawn
+    this.signature = this.drawn = ""; // which lines it has, and all that they were drawn from
+    this.visible = true; // near what the window shows
     this.tip = h("div", { class: "tip", hidden: true });
     this.body = h("div", { class: "plot" });
     this.note = h("span", { class: "unit" }, spec.unit);
     this.element = h("figure", { class: "chart", id: `chart-${spec.id}` }, h("figcaption", {}, spec.title, " ", this.note), this.body);
     new ResizeObserver(() => this.fit()).observe(this.body);
+    const watch = new IntersectionObserver((entries) => {
+      this.visible = entries[entries.length - 1].isIntersecting;
+      if (this.visible) this.draw();
+    }, { rootMargin: "200px" });
+    watch.observe(this.element);
   }
 
-  // Draw the runs that are shown; whether there was anything to draw.
+  // Draw the runs that are shown, where something has changed and the window shows it; whether there is anything to draw.
   draw() {
-    this.lines = linesOf(this.spec);
-    this.element.hidden = !this.lines.length;
-    if (!this.lines.length) return false;
+    const from = sourceOf(this.spec);
+    if (from === this.drawn) return this.curves > 0;
+    const lines = linesOf(this.spec);
+    this.curves = lines.reduce((sum, line) => sum + line.curves.length, 0);
+    this.element.hidden = !lines.length;
+    this.drawn = this.visible ? from : "";
+    if (!lines.length || !this.visible) return this.curves > 0;
+    this.lines = lines;
     const grid = gridOf(this.lines);
     for (const line of this.lines) line.values = sampled(line, grid);
     this.x = [grid[0], grid[grid.length - 1]];
@@ -40,8 +53,7 @@ export class Chart {
       line.banded = banded && line.values.low !== null;
       if (line.banded) data.push(line.values.high, line.values.low);
     }
-    const theme = getComputedStyle(document.documentElement).getPropertyValue("--ink");
-    const signature = JSON.stringify([view.axis, view.logX, view.logY, theme, this.lines.map((line) => [line.name, line.number, line.banded])]);
+    const signature = JSON.stringify([view.axis, view.logX, view.logY, isDark(), this.lines.map((line) => [line.name, line.number, line.banded])]);
     if (this.plot && signature === this.signature) {
       this.plot.setData(data);
     } else {
@@ -162,6 +174,12 @@ function labels(ticks) {
 
 const short5 = (value) => (Math.abs(value) >= 1000 || (value && Math.abs(value) < 0.01) ? short(value) : fixed(value, 4));
 
+// All that a chart is drawn from, in short.
+function sourceOf({ kind }) {
+  const runs = shownRuns().map((run) => [run.id, run[kind].told, run.name, run.number, run.arm, run.flops_per_token, view.axis === "artifact_bytes" && run.told]);
+  return JSON.stringify([view, isDark(), runs]);
+}
+
 // The lines of a chart: runs, or runs that differ in nothing but their seeds as one.
 function linesOf({ kind, name }) {
   const groups = new Map();
@@ -170,7 +188,7 @@ function linesOf({ kind, name }) {
     if (!found) continue;
     const key = view.seeds && run.arm && view.axis !== "artifact_bytes" ? run.arm : run.id;
     const group = groups.get(key) ?? { name: run.name, number: run.number, curves: [] };
-    group.curves.push({ ...found, y: smoothed(found.y) });
+    group.curves.push(found);
     group.number = Math.min(group.number, run.number);
     groups.set(key, group);
   }
@@ -217,34 +235,45 @@ function gridOf(lines) {
 
 // A line at the places of a grid: the mean of its curves, and the lowest and highest of them or of their bins.
 function sampled(line, grid) {
-  const each = line.curves.map((one) => ({ y: at(one.x, one.y, grid), low: one.low && at(one.x, one.low, grid), high: one.high && at(one.x, one.high, grid) }));
-  const own = new Set(line.curves.flatMap((one) => Array.from(one.x)));
   line.own = [];
-  if (own.size <= MARKED) grid.forEach((x, i) => { if (own.has(x)) line.own.push(i); });
-  if (each.length === 1) return { y: each[0].y, low: each[0].low ?? null, high: each[0].high ?? null };
-  const y = [], low = [], high = [];
-  for (let i = 0; i < grid.length; i++) {
-    const values = each.map((one) => one.y[i]).filter((value) => value != null);
-    y.push(values.length ? values.reduce((a, b) => a + b) / values.length : null);
-    low.push(values.length ? Math.min(...values) : null);
-    high.push(values.length ? Math.max(...values) : null);
+  if (line.curves.every((one) => one.x.length <= MARKED)) {
+    const own = new Set(line.curves.flatMap((one) => Array.from(one.x)));
+    if (own.size <= MARKED) grid.forEach((x, i) => { if (own.has(x)) line.own.push(i); });
   }
-  return { y, low, high };
+  if (line.curves.length === 1) {
+    const [{ x, y, low, high }] = line.curves;
+    return { y: gaps(at(x, smoothed(y), grid)), low: low && gaps(at(x, low, grid)), high: high && gaps(at(x, high, grid)) };
+  }
+  const [sum, count, low, high] = [0, 0, Infinity, -Infinity].map((value) => new Float64Array(grid.length).fill(value));
+  for (const { x, y } of line.curves) {
+    const values = at(x, smoothed(y), grid);
+    for (let i = 0; i < values.length; i++) {
+      const value = values[i];
+      if (value !== value) continue; // there is none
+      sum[i] += value;
+      count[i]++;
+      if (value < low[i]) low[i] = value;
+      if (value > high[i]) high[i] = value;
+    }
+  }
+  return { y: gaps(sum.map((value, i) => value / count[i])), low: gaps(low), high: gaps(high) };
 }
 
-// Values between the points of a curve; null before its first, after its last, and where a logarithm has no place for them.
+// As uPlot has it: null where there is no number.
+const gaps = (values) => Array.from(values, (value) => (isFinite(value) ? value : null));
+
+// Values between the points of a curve; NaN before its first, after its last, and where a logarithm has no place for them.
 function at(x, y, grid) {
-  const found = new Array(grid.length);
+  const found = new Float64Array(grid.length).fill(NaN);
+  const last = x.length - 1;
   let k = 0;
   for (let i = 0; i < grid.length; i++) {
     const place = grid[i];
-    while (k < x.length - 1 && x[k + 1] <= place) k++;
-    let value = null;
-    if (place >= x[0] && place <= x[x.length - 1]) {
-      const share = k + 1 < x.length && x[k + 1] > x[k] ? (place - x[k]) / (x[k + 1] - x[k]) : 0;
-      value = share && isFinite(y[k + 1]) ? y[k] + share * (y[k + 1] - y[k]) : y[k];
-    }
-    found[i] = value != null && isFinite(value) && (!view.logY || value > 0) ? value : null;
+    while (k < last && x[k + 1] <= place) k++;
+    if (place < x[0] || place > x[last]) continue;
+    const share = k < last && x[k + 1] > x[k] ? (place - x[k]) / (x[k + 1] - x[k]) : 0;
+    const value = share && isFinite(y[k + 1]) ? y[k] + share * (y[k + 1] - y[k]) : y[k];
+    if (!view.logY || value > 0) found[i] = value;
   }
   return found;
 }

@@ -27,7 +27,7 @@ function curvesTab() {
       back.hidden = !view.range;
       empty.hidden = drawn;
       empty.textContent = whyEmpty();
-      document.body.dataset.drawn = drawn ? charts[0].lines?.reduce((sum, line) => sum + line.curves.length, 0) ?? 0 : 0;
+      document.body.dataset.drawn = charts[0].curves;
     },
   };
 }

@@ -1,8 +1,9 @@
 // The list of runs at the side, and the numbers of the current one above the tabs.
-import { ask, budget, changed, colour, duration, fixed, h, short, store, whole } from "./store.js";
+import { ask, budget, changed, colour, duration, fixed, h, isDark, short, store, whole } from "./store.js";
 
 const list = document.getElementById("runs");
 const filter = document.getElementById("filter");
+let tiles = ""; // which run they are of, and what was said of it by then
 const rows = new Map(); // the elements of runs that are listed, so that a click meets the element it was meant for
 
 export function setUpSide() {
@@ -31,6 +32,9 @@ export function drawSide() {
 
 function rowOf(run) {
   const row = rows.get(run.id) ?? newRow(run);
+  const drawn = [run.told, run.number, store.shown.has(run.id), run.id === store.current, isDark()].join();
+  if (drawn === row.drawn) return row.element;
+  row.drawn = drawn;
   const { used, left } = budget(run);
   row.element.classList.toggle("current", run.id === store.current);
   row.element.style.setProperty("--colour", colour(run.number));
@@ -77,7 +81,8 @@ export function drawTiles() {
   const host = document.getElementById("tiles");
   const run = store.runs.get(store.current);
   host.hidden = !run?.name;
-  if (host.hidden) return;
+  if (host.hidden || tiles === `${run.id} ${run.told}`) return;
+  tiles = `${run.id} ${run.told}`;
   const { used, left } = budget(run);
   const speed = run.status === "running" ? run.tokens_per_second : run.result?.tokens_per_second ?? run.tokens_per_second;
   const tile = (name, value, more) => (value ? h("div", { class: "tile" }, h("small", {}, name), h("b", {}, value), more ? h("small", {}, more) : null) : null);

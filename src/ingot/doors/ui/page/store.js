@@ -55,14 +55,18 @@ const take = {
     if (!run) return;
     const renamed = run.name !== facts.name;
     Object.assign(run, facts);
+    run.told++;
     if (renamed) number();
   },
   bins({ id, kind, from, columns }) {
     const bins = store.runs.get(id)?.[kind];
     if (!bins) return;
     let used = from;
+    bins.told++;
+    if (!from) bins.known.clear();
     for (const [name, packed] of Object.entries(columns)) {
       const values = decode(packed);
+      if (values.some(Number.isFinite)) bins.known.add(name);
       bins.columns[name] ??= new Float32Array(MOST_BINS).fill(NaN);
       bins.columns[name].set(values, from);
       used = from + values.length;
@@ -82,8 +86,10 @@ function number() {
   named.sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true })).forEach((run, i) => { run.number = i; });
 }
 
+// `told` counts what was said: what it was drawn with is drawn again only when it has changed.
 function empty(id) {
-  return { id, number: 0, trained: { used: 0, columns: {} }, judged: { used: 0, columns: {} }, samples: [], stalls: [], percentiles: {}, result: {} };
+  const bins = () => ({ told: 0, used: 0, columns: {}, known: new Set() }); // known: the columns that have a number
+  return { id, told: 0, number: 0, trained: bins(), judged: bins(), samples: [], stalls: [], percentiles: {}, result: {} };
 }
 
 function decode(packed) {
@@ -100,9 +106,11 @@ export function shownRuns() {
 // A column of a run over an axis: x and y, and where there are several lines to a bin their lowest and highest; null: there is none.
 export function curve(run, kind, name, axis) {
   if (axis === "artifact_bytes") return artifactPoint(run, name);
-  const { used, columns } = run[kind];
-  if (!used || !columns[name] || (axis === "flops" && !run.flops_per_token)) return null;
-  let x = columns[axis === "flops" ? "tokens" : axis].subarray(0, used);
+  const { used, columns, known } = run[kind];
+  const along = axis === "flops" ? "tokens" : axis;
+  if (!used || !known.has(name) || !known.has(along) || (axis === "flops" && !run.flops_per_token)) return null;
+  let x = columns[along].subarray(0, used);
+  if (!isFinite(x[0]) || !isFinite(x[used - 1])) return null; // one damaged run must not take the axis from all others
   if (axis === "flops") x = Float64Array.from(x, (tokens) => tokens * run.flops_per_token);
   const part = (ending) => columns[name + ending]?.subarray(0, used) ?? null;
   return { x, y: part(""), low: part("_low"), high: part("_high") };
@@ -122,9 +130,11 @@ export function colour(number, alpha = 1) {
   return `hsl(${hue} ${saturation}% ${light + lighter}% / ${alpha})`;
 }
 
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+
 export function isDark() {
   const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  return chosen ? chosen === "dark" : prefersDark.matches;
 }
 
 // An element with properties and children; text is never read as HTML.

@@ -1,6 +1,8 @@
-"""Text that comes with the package, prepared at first use into a cache folder.
+"""Text that is prepared at its first use, into a cache folder: the sample that comes with the package, and files of JSON lines.
 
-The name of the folder holds a hash of the packaged text and the tokenizer, so a cached sample is never of another version.
+The name of the folder holds a hash of the text and the tokenizer: of a sample the packaged text, so that it is never of another
+version; of files their names, sizes and times and how they lie in buckets, so that other files are other data and a resumed run
+finds its own again.
 """
 
 from __future__ import annotations
@@ -13,21 +15,26 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from importlib.resources import files
+from contextlib import contextmanager
+from importlib.resources import files as resources
 from pathlib import Path
 
-from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import VERSION, Dataset
-from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_made
+from ingot.data.text.buckets import Buckets
+from ingot.data.text.files import file_identity
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, digest, open_unless_made
 from ingot.data.tokenizers.made import CHAR, learn_bpe
-from ingot.errors import DataError, IngotError
+from ingot.errors import DataError, IngotError, Setting
 from ingot.runtime.cache import cache_root
-from ingot.runtime.files import reading
+from ingot.runtime.files import reading, writing
+from ingot.runtime.locks import FolderLock
 
 log = logging.getLogger(__name__)
 
 PREFIX = "sample:"
 SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
+SUFFIXES = (".jsonl", ".jsonl.gz")
 
 
 def sample_path(name: str, tokenizer: str) -> Path:
@@ -65,7 +72,7 @@ def sample_bytes(name: str) -> int:
 def _packed(name: str) -> bytes:
     if name not in SAMPLES:
         raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + known for known in SAMPLES)}")
-    return (files("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
+    return (resources("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
 
 
 def is_own(*folders: Path) -> bool:
@@ -93,3 +100,47 @@ def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: Tokenizer |
         tokenizer = learn_bpe(tokenizer, (work["text"].encode() for work in works if work["split"] == "train"))
     pieces: Iterator[tuple[str, str]] = ((work["split"], work["text"]) for work in works)
     write_dataset(pieces, folder, tokenizer, source={"sample": name})
+
+
+def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
+    """The folder that a file of JSON lines, or buckets of such files, become; made now if it is not in the cache."""
+    if tokenizer is None:
+        raise DataError(
+            f"{path} holds text; name the tokenizer that it is to be prepared with by {{0}}", Setting("data.tokenizer")
+        )
+    files = [file for of_split in buckets.values() for some in of_split.values() for file in some] or [path]
+    opened = open_unless_made(tokenizer)
+    key = digest(
+        {
+            "version": VERSION,
+            "files": [file_identity(file) for file in files],
+            "buckets": {split: {name: len(some) for name, some in of_split.items()} for split, of_split in buckets.items()},
+            "tokenizer": opened.fingerprint() if opened else tokenizer,
+        }
+    )
+    folder = cache_root() / f"{path.name.partition('.')[0]}-{opened.kind if opened else tokenizer.replace(':', '')}-{key[:16]}"
+    if not is_own(folder.parent, folder):
+        raise DataError(f"{folder} was made by another user, who may have put any text there; choose a place with INGOT_CACHE")
+    if is_sound(folder):
+        return folder
+    with _alone(folder):
+        if is_sound(folder):  # another process was faster
+            return folder
+        log.warning("preparing %s into %s, once", path, folder)
+        shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
+        prepare([path], folder, tokenizer, buckets=buckets or None)
+    return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process prepares this folder: of many ranks one does the work."""
+    place = folder.with_name(f".{folder.name}.lock")
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(place)
+    lock.acquire(None, lambda: log.warning("another process is preparing %s; waiting", folder))
+    try:
+        yield
+    finally:
+        lock.release()

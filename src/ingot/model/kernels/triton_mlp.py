@@ -1,0 +1,197 @@
+"""Products whose tiles are activated, or multiplied by the activation's slope, before they are written, as Triton kernels.
+
+A program computes one tile after the other. Operands come and results go by descriptors, which fill what lies outside of a matrix
+with zeros and do not write there, so no size has to be a multiple of a tile's; rows have to begin at multiples of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+class Tiles(NamedTuple):
+    """How a product is cut: the tile of a program, what it reads of the inner dimension at once, and its share of a processor."""
+
+    rows: int
+    columns: int
+    inner: int
+    stages: int
+    warps: int
+    programs: int  # on one multiprocessor at a time: with two, one computes while the other writes
+
+
+TILES = Tiles(128, 128, 64, 3, 4, 2)
+INTERPRETED_PROGRAMS = 3
+
+
+def fits(*operands: Tensor) -> bool:
+    """Whether descriptors can be made of these matrices."""
+    return all(
+        a.dim() == 2 and a.stride(1) == 1 and a.stride(0) * a.element_size() % 16 == 0 and a.data_ptr() % 16 == 0 and a.numel()
+        for a in operands
+    )
+
+
+def activated_product(
+    x: Tensor, up: Tensor, bias: Tensor | None, activation: str, keeps_scores: bool, tiles: Tiles = TILES
+) -> tuple[Tensor, Tensor]:
+    """The activation (M, N) of x (M, C) times up (N, C), and the scores before it where they are kept."""
+    (M, C), N = x.shape, len(up)
+    y = x.new_empty(M, N)
+    scores = x.new_empty(M, N) if keeps_scores else y
+    _activated_product[_programs(x, M, N, tiles)](
+        _described(x, tiles.rows, tiles.inner), _described(up, tiles.columns, tiles.inner),
+        _described(y, tiles.rows, tiles.columns // 4), _described(scores, tiles.rows, tiles.columns // 4),
+        x if bias is None else bias, M, N=N, C=C, ACTIVATION=activation, BIASED=bias is not None, KEEPS_SCORES=keeps_scores,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
+    )  # fmt: skip
+    return y, scores
+
+
+def sloped_product(
+    dy: Tensor, down: Tensor, kept: Tensor, activation: str, keeps_scores: bool, tiles: Tiles = TILES
+) -> tuple[Tensor, Tensor]:
+    """The gradient (M, N) of the scores, from dy (M, C) and down (C, N); and, where the scores are `kept`, their activation."""
+    (M, C), N = dy.shape, down.size(1)
+    d_scores = dy.new_empty(M, N)
+    y = dy.new_empty(M, N) if keeps_scores else d_scores
+    _sloped_product[_programs(dy, M, N, tiles)](
+        _described(dy, tiles.rows, tiles.inner), _described(down, tiles.inner, tiles.columns),
+        _described(d_scores, tiles.rows, tiles.columns // 4), _described(y, tiles.rows, tiles.columns // 4), kept,
+        M, N=N, C=C, ACTIVATION=activation, KEEPS_SCORES=keeps_scores,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
+    )  # fmt: skip
+    return d_scores, y
+
+
+def _described(a: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(a, list(a.shape), list(a.stride()), [rows, columns])
+
+
+def _programs(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
+    there = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROGRAMS
+    return (min(there * tiles.programs, triton.cdiv(M, tiles.rows) * triton.cdiv(N, tiles.columns)),)
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scores after the activation, and its slope there."""
+    if ACTIVATION == "relu2":
+        x = tl.maximum(x, 0.0)
+        return x * x, 2.0 * x
+    elif ACTIVATION == "gelu-tanh":  # noqa: RET505  # Triton compiles what follows a return
+        square = x * x
+        share = 1.0 / (1.0 + tl.exp(x * (-1.5957691216 - 0.0713548162726 * square)))  # (1 + tanh) / 2
+        y = x * share
+        return y, share + y * (1.0 - share) * (1.5957691216 + 0.2140644488178 * square)
+    else:
+        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        return x * share, share + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+
+
+@triton.jit
+def _halves(tile):  # type: ignore[no-untyped-def]
+    """The left and the right columns of a tile."""
+    return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _quarters(tile):  # type: ignore[no-untyped-def]
+    """Columns of a tile that are written one after the other: two programs then find room on a multiprocessor."""
+    left, right = _halves(tile)
+    first, second = _halves(left)
+    third, fourth = _halves(right)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _write_activated(  # type: ignore[no-untyped-def]
+    part, row, column, y, scores, bias, N: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
+    KEEPS_SCORES: tl.constexpr,
+):  # fmt: skip
+    if BIASED:
+        at = column + tl.arange(0, part.shape[1])
+        part += tl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
+    if KEEPS_SCORES:
+        kept = part.to(scores.dtype)
+        scores.store([row, column], kept)
+        part = kept.to(tl.float32)  # what the backward pass makes it of
+    y.store([row, column], _activated(part, ACTIVATION)[0].to(y.dtype))
+
+
+@triton.jit
+def _activated_product(  # type: ignore[no-untyped-def]
+    x, up, y, scores, bias, M, N: tl.constexpr, C: tl.constexpr,
+    ACTIVATION: tl.constexpr, BIASED: tl.constexpr, KEEPS_SCORES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    QUARTER: tl.constexpr = COLUMNS // 4
+    ACROSS: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
+    STEPS: tl.constexpr = (C + INNER - 1) // INNER
+    tiles = tl.cdiv(M, ROWS) * ACROSS
+    programs = tl.num_programs(0)
+    written = tl.program_id(0) - programs  # counted apart: what a tile reads does not wait until the one before is written
+    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=True):
+        row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for step in range(STEPS):
+            total = tl.dot(x.load([row, step * INNER]), up.load([column, step * INNER]).T, total)
+        written += programs
+        row, column = written // ACROSS * ROWS, written % ACROSS * COLUMNS
+        a, b, c, d = _quarters(total)
+        _write_activated(a, row, column, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
+        _write_activated(b, row, column + QUARTER, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
+        _write_activated(c, row, column + 2 * QUARTER, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
+        _write_activated(d, row, column + 3 * QUARTER, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
+
+
+@triton.jit
+def _read(kept, row, column, M, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, WIDTH)
+    at = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    return tl.load(kept + at, mask=(rows < M)[:, None] & (columns < N)[None, :], other=0.0)
+
+
+@triton.jit
+def _write_sloped(  # type: ignore[no-untyped-def]
+    part, known, row, column, d_scores, y, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr
+):  # fmt: skip
+    known = known.to(tl.float32)
+    if KEEPS_SCORES:
+        activated, slope = _activated(known, ACTIVATION)
+        # Without the product in it the compiler computes the exponentials twice, as threads read them and as they multiply.
+        y.store([row, column], (activated + 0.0 * part).to(y.dtype))
+    else:
+        slope = 2.0 * tl.sqrt(known)  # of the squared ReLU, by what it gave
+    d_scores.store([row, column], (part * slope).to(d_scores.dtype))
+
+
+@triton.jit
+def _sloped_product(  # type: ignore[no-untyped-def]
+    dy, down, d_scores, y, kept, M, N: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    QUARTER: tl.constexpr = COLUMNS // 4
+    ACROSS: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
+    STEPS: tl.constexpr = (C + INNER - 1) // INNER
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS) * ACROSS, tl.num_programs(0)):
+        row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
+        # Asked for before the product, into registers, so that they are there when it is.
+        first = _read(kept, row, column, M, N, ROWS, QUARTER)
+        second = _read(kept, row, column + QUARTER, M, N, ROWS, QUARTER)
+        third = _read(kept, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)
+        fourth = _read(kept, row, column + 3 * QUARTER, M, N, ROWS, QUARTER)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for step in range(STEPS):
+            total = tl.dot(dy.load([row, step * INNER]), down.load([step * INNER, column]), total)
+        a, b, c, d = _quarters(total)
+        _write_sloped(a, first, row, column, d_scores, y, ACTIVATION, KEEPS_SCORES)
+        _write_sloped(b, second, row, column + QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
+        _write_sloped(c, third, row, column + 2 * QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
+        _write_sloped(d, fourth, row, column + 3 * QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
