@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_kit import assert_same, gradients, make, tokens_of
 
-from ingot.backends.torch.attention import group_heads
+from ingot.backends.torch.attention import use_form
 from ingot.backends.torch.kernels import NAMES, use_kernels
 from ingot.model.layers import IGNORED
 
@@ -54,7 +54,7 @@ def test_a_model_with_a_head_of_8_bits_learns_nearly_the_same(family, settings):
 def test_a_compiled_model_with_kernels_is_one_graph():
     model = make("golf", kv_heads=1)
     use_kernels(model, NAMES)
-    group_heads(model, True)
+    use_form(model, "grouped")
     tokens, targets = tokens_of(), targets_of()
     with torch.autocast("cpu", torch.bfloat16):
         expected = gradients(model, tokens, targets)

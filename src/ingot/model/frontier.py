@@ -24,6 +24,7 @@ from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
+    Form,
     LayerCache,
     Mask,
     RotaryTables,
@@ -81,6 +82,7 @@ class Places(NamedTuple):
     rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) where rows have places of their own
     whole: Mask | None  # of layers that see the whole row
     window: Mask | None  # of the others
+    last: int | None  # tokens that these see, where attention takes their number instead of a mask
     starts: Tensor | None  # (B, T, 1, 1): where a document begins in the middle of a row
 
 
@@ -98,7 +100,7 @@ class Gate(nn.Module):
 
 class Attention(nn.Module):
     fused_qkv = False  # whether queries, keys and values are one product
-    grouped_heads = False  # whether attention takes keys and values with the heads they have
+    form: Form = "repeated"  # of attention
     fused_rotary = False  # whether norm and rotation are one kernel of ours
 
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
@@ -141,8 +143,8 @@ class Attention(nn.Module):
         if self.offset:
             k = self._offset(k, at.starts)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, H, T, D), 2 x (B, K, S, D)
-        mask = at.whole if self.long else at.window
-        y = causal_attention(q, k, v, mask=mask, grouped=self.grouped_heads)
+        mask, last = (at.whole, None) if self.long else (at.window, at.last)
+        y = causal_attention(q, k, v, mask=mask, form=self.form, window=last)
         return y.transpose(1, 2).flatten(0, 1)
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
@@ -251,8 +253,13 @@ class Frontier(nn.Module):
     def make_ready(self, tokens: Tensor) -> None:
         """Make the mask that a compiled pass over such rows needs; as a part of its graph it takes as long to trace as layers."""
         T, device = tokens.size(1), tokens.device
-        if self.windowed and self.window < T and is_fused(device, self.head_size, 0.0):
+        if self.windowed and self.window < T and not self.counts_windows and is_fused(device, self.head_size, 0.0):
             self.ready_mask = kept_row_blocks(T, self.window, device)
+
+    @property
+    def counts_windows(self) -> bool:
+        """Whether attention needs no mask to see the last tokens alone."""
+        return self.blocks[0].attn.form == "flash4"  # type: ignore[union-attr]
 
     @property
     def head(self) -> Tensor:
@@ -286,8 +293,10 @@ class Frontier(nn.Module):
         cos, sin = self.rotation(positions(tokens, cache, self.context))  # (T, R / 2), or (B, 1, T, R / 2)
         rotary = (cos[:, None], sin[:, None]) if cos.dim() == 2 else (cos.transpose(1, 2), sin.transpose(1, 2))
         whole = attention_mask(documents, cache, self.head_size)
-        short = self.window_mask(tokens, cache, documents, whole) if self.windowed else whole
-        return Places(len(tokens), rotary, whole, short, starts)
+        counts = self.counts_windows and self.window < tokens.size(1) and not cache and documents is None
+        last = self.window if counts else None
+        short = self.window_mask(tokens, cache, documents, whole) if self.windowed and last is None else whole
+        return Places(len(tokens), rotary, whole, short, last, starts)
 
     def window_mask(
         self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None, whole: Mask | None

@@ -19,6 +19,7 @@ from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
+    Form,
     LayerCache,
     Mask,
     RotaryTables,
@@ -52,7 +53,7 @@ class Linear(nn.Linear):
 
 class Attention(nn.Module):
     fused_qkv = False  # whether queries, keys and values are one product
-    grouped_heads = False  # whether attention takes keys and values with the heads they have
+    form: Form = "repeated"  # of attention
     fused_rotary = False  # whether norm, rotation and gain are one kernel of ours
 
     def __init__(self, width: int, heads: int, kv_heads: int, qk_gain: float):
@@ -79,7 +80,7 @@ class Attention(nn.Module):
             q = q * self.q_gain.to(q.dtype)[:, None, None]
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
-        y = causal_attention(q, k, v, mask=mask, grouped=self.grouped_heads)
+        y = causal_attention(q, k, v, mask=mask, form=self.form)
         return self.proj(y.transpose(1, 2).reshape(B, T, C), scale)
 
 

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.kernels.mlp import fused_mlp
-from ingot.model.layers import LayerCache, LayerNorm, Mask, attention_mask, causal_attention, positions
+from ingot.model.layers import Form, LayerCache, LayerNorm, Mask, attention_mask, causal_attention, positions
 from ingot.model.loss import head_logits, head_loss
 
 
 class Attention(nn.Module):
+    form: Form = "repeated"  # of attention
+
     def __init__(self, width: int, heads: int, bias: bool, dropout: float):
         super().__init__()
         self.c_attn = nn.Linear(width, 3 * width, bias=bias)
@@ -32,7 +34,7 @@ class Attention(nn.Module):
         q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))  # (B, H, T, D)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, H, S, D)
-        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask)
+        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask, self.form)
         y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from ingot.model.kernels.flash import flash_attention
+
 FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
 IGNORED = -1  # a target with this value is not predicted: it adds neither loss nor gradient
 
 Mask = Tensor | BlockMask
+Form = Literal["repeated", "grouped", "flash4"]  # how heads of keys and values are given to torch's kernel; FlashAttention 4
 RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have places of their own
 
 
@@ -152,21 +155,29 @@ def document_mask(documents: Tensor | None, head_size: int = FUSED_HEAD_SIZE, dr
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask: Mask | None = None, grouped: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float = 0.0,
+    mask: Mask | None = None,
+    form: Form = "repeated",
+    window: int | None = None,
 ) -> Tensor:
     """Attention of T queries that stand at the end of S keys; query i sees the keys up to its own place, or what `mask` says.
 
-    k and v may have fewer heads than q; each then serves a group of neighbouring ones. `grouped`: torch's kernel is given them
-    so, which not every one can take; else they are repeated first.
+    k and v may have fewer heads than q; each then serves a group of neighbouring ones. Only the form `flash4` takes a `window`
+    without a mask.
     """
     T, S = q.size(-2), k.size(-2)
+    if form == "flash4" and mask is None and T == S and not dropout:
+        return flash_attention(q, k, v, window)
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
         raise ValueError("a document mask covers whole rows; it does not go together with a filled cache")
     if isinstance(mask, BlockMask):
         if dropout:
             raise ValueError("this mask knows no dropout; make it with document_mask(documents, head_size, dropout)")
         return fused(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
-    if grouped and mask is None and T == S and k.size(1) != q.size(1):
+    if form == "grouped" and mask is None and T == S and k.size(1) != q.size(1):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=True)
     k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
     if mask is None and T == S:

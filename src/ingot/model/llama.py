@@ -19,6 +19,7 @@ from ingot.model.gpt2 import initialise
 from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
+    Form,
     LayerCache,
     Mask,
     RotaryTables,
@@ -37,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": pa
 
 class Attention(nn.Module):
     fused_qkv = False  # whether queries, keys and values are one product
-    grouped_heads = False  # whether attention takes keys and values with the heads they have
+    form: Form = "repeated"  # of attention
     fused_rotary = False  # whether the rotation is a kernel of ours
 
     def __init__(self, width: int, heads: int, kv_heads: int, qkv_bias: bool, out_bias: bool, dropout: float):
@@ -61,7 +62,7 @@ class Attention(nn.Module):
             q, k = (rotate(y.transpose(1, 2), rotary) for y in (q, k))
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
-        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask, self.grouped_heads)
+        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask, self.form)
         y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 

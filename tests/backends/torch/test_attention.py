@@ -5,15 +5,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ingot.backends.torch.attention import Operand, candidates, enough, group_heads, recorded_attention, replay
+from ingot.backends.torch import attention
+from ingot.backends.torch.attention import Operand, candidates, enough, recorded_attention, replay, use_form
+from ingot.backends.torch.precision import FLASH4
 from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)
 
 
-def calls_of(family, rows=1, grouped=False, **settings):
+def calls_of(family, rows=1, form="repeated", **settings):
     model = FAMILIES[family](vocab_size=50, context=16, layers=3, heads=4, width=32, **settings)
-    group_heads(model, grouped)
+    use_form(model, form)
     tokens = torch.randint(50, (rows, 16))
     with recorded_attention(model) as calls:
         model(tokens, tokens).backward()
@@ -60,43 +62,80 @@ def test_long_calls_are_timed_less_often_than_a_pass_makes_them():
 
 @pytest.mark.parametrize("family", ["golf", "llama"])
 def test_keys_and_values_can_be_given_with_the_heads_they_have(family):
-    (((query, key, value), times),) = calls_of(family, kv_heads=2, grouped=True).items()
+    (((query, key, value), times),) = calls_of(family, kv_heads=2, form="grouped").items()
     assert times == 3 and query.sizes == (4, 16, 8) and key.sizes == value.sizes == (2, 16, 8)
 
 
-@pytest.mark.parametrize("family", ["golf", "llama", "frontier"])
-def test_a_model_computes_the_same_whether_its_heads_are_grouped_or_repeated(family):
+FAMILY_SETTINGS = [
+    ("golf", {"kv_heads": 2}),
+    ("llama", {"kv_heads": 2}),
+    ("frontier", {"kv_heads": 2, "window": 5}),
+    ("frontier", {"kv_heads": 2, "window": 99, "key_offset": False}),
+    ("gpt2", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "settings"), FAMILY_SETTINGS)
+def test_a_model_computes_the_same_in_every_form_of_attention(family, settings):
     torch.manual_seed(1)
-    model = FAMILIES[family](vocab_size=50, context=16, layers=3, heads=4, width=32, kv_heads=2)
+    model = FAMILIES[family](vocab_size=50, context=16, layers=6, heads=4, width=32, **settings)
+    with torch.no_grad():
+        for parameter in model.parameters():  # what ends a branch is zero at first
+            parameter += 0.1 * torch.randn_like(parameter)
     tokens, losses, grads = torch.randint(50, (2, 16)), [], []
-    for grouped in (False, True):
-        group_heads(model, grouped)
+    for form in ("repeated", "grouped", "flash4"):
+        use_form(model, form)
         model.zero_grad()
         losses.append(loss := model(tokens, tokens))
         loss.backward()
         grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    torch.testing.assert_close(losses[0], losses[1])
-    torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-5)
+    for loss, grad in zip(losses[1:], grads[1:], strict=True):
+        torch.testing.assert_close(loss, losses[0])
+        torch.testing.assert_close(grad, grads[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [5, 99])
+def test_flash_attention_leaves_documents_and_a_cache_to_masks(window):
+    torch.manual_seed(1)
+    model = FAMILIES["frontier"](vocab_size=50, context=16, layers=6, heads=4, width=32, window=window)
+    tokens = torch.randint(50, (2, 16))
+    documents = torch.arange(16).div(7, rounding_mode="floor").expand(2, 16)
+    found = []
+    for form in ("repeated", "flash4"):
+        use_form(model, form)
+        cache = model.new_cache(2)
+        pieces = [model.logits(model.hidden(part, cache)) for part in (tokens[:, :9], tokens[:, 9:10], tokens[:, 10:])]
+        found.append((model(tokens, tokens, documents), torch.cat(pieces, dim=1)))
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[1][1], model(tokens), atol=1e-5, rtol=1e-4)
 
 
 def test_grouped_heads_are_tried_where_there_are_fewer_of_keys():
-    assert candidates(calls_of("golf", kv_heads=2, grouped=True)) == [
+    assert candidates(calls_of("golf", kv_heads=2, form="grouped")) == [
         "cudnn", "flash", "efficient", "cudnn-grouped", "flash-grouped", "efficient-grouped",
     ]  # fmt: skip
     assert candidates(calls_of("gpt2")) == ["cudnn", "flash", "efficient"] == candidates({})
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_a_replay_repeats_keys_and_values_unless_they_are_grouped(grouped, monkeypatch):
-    calls, heads, plain = calls_of("golf", kv_heads=2, grouped=True), [], F.scaled_dot_product_attention
+def test_flash_attention_of_a_package_is_tried_where_it_is_installed(monkeypatch):
+    calls = calls_of("gpt2")
+    assert FLASH4 not in candidates(calls)
+    monkeypatch.setattr(attention, "find_spec", lambda name: name)
+    assert candidates(calls) == ["cudnn", "flash", "efficient", FLASH4]
+    assert FLASH4 not in candidates({}), "calls that are not known might not be its"
+
+
+@pytest.mark.parametrize("form", ["repeated", "grouped"])
+def test_a_replay_repeats_keys_and_values_unless_they_are_grouped(form, monkeypatch):
+    calls, heads, plain = calls_of("golf", kv_heads=2, form="grouped"), [], F.scaled_dot_product_attention
 
     def noted(q, k, v, **how):
         heads.append(k.size(1))
         return plain(q, k, v, **how)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
-    replay(calls, 2, torch.device("cpu"), grouped)
-    assert heads == [2 if grouped else 4] * 3
+    replay(calls, 2, torch.device("cpu"), form)
+    assert heads == [2 if form == "grouped" else 4] * 3
 
 
 def test_torch_has_its_own_function_back():
@@ -125,7 +164,7 @@ def test_a_pass_that_is_recorded_asks_no_kernel_to_group_heads():
     plain = F.scaled_dot_product_attention
     try:
         F.scaled_dot_product_attention = lambda *operands, **how: asked.append(how) or plain(*operands, **how)
-        calls = calls_of("golf", kv_heads=2, grouped=True)
+        calls = calls_of("golf", kv_heads=2, form="grouped")
     finally:
         F.scaled_dot_product_attention = plain
     assert asked and not any("enable_gqa" in how for how in asked)

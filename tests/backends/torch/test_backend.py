@@ -100,9 +100,9 @@ def test_heads_are_grouped_while_a_kernel_that_takes_them_so_is_used():
     backend = make({"family": "golf", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32})
     parts = [block.attn for block in backend.model.blocks]
     with backend._arithmetic("flash-grouped"):
-        assert all(part.grouped_heads for part in parts)
+        assert all(part.form == "grouped" for part in parts)
     take(backend, 1)
-    assert not any(part.grouped_heads for part in parts)
+    assert all(part.form == "repeated" for part in parts)
     assert backend._fastest_attention(rows_of(0)).removesuffix("-grouped") in ("default", "cudnn", "flash", "efficient")
 
 

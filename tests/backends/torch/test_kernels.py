@@ -41,7 +41,7 @@ def test_kernels_that_are_asked_for_are_used_where_the_model_has_them():
     assert settled(["rotary", "loss"]) == ["loss", "rotary"]
     assert settled(["rotary", "loss"], has=["loss"]) == ["loss"]
     assert settled("off") == []
-    assert settled("auto") == ["loss"]
+    assert settled("auto") == ["loss", "rotary", "mlp", "scales"]
 
 
 def test_other_devices_have_none():

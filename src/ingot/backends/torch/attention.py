@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.backends.torch.precision import ATTENTION, GROUPED
-from ingot.model.layers import causal_attention, repeat_kv
+from ingot.backends.torch.precision import ATTENTION, FLASH4, GROUPED
+from ingot.model.layers import Form, causal_attention, repeat_kv
+from ingot.runtime.cache import cache_root
 
 
 class Operand(NamedTuple):
@@ -35,7 +38,7 @@ def recorded_attention(model: nn.Module) -> Iterator[Calls]:
     which kernels take them.
     """
     calls: Calls = Counter()
-    ours, all_known = any(hasattr(module, "grouped_heads") for module in model.modules()), True
+    ours, all_known = any(hasattr(module, "form") for module in model.modules()), True
     plain = F.scaled_dot_product_attention
 
     def recorded(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -66,22 +69,36 @@ def enough(calls: Calls, rows: int) -> Calls:
 def candidates(calls: Calls) -> list[str]:
     """The kernels that calls leave a choice of; without fewer heads of keys and values there is nothing to group."""
     fewer = any(key.sizes[0] != query.sizes[0] for query, key, _ in calls)
-    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
+    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *([FLASH4] if calls and _has_flash4() else [])]
 
 
-def group_heads(model: nn.Module, grouped: bool) -> None:
-    """Let the attention of a model be given keys and values with the heads they have, or repeated."""
+def form_of(name: str) -> Form:
+    """How a kernel is given heads."""
+    return "flash4" if name == FLASH4 else "grouped" if name.endswith(GROUPED) else "repeated"
+
+
+def _has_flash4() -> bool:
+    with suppress(ImportError):
+        return find_spec("flash_attn.cute") is not None
+    return False
+
+
+def use_form(model: nn.Module, form: Form) -> None:
+    """Let the attention of a model have this form."""
+    if form == "flash4":  # it compiles its kernels when they are first used, which takes seconds: kept for later runs
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
     for module in model.modules():
-        if hasattr(module, "grouped_heads"):
-            module.grouped_heads = grouped  # type: ignore[assignment]
+        if hasattr(module, "form"):
+            module.form = form  # type: ignore[assignment]
 
 
-def replay(calls: Calls, rows: int, device: torch.device, grouped: bool = False) -> None:
+def replay(calls: Calls, rows: int, device: torch.device, form: Form = "repeated") -> None:
     """Make the calls for so many rows, each with its backward pass and as often as it was counted."""
     for operands, times in calls.items():
         q, k, v = (_random(operand, rows, device) for operand in operands)
         for _ in range(times):
-            y = causal_attention(q, k, v, grouped=grouped)
+            y = causal_attention(q, k, v, form=form)
             torch.autograd.grad(y, (q, k, v), y.detach())
 
 

@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import State, StepPlan
 from ingot.backends.torch.ahead import prepare_ahead
-from ingot.backends.torch.attention import candidates, enough, recorded_attention, replay
+from ingot.backends.torch.attention import candidates, enough, form_of, recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.choices import Choices
@@ -197,7 +197,7 @@ class TorchBackend(TorchInference):
                 return self._try(batch, times, name)
             for _ in range(times):
                 with self._arithmetic(name):
-                    replay(calls, len(batch), self._device, name.endswith(GROUPED))
+                    replay(calls, len(batch), self._device, form_of(name))
             return self.wait()
 
         return fastest_attention(candidates(calls), attempt, self._deterministic, self.maximum)

@@ -29,10 +29,10 @@ TRIALS = 2  # changes with what is tried and how: notes of other trials are not 
 FREE = 0.98  # of the memory that was free then has to be free now
 
 
-def _triton() -> str | None:
-    """The version of what kernels of ours are written in."""
+def _version(package: str) -> str | None:
+    """Of what kernels are written in or come from."""
     with suppress(metadata.PackageNotFoundError):
-        return metadata.version("triton")
+        return metadata.version(package)
     return None
 
 
@@ -57,7 +57,8 @@ class Choices:
                 torch.__version__,
                 torch.version.cuda,
                 torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-                _triton(),
+                _version("triton"),
+                _version("flash-attn-4"),
             ],
         }
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32] + ".json"

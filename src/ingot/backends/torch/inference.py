@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ingot.backends.torch.attention import group_heads
+from ingot.backends.torch.attention import form_of, use_form
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, build_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
-from ingot.backends.torch.precision import DTYPES, GROUPED, arithmetic
+from ingot.backends.torch.precision import DTYPES, arithmetic
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import check_fits, load_model, model_records
 from ingot.config.schema import Config
@@ -24,6 +24,7 @@ from ingot.generate.sampling import Sampling
 from ingot.generate.scores import RowScores
 from ingot.generate.torch.batch import continue_prompts
 from ingot.generate.torch.scoring import score_rows
+from ingot.model.layers import Form
 from ingot.model.registry import OURS
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
@@ -52,7 +53,8 @@ class TorchInference:
         self._forward = forward
         self._device = torch_device(device)
         self._average: WeightAverage | None = None
-        self._attention, self._grouped, self._deterministic = "default", False, False
+        self._attention, self._deterministic = "default", False
+        self._form: Form = "repeated"
 
     @classmethod
     def of(cls, config: Config, vocab_size: int) -> TorchInference:
@@ -77,7 +79,7 @@ class TorchInference:
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token."""
         self._show(average=True)
-        self._group_heads(False)  # float32 has no kernel that takes fewer heads
+        self._use_form("repeated")  # float32 has no kernel that takes fewer heads
         return continue_prompts(self.model, prompts, sampling, self.vocab_size, self.records_steps)
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
@@ -152,10 +154,10 @@ class TorchInference:
     def _arithmetic(self, attention: str | None = None) -> Any:
         """How forward and backward are computed, with the attention kernel that was chosen or another."""
         name = attention or self._attention
-        self._group_heads(name.endswith(GROUPED))
+        self._use_form(form_of(name))
         return arithmetic(self.device.kind, self.precision, name, self._deterministic)
 
-    def _group_heads(self, grouped: bool) -> None:
-        if grouped != self._grouped:
-            group_heads(self.model, grouped)
-            self._grouped = grouped
+    def _use_form(self, form: Form) -> None:
+        if form != self._form:
+            use_form(self.model, form)
+            self._form = form

@@ -13,7 +13,7 @@ from torch import nn
 from ingot.errors import ConfigError, Setting
 
 NAMES = ("loss", "rotary", "qkv", "mlp", "scales")
-PAYING = ("loss",)  # what `auto` takes: 0.97 of a step of 124M parameters; the others are not measured in whole steps
+PAYING = ("loss", "rotary", "mlp", "scales")  # what `auto` takes; docs/experiments.md says what each is worth
 
 Asked = Literal["auto", "off"] | Sequence[str]
 Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks

@@ -26,4 +26,9 @@ def candidates(calls: Any) -> Any:
 def replay(*_: Any) -> None: ...
 
 
-def group_heads(*_: Any) -> None: ...
+def form_of(name: str) -> Any:
+    """Heads are repeated."""
+    return "repeated"
+
+
+def use_form(*_: Any) -> None: ...
