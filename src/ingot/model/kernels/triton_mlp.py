@@ -55,19 +55,22 @@ def activated_product(
 
 
 def sloped_product(
-    dy: Tensor, down: Tensor, kept: Tensor, activation: str, keeps_scores: bool, tiles: Tiles = TILES
+    dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool, tiles: Tiles = TILES
 ) -> tuple[Tensor, Tensor]:
-    """The gradient (M, N) of the scores, from dy (M, C) and down (C, N); and, where the scores are `kept`, their activation."""
+    """The gradient (M, N) of the scores, from dy (M, C) and down (C, N), and its sum (N) for a bias, in float32.
+
+    `kept` are the scores, or what the squared ReLU made of them.
+    """
     (M, C), N = dy.shape, down.size(1)
     d_scores = dy.new_empty(M, N)
-    y = dy.new_empty(M, N) if keeps_scores else d_scores
+    sums = dy.new_empty((triton.cdiv(M, tiles.rows), N) if biased else 0, dtype=torch.float32)  # of each row of tiles
     _sloped_product[_programs(dy, M, N, tiles)](
         _described(dy, tiles.rows, tiles.inner), _described(down, tiles.inner, tiles.columns),
-        _described(d_scores, tiles.rows, tiles.columns // 4), _described(y, tiles.rows, tiles.columns // 4), kept,
-        M, N=N, C=C, ACTIVATION=activation, KEEPS_SCORES=keeps_scores,
+        _described(d_scores, tiles.rows, tiles.columns // 4), kept, sums,
+        M, N=N, C=C, ACTIVATION=activation, BIASED=biased,
         ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
-    return d_scores, y
+    return d_scores, sums.sum(0) if biased else sums
 
 
 def _described(a: Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -160,21 +163,19 @@ def _read(kept, row, column, M, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.c
 
 @triton.jit
 def _write_sloped(  # type: ignore[no-untyped-def]
-    part, known, row, column, d_scores, y, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr
+    part, known, row, column, d_scores, sums, N: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr
 ):  # fmt: skip
     known = known.to(tl.float32)
-    if KEEPS_SCORES:
-        activated, slope = _activated(known, ACTIVATION)
-        # Without the product in it the compiler computes the exponentials twice, as threads read them and as they multiply.
-        y.store([row, column], (activated + 0.0 * part).to(y.dtype))
-    else:
-        slope = 2.0 * tl.sqrt(known)  # of the squared ReLU, by what it gave
-    d_scores.store([row, column], (part * slope).to(d_scores.dtype))
+    part *= 2.0 * tl.sqrt(known) if ACTIVATION == "relu2" else _activated(known, ACTIVATION)[1]  # its root is the ReLU
+    d_scores.store([row, column], part.to(d_scores.dtype))
+    if BIASED:
+        at = column + tl.arange(0, part.shape[1])
+        tl.store(sums + row // part.shape[0] * N + at, tl.sum(part, 0), mask=at < N)
 
 
 @triton.jit
 def _sloped_product(  # type: ignore[no-untyped-def]
-    dy, down, d_scores, y, kept, M, N: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr, KEEPS_SCORES: tl.constexpr,
+    dy, down, d_scores, kept, sums, M, N: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     QUARTER: tl.constexpr = COLUMNS // 4
@@ -191,7 +192,7 @@ def _sloped_product(  # type: ignore[no-untyped-def]
         for step in range(STEPS):
             total = tl.dot(dy.load([row, step * INNER]), down.load([step * INNER, column]), total)
         a, b, c, d = _quarters(total)
-        _write_sloped(a, first, row, column, d_scores, y, ACTIVATION, KEEPS_SCORES)
-        _write_sloped(b, second, row, column + QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
-        _write_sloped(c, third, row, column + 2 * QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
-        _write_sloped(d, fourth, row, column + 3 * QUARTER, d_scores, y, ACTIVATION, KEEPS_SCORES)
+        _write_sloped(a, first, row, column, d_scores, sums, N, ACTIVATION, BIASED)
+        _write_sloped(b, second, row, column + QUARTER, d_scores, sums, N, ACTIVATION, BIASED)
+        _write_sloped(c, third, row, column + 2 * QUARTER, d_scores, sums, N, ACTIVATION, BIASED)
+        _write_sloped(d, fourth, row, column + 3 * QUARTER, d_scores, sums, N, ACTIVATION, BIASED)
