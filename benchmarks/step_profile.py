@@ -77,7 +77,9 @@ SHAPES = {
     "124m-64x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 65536}),
     "124m-12x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 12288}),
     "llama-64x1024": Shape("gpt2", {"model.family": "llama", "training.tokens_per_step": 65536}),  # gpt-simple's 124M
+    "packed-64x1024": Shape("gpt2", {"model.family": "llama", "training.tokens_per_step": 65536, "data.document_mask": True}),
 }
+DOCUMENT = 500  # tokens of a document, on average, where documents are masked
 TOY = Shape(
     "golf/baseline",
     {
@@ -200,8 +202,11 @@ class Stepper:
     def __init__(self, config: Config, engine: Any, vocab_size: int, kept: Mapping[str, Any] | None = None):
         self._engine, (self._plan,) = engine, shapes(config)
         self.losses: list[float] = []
-        self._batch = engine.host_buffer((config.rows_per_step, 2, config.data.seq_len))
-        self._batch[:] = np.random.default_rng(0).integers(0, vocab_size, self._batch.shape, np.int32)
+        drawn, masked = np.random.default_rng(0), config.data.document_mask
+        self._batch = engine.host_buffer((config.rows_per_step, 3 if masked else 2, config.data.seq_len))
+        self._batch[:, :2] = drawn.integers(0, vocab_size, self._batch[:, :2].shape, np.int32)
+        if masked:
+            self._batch[:, 2] = (drawn.random(self._batch[:, 2].shape) < 1 / DOCUMENT).cumsum(1)
         engine.tune([(self._plan, self._batch)], kept or {})
 
     def run(self, steps: int) -> list[float]:
