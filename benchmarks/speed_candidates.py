@@ -229,19 +229,19 @@ def mlp_alone(tokens: int, width: int, inner: int, activation: str, device: torc
 
 def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
     """The two kernels in some cuts; the library's bare products of the same sizes are what they cannot be faster than."""
-    from ingot.model.kernels.triton_mlp import TILES, Tiles, activated_product, sloped_product
+    from ingot.model.kernels.triton_mlp import BACKWARD, FORWARD, Tiles, activated_product, sloped_product
 
     keeps = activation != "relu2"
     bare = milliseconds(lambda: x @ up.T), milliseconds(lambda: x @ down)
     print(f"    {bare[0]:8.3f} ms forward, {bare[1]:8.3f} backward  the library's products alone", flush=True)
     kept = activated_product(x, up, None, activation, keeps)[1]
     cuts = [
-        TILES, Tiles(128, 128, 64, 2, 4, 2), Tiles(128, 128, 32, 5, 4, 2), Tiles(128, 128, 64, 4, 4, 1),
-        Tiles(128, 128, 64, 4, 8, 1), Tiles(64, 256, 64, 2, 4, 2), Tiles(128, 256, 64, 3, 8, 1), Tiles(128, 256, 64, 4, 8, 1),
+        FORWARD, BACKWARD, Tiles(128, 128, 64, 2, 4, 2), Tiles(128, 128, 32, 5, 4, 2), Tiles(128, 128, 64, 4, 4, 1),
+        Tiles(128, 128, 64, 4, 8, 1), Tiles(64, 256, 64, 2, 4, 2), Tiles(128, 256, 64, 3, 8, 1),
         Tiles(256, 128, 64, 3, 8, 1), Tiles(64, 128, 64, 2, 4, 3),
     ]  # fmt: skip
     for cut in cuts:
-        mark = " (ours)" if cut == TILES else ""
+        mark = " (ours forward)" if cut == FORWARD else " (ours backward)" if cut == BACKWARD else ""
         try:
             forward = milliseconds(lambda cut=cut: activated_product(x, up, None, activation, keeps, cut))
             back = milliseconds(lambda cut=cut: sloped_product(x, down, kept, activation, keeps, cut))

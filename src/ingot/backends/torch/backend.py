@@ -133,12 +133,13 @@ class TorchBackend(TorchInference):
         if self.device.kind == "cpu":
             self._settle_threads(*stages[0], kept)
         able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
+        tokens = int(self.maximum([stages[0][1][:, 0].size])[0])  # shares of a step may differ by a row
         used = kept.get("kernels", []) if kept else None
         if getattr(self.model, "fp8_head", False):
             refuse_unless_it_runs(lambda: self._try(one), self.maximum)
         # A pass may compile masked attention for this one row: seconds, for what the note answers.
         attempt = None if noted else lambda: self._try(one)
-        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, attempt, self.maximum)
+        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, tokens, attempt, self.maximum)
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}))

@@ -26,7 +26,8 @@ class Tiles(NamedTuple):
     programs: int  # on one multiprocessor at a time: with two, one computes while the other writes
 
 
-TILES = Tiles(128, 128, 64, 3, 4, 2)
+FORWARD = Tiles(128, 256, 64, 4, 8, 1)
+BACKWARD = Tiles(128, 128, 64, 3, 4, 2)  # what it multiplies with takes registers
 INTERPRETED_PROGRAMS = 3
 
 
@@ -39,7 +40,7 @@ def fits(*operands: Tensor) -> bool:
 
 
 def activated_product(
-    x: Tensor, up: Tensor, bias: Tensor | None, activation: str, keeps_scores: bool, tiles: Tiles = TILES
+    x: Tensor, up: Tensor, bias: Tensor | None, activation: str, keeps_scores: bool, tiles: Tiles = FORWARD
 ) -> tuple[Tensor, Tensor]:
     """The activation (M, N) of x (M, C) times up (N, C), and the scores before it where they are kept."""
     (M, C), N = x.shape, len(up)
@@ -55,7 +56,7 @@ def activated_product(
 
 
 def sloped_product(
-    dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool, tiles: Tiles = TILES
+    dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool, tiles: Tiles = BACKWARD
 ) -> tuple[Tensor, Tensor]:
     """The gradient (M, N) of the scores, from dy (M, C) and down (C, N), and its sum (N) for a bias, in float32.
 
