@@ -101,7 +101,7 @@ def test_the_kernel_rounds_as_torch_does_and_writes_both_layouts(device, rows, c
     if device.type == "cpu":  # the interpreter rounds wrongly
         x = cut(x, WEIGHT, NARROW)
     x[0, 0] = 1e5
-    expected = (x.float() / WEIGHT).clamp(-448, 448).to(NARROW)
+    expected = (x.bfloat16().float() / WEIGHT).clamp(-448, 448).to(NARROW)  # it reads bf16
     straight, turned = (y.cpu() for y in rounded(x.to(device), WEIGHT, NARROW))
     assert straight.dtype == turned.dtype == NARROW and torch.equal(straight.view(torch.uint8), expected.view(torch.uint8))
     assert torch.equal(turned.view(torch.uint8), straight.view(torch.uint8).T)
@@ -136,7 +136,7 @@ def test_products_and_layouts_on_a_gpu_are_those_of_the_form_for_cpus(device):
     back = fp8_loss._fp8_head_backward_cuda(*(x.to(device) for x in (*expected[1:], scale)), torch.bfloat16)
     for mine, theirs in zip(back, fp8_loss._fp8_head_backward._init_fn(*expected[1:], scale, torch.bfloat16), strict=True):
         assert mine.dtype == theirs.dtype
-        torch.testing.assert_close(mine.cpu(), theirs, atol=1e-5, rtol=1e-2)
+        torch.testing.assert_close(mine.cpu(), theirs, atol=3e-5, rtol=1e-2)  # an H200 is up to 1.5e-5 off
 
 
 @pytest.mark.skipif(
