@@ -37,8 +37,8 @@ from ingot.backends.torch.parallel import (
     compiled_backward,
     compiles,
     compiles_optimizer,
-    records,
     replicated,
+    uses_cuda_graphs,
     without_sync,
 )
 from ingot.backends.torch.pending import DeviceResult
@@ -115,8 +115,8 @@ class TorchBackend(TorchInference):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
-        self._recorded = records(config, self._compile, device.kind == "cuda", ranks)
-        module = compiled(model, nested, stages, self._python_reducer, blocks, self._recorded) if self._compile else model
+        self._cuda_graphs = uses_cuda_graphs(config, self._compile, device.kind == "cuda", ranks)
+        module = compiled(model, nested, stages, self._python_reducer, blocks, self._cuda_graphs) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
@@ -286,7 +286,7 @@ class TorchBackend(TorchInference):
         for start in micro_batches:
             part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
-            if self._recorded:
+            if self._cuda_graphs:
                 self._own_gradients()
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_kit import make, take
 
-from ingot.backends.torch.parallel import records
+from ingot.backends.torch.parallel import uses_cuda_graphs
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks
@@ -17,25 +17,25 @@ def config(**training):
 
 
 def test_they_are_recorded_on_cuda_where_they_are_asked_for():
-    assert records(config(), True, on_cuda=True, ranks=Ranks())
-    assert not records(config(), True, on_cuda=False, ranks=Ranks())
-    assert not records(config(cuda_graphs=False), True, on_cuda=True, ranks=Ranks())
+    assert uses_cuda_graphs(config(), True, on_cuda=True, ranks=Ranks())
+    assert not uses_cuda_graphs(config(), True, on_cuda=False, ranks=Ranks())
+    assert not uses_cuda_graphs(config(cuda_graphs=False), True, on_cuda=True, ranks=Ranks())
 
 
 def test_what_cannot_be_recorded_is_refused():
     with pytest.raises(ConfigError, match="needs a model that is compiled as a whole"):
-        records(config(compile=False), False, on_cuda=True, ranks=Ranks())
+        uses_cuda_graphs(config(compile=False), False, on_cuda=True, ranks=Ranks())
     with pytest.raises(ConfigError, match="needs a model that is compiled as a whole"):
-        records(config(compile="blocks"), True, on_cuda=True, ranks=Ranks())
+        uses_cuda_graphs(config(compile="blocks"), True, on_cuda=True, ranks=Ranks())
     with pytest.raises(ConfigError, match="is for one GPU"):
-        records(config(), True, on_cuda=True, ranks=Ranks(rank=0, world_size=2))
+        uses_cuda_graphs(config(), True, on_cuda=True, ranks=Ranks(rank=0, world_size=2))
 
 
 def test_gradients_of_a_pass_are_copied_before_the_next_one_adds_to_them():
     backend = make(MODEL, micro_batch=2)
     plain = [found.loss for found in take(backend, 2)]
     backend = make(MODEL, micro_batch=2)
-    backend._recorded, owned = True, []
+    backend._cuda_graphs, owned = True, []
     copy = backend._own_gradients
     backend._own_gradients = lambda: (copy(), owned.append(sum(p.grad is not None for p in backend.model.parameters())))
     assert [found.loss for found in take(backend, 2)] == plain
