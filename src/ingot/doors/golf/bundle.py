@@ -29,6 +29,7 @@ LEFT_OUT = (
     "ingot.artifact.fresh_process",
     "ingot.artifact.rans",
     "ingot.backends.mlx",
+    "ingot.backends.torch.documents",
     "ingot.backends.torch.fp8",
     "ingot.backends.torch.regions",
     "ingot.backends.torch.rounding",
