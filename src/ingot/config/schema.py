@@ -189,6 +189,11 @@ class TrainingSection(Section):
     compile_optimizer: bool | Literal["auto"] = Field(
         "auto", description="Compile Muon's step on CUDA: fewer kernels, a longer start. auto: NorMuon's, where the model is."
     )
+    cuda_graphs: bool = Field(
+        False,
+        description="Record the passes of a compiled model once and replay them, on one CUDA device: a short step then does not "
+        "wait for the host to launch its kernels. Takes more memory.",
+    )
     deterministic: bool = Field(
         False,
         description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "

@@ -38,6 +38,7 @@ from ingot.backends.torch.parallel import (
     compiles,
     compiles_optimizer,
     replicated,
+    uses_cuda_graphs,
     without_sync,
 )
 from ingot.backends.torch.pending import DeviceResult
@@ -114,7 +115,8 @@ class TorchBackend(TorchInference):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
-        module = compiled(model, nested, stages, self._python_reducer, blocks) if self._compile else model
+        self._cuda_graphs = uses_cuda_graphs(config, self._compile, device.kind == "cuda", ranks)
+        module = compiled(model, nested, stages, self._python_reducer, blocks, self._cuda_graphs) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
@@ -286,6 +288,9 @@ class TorchBackend(TorchInference):
         for start in micro_batches:
             part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
+            if self._cuda_graphs:
+                self._own_gradients()
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)
             with peers_present(), self._arithmetic(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
@@ -319,6 +324,12 @@ class TorchBackend(TorchInference):
         if average:
             self._set(self._last_numbers)
         super()._show(average)
+
+    def _own_gradients(self) -> None:
+        """Take the gradients of a recorded pass, if there are some, out of memory that the next one writes to."""
+        for p in self._names:
+            if p.grad is not None:
+                p.grad = p.grad.clone()
 
     def _forget_gradients(self) -> None:
         for p in self._names:

@@ -40,15 +40,32 @@ def compiles_optimizer(config: Config, on_cuda: bool) -> bool:
     return on_cuda and asked  # a CPU gains nothing
 
 
-def compiled(model: nn.Module, nested: bool, stages: int, python_reducer: bool = False, blocks: bool = False) -> nn.Module:
-    """A model compiled, for every shape anew; `nested` where parts of it are graphs themselves; with `blocks`, these alone."""
+def uses_cuda_graphs(config: Config, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
+    """Whether passes are CUDA graphs: where that is asked for, on CUDA."""
+    t = config.training
+    if not (t.cuda_graphs and on_cuda):
+        return False
+    if not compiles or t.compile == "blocks":
+        raise ConfigError("{0} needs a model that is compiled as a whole", Setting("training.cuda_graphs"))
+    if ranks.world_size > 1:
+        raise ConfigError("{0} is for one GPU; the run has more ranks", Setting("training.cuda_graphs"))
+    return True
+
+
+def compiled(
+    model: nn.Module, nested: bool, stages: int, python_reducer: bool = False, blocks: bool = False, cuda_graphs: bool = False
+) -> nn.Module:
+    """A model compiled, for every shape anew; `nested` where parts of it are graphs themselves; with `blocks`, these alone.
+
+    `cuda_graphs`: as each pass is recorded.
+    """
     # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
     # (masked attention, recomputed blocks) do not survive it. Its reducer in Python needs no split: the graph of the backward
     # pass has the sending in it.
     torch._dynamo.config.optimize_ddp = "python_reducer" if python_reducer else not nested
     # One graph for all shapes would be slower than a graph for each; past its limit dynamo would compile no more of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
-    return CompiledBlocks(model) if blocks else compiled_whole(model)
+    return CompiledBlocks(model) if blocks else compiled_whole(model, cuda_graphs)
 
 
 def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unused: bool) -> nn.Module:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ingot.errors import ConfigError, Setting
 
 
-def compiled_whole(model: nn.Module) -> nn.Module:
-    """A model as one graph for every shape of its inputs."""
-    graph: Any = torch.compile(model, dynamic=False)
+def compiled_whole(model: nn.Module, cuda_graphs: bool = False) -> nn.Module:
+    """A model as one graph for every shape of its inputs; `cuda_graphs`: passes are recorded and launched as one."""
+    graph: Any = torch.compile(model, dynamic=False, options={"triton.cudagraphs": True} if cuda_graphs else None)
     return MadeReady(graph, model.make_ready) if callable(getattr(model, "make_ready", None)) else graph  # type: ignore[arg-type]
 
 

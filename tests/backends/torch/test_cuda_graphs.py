@@ -1,0 +1,56 @@
+"""Passes as CUDA graphs (`training.cuda_graphs`): what they need, and that a run learns what it learns without them."""
+
+import pytest
+import torch
+from torch_kit import make, take
+
+from ingot.backends.torch.parallel import uses_cuda_graphs
+from ingot.config.schema import Config
+from ingot.errors import ConfigError
+from ingot.runtime.ranks import Ranks
+
+MODEL = {"family": "golf", "layers": 2, "heads": 4, "kv_heads": 2, "width": 64}
+
+
+def config(**training):
+    return Config(model=MODEL, training={"max_steps": 1, "cuda_graphs": True, **training})
+
+
+def test_they_are_recorded_on_cuda_where_they_are_asked_for():
+    assert uses_cuda_graphs(config(), True, on_cuda=True, ranks=Ranks())
+    assert not uses_cuda_graphs(config(), True, on_cuda=False, ranks=Ranks())
+    assert not uses_cuda_graphs(config(cuda_graphs=False), True, on_cuda=True, ranks=Ranks())
+
+
+def test_what_cannot_be_recorded_is_refused():
+    with pytest.raises(ConfigError, match="needs a model that is compiled as a whole"):
+        uses_cuda_graphs(config(compile=False), False, on_cuda=True, ranks=Ranks())
+    with pytest.raises(ConfigError, match="needs a model that is compiled as a whole"):
+        uses_cuda_graphs(config(compile="blocks"), True, on_cuda=True, ranks=Ranks())
+    with pytest.raises(ConfigError, match="is for one GPU"):
+        uses_cuda_graphs(config(), True, on_cuda=True, ranks=Ranks(rank=0, world_size=2))
+
+
+def test_gradients_of_a_pass_are_copied_before_the_next_one_adds_to_them():
+    backend = make(MODEL, micro_batch=2)
+    plain = [found.loss for found in take(backend, 2)]
+    backend = make(MODEL, micro_batch=2)
+    backend._cuda_graphs, owned = True, []
+    copy = backend._own_gradients
+    backend._own_gradients = lambda: (copy(), owned.append(sum(p.grad is not None for p in backend.model.parameters())))
+    assert [found.loss for found in take(backend, 2)] == plain
+    parameters = len(list(backend.model.parameters()))
+    assert owned == [0, parameters, parameters, parameters] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("micro_batch", [7, 3])
+@pytest.mark.parametrize("optimizer", [{"name": "muon", "ema_decay": 0.9}, {"name": "adamw", "clip_norm": 1.0}])
+def test_a_recorded_run_learns_what_one_that_is_not_does(micro_batch, optimizer):
+    losses = []
+    for recorded in (False, True):
+        backend = make(
+            MODEL, optimizer, device="cuda", precision="bf16", micro_batch=micro_batch, compile=True, cuda_graphs=recorded
+        )
+        losses.append([found.loss for found in take(backend, 12)])
+    assert losses[1] == pytest.approx(losses[0], abs=2e-3)
