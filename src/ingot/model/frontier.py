@@ -66,6 +66,12 @@ def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
 kept_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)
 
 
+def first_tokens(documents: Boundaries, tokens: Tensor) -> Tensor:
+    """Which tokens (B, T) are the first of their document."""
+    first = torch.zeros(tokens.numel() + 1, dtype=torch.bool, device=tokens.device)
+    return first.index_fill(0, documents.starts.long(), True)[:-1].view(tokens.shape)
+
+
 class Linear(nn.Linear):
     """A matrix kept in float32 and used in the number format of what it multiplies."""
 
@@ -291,7 +297,7 @@ class Frontier(nn.Module):
         whole = attention_mask(documents, cache, self.head_size)
         starts, counts = None, self.counts_windows and self.window < tokens.size(1) and not cache
         if isinstance(whole, Boundaries):
-            starts = whole.begins(*tokens.shape)[:, :, None, None]
+            starts = first_tokens(whole, tokens)[:, :, None, None]
         elif documents is not None:
             starts, counts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, :, None, None], False
         cos, sin = self.rotation(positions(tokens, cache, self.context))  # (T, R / 2), or (B, 1, T, R / 2)

@@ -26,12 +26,6 @@ class Boundaries(NamedTuple):
 
     starts: Tensor  # (N), as kernels.flash has it
 
-    def begins(self, rows: int, length: int) -> Tensor:
-        """Which tokens (B, T) are the first of their document."""
-        tokens = rows * length
-        first = torch.zeros(tokens + 1, dtype=torch.bool, device=self.starts.device)
-        return first.index_fill(0, self.starts.long(), True)[:tokens].view(rows, length)
-
 
 Mask = Tensor | BlockMask | Boundaries
 Form = Literal["repeated", "grouped", "flash4"]  # how heads of keys and values are given to torch's kernel; FlashAttention 4
@@ -188,7 +182,7 @@ def causal_attention(
     if form == "flash4" and (mask is None or isinstance(mask, Boundaries)) and T == S and not dropout:
         return flash_attention(q, k, v, window, mask.starts if mask is not None else None)
     if isinstance(mask, Boundaries):
-        raise ValueError("where documents begin is for FlashAttention 4 alone, which knows neither a cache nor dropout")
+        raise ValueError("boundaries are for the form flash4, without a cache or dropout")
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
         raise ValueError("a document mask covers whole rows; it does not go together with a filled cache")
     if isinstance(mask, BlockMask):
