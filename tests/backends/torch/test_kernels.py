@@ -1,9 +1,10 @@
 """Which of our kernels a model uses; the trials themselves stand for a GPU's."""
 
 import pytest
+import torch
 from torch import nn
 
-from ingot.backends.torch.kernels import NAMES, settle_kernels
+from ingot.backends.torch.kernels import NAMES, name_operations, settle_kernels
 from ingot.errors import ConfigError
 
 
@@ -75,3 +76,18 @@ def test_what_is_known_to_run_here_is_not_tried():
     assert settle_kernels(model, "auto", ["loss"], True, 65536, None, list) == ["loss"]
     assert model[0].fused_loss and not model[1].fused_rotary
     assert settle_kernels(model, "off", ["loss"], True, 65536, None, list) == [] and not model[0].fused_loss
+
+
+def test_compiled_graphs_are_not_taken_from_the_cache_of_other_operations(tmp_path, monkeypatch):
+    (tmp_path / "loss.py").write_text("a = 1")
+    monkeypatch.setattr("ingot.model.kernels.__path__", [str(tmp_path)])
+    tags = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        (tmp_path / "loss.py").write_text(text)
+        monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+        name_operations()
+        tags.append(torch.compiler.config.cache_key_tag)
+    assert tags[0] == tags[2] != tags[1] and tags[0].startswith("ingot ")
+    torch.compiler.config.cache_key_tag = "mine"
+    name_operations()
+    assert torch.compiler.config.cache_key_tag == "mine"

@@ -5,12 +5,16 @@ A module that has one says so by an attribute `fused_NAME`, which is False until
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from ingot.errors import ConfigError, Setting
+from ingot.model import kernels
 
 NAMES = ("loss", "rotary", "qkv", "mlp", "scales")
 PAYING = ("loss", "rotary", "mlp", "scales")  # what `auto` takes; docs/experiments.md says what each is worth
@@ -19,6 +23,17 @@ SHORT = 32768  # tokens of a step that then waits for the host: 12 rows of 1,024
 
 Asked = Literal["auto", "off"] | Sequence[str]
 Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
+
+
+def name_operations() -> None:
+    """Tell the compiler's caches which operations of ours its graphs call: it knows these by their names alone.
+
+    A graph of another version would be taken from there and call an operation with other arguments.
+    """
+    settings: Any = torch.compiler.config
+    if not settings.cache_key_tag:  # else the user's, who takes care of it
+        sources = sorted(Path(kernels.__path__[0]).glob("*.py"))
+        settings.cache_key_tag = "ingot " + hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
 
 
 def settle_kernels(

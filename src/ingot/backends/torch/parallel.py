@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ingot.backends.torch.kernels import name_operations
 from ingot.backends.torch.regions import CompiledBlocks, compiled_whole
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
@@ -59,6 +60,7 @@ def compiled(
 
     `cuda_graphs`: as each pass is recorded.
     """
+    name_operations()
     # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
     # (masked attention, recomputed blocks) do not survive it. Its reducer in Python needs no split: the graph of the backward
     # pass has the sending in it.

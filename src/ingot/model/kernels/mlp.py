@@ -61,31 +61,39 @@ def _mlp_shapes(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activa
     return x.new_empty(len(x), len(down)), inner, inner.new_empty(inner.shape if _keeps_scores(activation) else 0)
 
 
+# The gradient of the outer weights is a part of it: the compiler would cast dy for that product and once more for this operation.
 @torch.library.custom_op("ingot::mlp_backward", mutates_args=())
-def _mlp_backward(dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool) -> tuple[Tensor, Tensor]:
-    """The gradient (M, N) of the scores, by those or by activations that have a way back, and its sum (N) for a bias."""
-    d_inner, kept = (dy @ down).float(), kept.float()
+def _mlp_backward(
+    dy: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the scores (M, N), of a bias (N) in float32, where there is one, and of `down` (C, N)."""
+    d_inner = (dy @ down).float()
     if activation == "relu2":
-        d_scores = d_inner * 2 * kept.sqrt()
+        d_scores = d_inner * 2 * y.float().sqrt()
     else:
         approximate = "tanh" if activation == "gelu-tanh" else "none"
-        d_scores = torch.ops.aten.gelu_backward(d_inner, kept, approximate=approximate)
-    return d_scores.to(dy.dtype), d_scores.sum(0) if biased else d_scores.new_empty(0)
+        d_scores = torch.ops.aten.gelu_backward(d_inner, scores.float(), approximate=approximate)
+    return d_scores.to(dy.dtype), d_scores.sum(0) if biased else d_scores.new_empty(0), dy.T @ y
 
 
 @_mlp_backward.register_kernel("cuda")
-def _mlp_backward_cuda(dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool) -> tuple[Tensor, Tensor]:
+def _mlp_backward_cuda(
+    dy: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     from ingot.model.kernels.triton_mlp import fits, sloped_product
 
-    dy, down, kept = dy.contiguous(), down.contiguous(), kept.contiguous()
+    dy, down = dy.contiguous(), down.contiguous()
+    kept = (scores if _keeps_scores(activation) else y).contiguous()
     if not fits(dy, down, kept):
-        return _mlp_backward._init_fn(dy, down, kept, activation, biased)  # type: ignore[no-any-return]
-    return sloped_product(dy, down, kept, activation, biased)
+        return _mlp_backward._init_fn(dy, down, y, scores, activation, biased)  # type: ignore[no-any-return]
+    return *sloped_product(dy, down, kept, activation, biased), dy.T @ y
 
 
 @_mlp_backward.register_fake
-def _mlp_backward_shapes(dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool) -> tuple[Tensor, Tensor]:
-    return kept.new_empty(kept.shape), kept.new_empty(kept.size(1) if biased else 0, dtype=torch.float32)
+def _mlp_backward_shapes(
+    dy: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return y.new_empty(y.shape), y.new_empty(y.size(1) if biased else 0, dtype=torch.float32), down.new_empty(down.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -96,10 +104,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, dy: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, up, down, y, scores = ctx.saved_tensors
-    kept = scores if _keeps_scores(ctx.activation) else y
-    d_scores, d_bias = torch.ops.ingot.mlp_backward(dy, down, kept, ctx.activation, ctx.biased)
-    return d_scores @ up, d_scores.T @ x, d_bias.to(dy.dtype) if ctx.biased else None, dy.T @ y, None
+    x, up, *inner = ctx.saved_tensors
+    d_scores, d_bias, d_down = torch.ops.ingot.mlp_backward(dy, *inner, ctx.activation, ctx.biased)
+    return d_scores @ up, d_scores.T @ x, d_bias.to(dy.dtype) if ctx.biased else None, d_down, None
 
 
 _mlp.register_autograd(_gradients, setup_context=_keep)

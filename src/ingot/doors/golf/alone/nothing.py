@@ -78,6 +78,9 @@ def prepare_ahead(*_: Any) -> None: ...
 
 
 # Of backends.torch.kernels: there is none of our kernels.
+def name_operations() -> None: ...
+
+
 def settle_kernels(*_: Any) -> list[str]:
     """None of them."""
     return []
