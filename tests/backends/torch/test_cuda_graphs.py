@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_kit import make, take
 
-from ingot.backends.torch.parallel import uses_cuda_graphs
+from ingot.backends.torch.regions import uses_cuda_graphs
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks

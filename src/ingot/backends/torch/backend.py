@@ -38,11 +38,11 @@ from ingot.backends.torch.parallel import (
     compiles,
     compiles_optimizer,
     replicated,
-    uses_cuda_graphs,
     without_sync,
 )
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import GROUPED, LossScale, choose_no_kernel_by_speed
+from ingot.backends.torch.regions import uses_cuda_graphs
 from ingot.backends.torch.room import recomputed, refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads

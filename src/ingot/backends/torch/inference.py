@@ -152,7 +152,7 @@ class TorchInference:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
         tokens, targets, *numbers = torch.from_numpy(batch).to(self._device, non_blocking=True).long().unbind(1)
         if numbers and self._form == "flash4" and (starts := boundaries(batch[:, 2])) is not None:
-            return tokens, targets, upload(starts, self._device)
+            numbers = [upload(starts, self._device)]
         return tokens, targets, *numbers
 
     def _arithmetic(self, attention: str | None = None) -> Any:

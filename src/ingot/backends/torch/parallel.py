@@ -41,18 +41,6 @@ def compiles_optimizer(config: Config, on_cuda: bool) -> bool:
     return on_cuda and asked  # a CPU gains nothing
 
 
-def uses_cuda_graphs(config: Config, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
-    """Whether passes are CUDA graphs: where that is asked for, on CUDA."""
-    t = config.training
-    if not (t.cuda_graphs and on_cuda):
-        return False
-    if not compiles or t.compile == "blocks":
-        raise ConfigError("{0} needs a model that is compiled as a whole", Setting("training.cuda_graphs"))
-    if ranks.world_size > 1:
-        raise ConfigError("{0} is for one GPU; the run has more ranks", Setting("training.cuda_graphs"))
-    return True
-
-
 def compiled(
     model: nn.Module, nested: bool, stages: int, python_reducer: bool = False, blocks: bool = False, cuda_graphs: bool = False
 ) -> nn.Module:

@@ -23,7 +23,7 @@ WIDTH = 132  # of the lines of packed text
 # Of packed text: 94 of them, so that eleven hold nine bytes, where base 85 needs eleven and a quarter.
 LETTERS = [chr(code) for code in range(32, 127) if code != ord('"')]
 
-# What a golf run passes by: preparing and packing text, other kinds of tokenizers and files, writing samples, averages of weights.
+# What a golf run passes by: preparing and packing text, other kinds of tokenizers and files, samples, averages of weights.
 LEFT_OUT = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
@@ -32,7 +32,6 @@ LEFT_OUT = (
     "ingot.backends.torch.average",
     "ingot.backends.torch.documents",
     "ingot.backends.torch.fp8",
-    "ingot.backends.torch.regions",
     "ingot.backends.torch.rounding",
     "ingot.config.bucket_checks",
     "ingot.config.stage_checks",
@@ -75,6 +74,7 @@ NOTHING = (
     "ingot.doors.not_ours",
     "ingot.runs.starting",
     "ingot.runs.telling",
+    "ingot.runtime.children",
     "ingot.runtime.memory",
     "ingot.runtime.signals",
     "ingot.runtime.version",
@@ -87,6 +87,7 @@ INSTEAD = {
     **dict.fromkeys(NOTHING, "ingot.doors.golf.alone.nothing"),
     "ingot": "ingot.doors.golf.alone",
     "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
+    "ingot.backends.torch.regions": "ingot.doors.golf.alone.regions",
     "ingot.backends.torch.threads": "ingot.doors.golf.alone.threads",
     "ingot.config.families": "ingot.doors.golf.alone.registry",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
