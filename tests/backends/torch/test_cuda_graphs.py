@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch_kit import make, take
 
-from ingot.backends.torch.regions import uses_cuda_graphs
+from ingot.backends.torch import backend as backends
+from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks
@@ -31,16 +32,23 @@ def test_what_cannot_be_recorded_is_refused():
         uses_cuda_graphs(config(), True, on_cuda=True, ranks=Ranks(rank=0, world_size=2))
 
 
-def test_gradients_of_a_pass_are_copied_before_the_next_one_adds_to_them():
+def test_gradients_of_a_pass_are_copied_before_the_next_one_adds_to_them(monkeypatch):
     backend = make(MODEL, micro_batch=2)
     plain = [found.loss for found in take(backend, 2)]
     backend = make(MODEL, micro_batch=2)
-    backend._cuda_graphs, owned = True, []
-    copy = backend._own_gradients
-    backend._own_gradients = lambda: (copy(), owned.append(sum(p.grad is not None for p in backend.model.parameters())))
+    backend._cuda_graphs, copied = True, []
+
+    def begun(parameters):
+        before = [p.grad for p in parameters if p.grad is not None]
+        begin_pass(parameters)
+        after = [p.grad for p in parameters if p.grad is not None]
+        assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(before, after, strict=True))
+        copied.append(len(after))
+
+    monkeypatch.setattr(backends, "begin_pass", begun)
     assert [found.loss for found in take(backend, 2)] == plain
     parameters = len(list(backend.model.parameters()))
-    assert owned == [0, parameters, parameters, parameters] * 2
+    assert copied == [0, parameters, parameters, parameters] * 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

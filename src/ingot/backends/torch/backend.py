@@ -27,6 +27,7 @@ from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.choices import Choices
 from ingot.backends.torch.collectives import Collectives, peers_present
+from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.fp8 import refuse_unless_it_runs, use_fp8_head
 from ingot.backends.torch.inference import TorchInference
@@ -42,7 +43,6 @@ from ingot.backends.torch.parallel import (
 )
 from ingot.backends.torch.pending import DeviceResult
 from ingot.backends.torch.precision import GROUPED, LossScale, choose_no_kernel_by_speed
-from ingot.backends.torch.regions import uses_cuda_graphs
 from ingot.backends.torch.room import recomputed, refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads
@@ -289,8 +289,7 @@ class TorchBackend(TorchInference):
             part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
             if self._cuda_graphs:
-                self._own_gradients()
-                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+                begin_pass(self._names)
             sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)
             with peers_present(), self._arithmetic(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
@@ -324,12 +323,6 @@ class TorchBackend(TorchInference):
         if average:
             self._set(self._last_numbers)
         super()._show(average)
-
-    def _own_gradients(self) -> None:
-        """Take the gradients of a recorded pass, if there are some, out of memory that the next one writes to."""
-        for p in self._names:
-            if p.grad is not None:
-                p.grad = p.grad.clone()
 
     def _forget_gradients(self) -> None:
         for p in self._names:

@@ -13,21 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
-from ingot.runtime.ranks import Ranks
-
-
-def uses_cuda_graphs(config: Config, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
-    """Whether passes are CUDA graphs: where that is asked for, on CUDA."""
-    t = config.training
-    if not (t.cuda_graphs and on_cuda):
-        return False
-    if not compiles or t.compile == "blocks":
-        raise ConfigError("{0} needs a model that is compiled as a whole", Setting("training.cuda_graphs"))
-    if ranks.world_size > 1:
-        raise ConfigError("{0} is for one GPU; the run has more ranks", Setting("training.cuda_graphs"))
-    return True
 
 
 def compiled_whole(model: nn.Module, cuda_graphs: bool = False) -> nn.Module:

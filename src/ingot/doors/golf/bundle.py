@@ -67,6 +67,7 @@ LEFT_OUT = (
 NOTHING = (
     "ingot.backends.torch.ahead",
     "ingot.backends.torch.choices",
+    "ingot.backends.torch.cuda_graphs",
     "ingot.backends.torch.kernels",
     "ingot.backends.torch.own_model",
     "ingot.backends.torch.room",

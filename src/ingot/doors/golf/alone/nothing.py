@@ -94,6 +94,15 @@ def settle_kernels(*_: Any) -> list[str]:
     return []
 
 
+# Of backends.torch.cuda_graphs: no variable asks for them.
+def uses_cuda_graphs(*_: Any) -> bool:
+    """No."""
+    return False
+
+
+def begin_pass(*_: Any) -> None: ...
+
+
 # Of backends.torch.own_model: the model that the file carries was checked by the run that it comes from.
 def check_own_model(*_: Any) -> None:
     """Nothing is checked again."""

@@ -13,8 +13,3 @@ def compiled_whole(model: Any, *_: Any) -> Any:
 
 
 CompiledBlocks = compiled_whole
-
-
-def uses_cuda_graphs(*_: Any) -> bool:
-    """No variable asks for them."""
-    return False

@@ -1,0 +1,32 @@
+"""Passes that are recorded once and replayed as CUDA graphs: when, and what is done with the memory that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from ingot.config.schema import Config
+from ingot.errors import ConfigError, Setting
+from ingot.runtime.ranks import Ranks
+
+
+def uses_cuda_graphs(config: Config, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
+    """Whether passes are CUDA graphs: where that is asked for, on CUDA."""
+    t = config.training
+    if not (t.cuda_graphs and on_cuda):
+        return False
+    if not compiles or t.compile == "blocks":
+        raise ConfigError("{0} needs a model that is compiled as a whole", Setting("training.cuda_graphs"))
+    if ranks.world_size > 1:
+        raise ConfigError("{0} is for one GPU; the run has more ranks", Setting("training.cuda_graphs"))
+    return True
+
+
+def begin_pass(parameters: Iterable[nn.Parameter]) -> None:
+    """Before a pass: gradients of the one before, which it would write over, are copied out of its memory."""
+    for p in parameters:
+        if p.grad is not None:
+            p.grad = p.grad.clone()
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
