@@ -115,6 +115,16 @@ def test_a_model_learns_the_same_by_where_documents_begin(family, settings):
     assert (found[3][0] - found[0][0]).abs() > 1e-3, "documents matter"
 
 
+def test_the_gradient_of_the_one_matrix_for_queries_keys_and_values_comes_whole():
+    model = FAMILIES["gpt2"](vocab_size=50, context=16, layers=1, heads=2, width=16)
+    use_form(model, "flash4")
+    tokens = torch.randint(50, (2, 16))
+    with torch.profiler.profile() as seen:
+        model(tokens, tokens).backward()
+    called = {event.key: event.count for event in seen.key_averages() if event.key.startswith("ingot::")}
+    assert called["ingot::packed_flash_attention_backward"] == 1
+
+
 def test_where_documents_begin_is_refused_by_other_forms_and_with_a_cache():
     model = FAMILIES["gpt2"](vocab_size=50, context=16, layers=1, heads=2, width=16, dropout=0.1)
     tokens, starts = torch.randint(50, (1, 8)), torch.tensor([0, 3, 8], dtype=torch.int32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model.kernels.flash import flash_attention
+from ingot.model.kernels.flash import flash_attention, packed_flash_attention
 from ingot.model.layers import repeat_kv
 
 ON_GPUS = [(2, 256, 4, 2, 64, None), (1, 333, 4, 2, 128, 100), (2, 130, 4, 4, 64, 2), (1, 64, 2, 1, 128, 99)]
@@ -83,6 +83,28 @@ def test_torch_finds_nothing_wrong_with_the_operations():
         torch.library.opcheck(torch.ops.ingot.flash_attention.default, (q, k, v, 3, starts))
 
 
+def packed_outcome(form, qkv, window, starts):
+    y = form(qkv, window, starts)
+    torch.manual_seed(7)
+    return [y, *torch.autograd.grad(y, qkv, torch.randn(y.shape).to(y))]
+
+
+def apart(qkv, window, starts):
+    """By three tensors."""
+    return plain(*(x.transpose(1, 2) for x in qkv.unbind(2)), window, starts).transpose(1, 2)
+
+
+@pytest.mark.parametrize("starts", [None, starts_of(2, 9)])
+@pytest.mark.parametrize("window", [None, 4])
+def test_what_one_product_gave_has_one_gradient(window, starts):
+    qkv = torch.randn(2, 9, 3, 4, 8, requires_grad=True)
+    expected = packed_outcome(apart, qkv, window, starts)
+    torch.testing.assert_close(packed_outcome(packed_flash_attention, qkv, window, starts), expected, atol=1e-5, rtol=1e-4)
+    compiled = torch.compile(packed_flash_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(packed_outcome(compiled, qkv, window, starts), expected, atol=1e-5, rtol=1e-4)
+    torch.library.opcheck(torch.ops.ingot.packed_flash_attention.default, (qkv, window, starts))
+
+
 @pytest.fixture
 def package():
     if not torch.cuda.is_available() or find_spec("flash_attn") is None:
@@ -109,3 +131,15 @@ def test_on_a_gpu_there_is_room_for_more_documents_than_there_are(package):
     leaves, starts = operands(4, 256, 2, 2, 64, device="cuda", dtype=torch.bfloat16), starts_of(4, 256, device="cuda")
     roomy = torch.cat([starts, starts.new_full((600,), 4 * 256)])  # from 257 on the package finds documents in another way
     assert_near(outcome(flash_attention, leaves, 100, roomy), outcome(plain, leaves, 100, starts))
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 256, 12, 64), (1, 333, 4, 128), (3, 100, 2, 64)])
+def test_on_a_gpu_the_package_writes_one_gradient(sizes, documents, package):
+    rows, length, heads, size = sizes
+    torch.manual_seed(length)
+    qkv = torch.randn(rows, length, 3, heads, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    starts = starts_of(rows, length, device="cuda") if documents else None
+    for form in (packed_flash_attention, torch.compile(packed_flash_attention, fullgraph=True)):
+        found, expected = (packed_outcome(how, qkv, None, starts) for how in (form, apart))
+        assert_near([found[0], *found[1].unbind(2)], [expected[0], *expected[1].unbind(2)])

@@ -25,10 +25,21 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, 
     With `starts` in their own document alone. Heads of keys serve H / K neighbouring heads of queries. Returns (B, H, T, D), a
     view of (B, T, H, D).
     """
-    device = q.device.type
-    if torch.is_autocast_enabled(device):
-        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-    return torch.ops.ingot.flash_attention(*(x.transpose(1, 2) for x in (q, k, v)), window, starts)[0].transpose(1, 2)
+    return torch.ops.ingot.flash_attention(*(_cast(x).transpose(1, 2) for x in (q, k, v)), window, starts)[0].transpose(1, 2)
+
+
+def packed_flash_attention(qkv: Tensor, window: int | None = None, starts: Tensor | None = None) -> Tensor:
+    """The same of queries, keys and values that are one product's, (B, T, 3, H, D); so is their gradient. Returns (B, T, H, D).
+
+    Three gradients would be copied into one for the product: 1.7 of 110 ms of a step of the 124M shape.
+    """
+    return torch.ops.ingot.packed_flash_attention(_cast(qkv), window, starts)[0]
+
+
+def _cast(x: Tensor) -> Tensor:
+    """In the number format of products, where a backend has set one."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 @functools.cache
@@ -149,3 +160,44 @@ def _gradients(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 
 _attend.register_autograd(_gradients, setup_context=_keep)
+
+
+@torch.library.custom_op("ingot::packed_flash_attention", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def _attend_packed(qkv: Tensor, window: int | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    return torch.ops.ingot.flash_attention(*qkv.unbind(2), window, starts)
+
+
+@_attend_packed.register_fake
+def _attend_packed_shape(qkv: Tensor, window: int | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    return _attend_shape(*qkv.unbind(2), window, starts)
+
+
+@torch.library.custom_op("ingot::packed_flash_attention_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def _attend_packed_backward(
+    dy: Tensor, qkv: Tensor, y: Tensor, sums: Tensor, window: int | None, starts: Tensor | None
+) -> Tensor:
+    return torch.stack(torch.ops.ingot.flash_attention_backward(dy, *qkv.unbind(2), y, sums, window, starts), dim=2)
+
+
+@_attend_packed_backward.register_kernel("cuda")
+def _attend_packed_backward_cuda(
+    dy: Tensor, qkv: Tensor, y: Tensor, sums: Tensor, window: int | None, starts: Tensor | None
+) -> Tensor:
+    grads = qkv.new_empty(qkv.shape)
+    _backward(dy, qkv.unbind(2), y, sums, window, starts, grads.unbind(2))
+    return grads
+
+
+@_attend_packed_backward.register_fake
+def _attend_packed_backward_shape(
+    dy: Tensor, qkv: Tensor, y: Tensor, sums: Tensor, window: int | None, starts: Tensor | None
+) -> Tensor:
+    return qkv.new_empty(qkv.shape)
+
+
+def _packed_gradient(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    *saved, starts = ctx.saved_tensors
+    return torch.ops.ingot.packed_flash_attention_backward(dy, *saved, ctx.window, starts), None, None
+
+
+_attend_packed.register_autograd(_packed_gradient, setup_context=_keep)
