@@ -24,6 +24,7 @@ from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
+    Boundaries,
     Form,
     LayerCache,
     Mask,
@@ -65,6 +66,12 @@ def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
 kept_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)
 
 
+def first_tokens(documents: Boundaries, tokens: Tensor) -> Tensor:
+    """Which tokens (B, T) are the first of their document."""
+    first = torch.zeros(tokens.numel() + 1, dtype=torch.bool, device=tokens.device)
+    return first.index_fill(0, documents.starts.long(), True)[:-1].view(tokens.shape)
+
+
 class Linear(nn.Linear):
     """A matrix kept in float32 and used in the number format of what it multiplies."""
 
@@ -83,7 +90,7 @@ class Places(NamedTuple):
     whole: Mask | None  # of layers that see the whole row
     window: Mask | None  # of the others
     last: int | None  # tokens that these see, where attention takes their number instead of a mask
-    starts: Tensor | None  # (B, T, 1, 1): where a document begins in the middle of a row
+    starts: Tensor | None  # (B, T, 1, 1): where a document begins; a row's first token need not count
 
 
 class Gate(nn.Module):
@@ -287,13 +294,14 @@ class Frontier(nn.Module):
         return torch.get_autocast_dtype(kind) if chosen else weight.dtype
 
     def _places(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Places:
-        starts = None
-        if documents is not None:
-            starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, :, None, None]
+        whole = attention_mask(documents, cache, self.head_size)
+        starts, counts = None, self.counts_windows and self.window < tokens.size(1) and not cache
+        if isinstance(whole, Boundaries):
+            starts = first_tokens(whole, tokens)[:, :, None, None]
+        elif documents is not None:
+            starts, counts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, :, None, None], False
         cos, sin = self.rotation(positions(tokens, cache, self.context))  # (T, R / 2), or (B, 1, T, R / 2)
         rotary = (cos[:, None], sin[:, None]) if cos.dim() == 2 else (cos.transpose(1, 2), sin.transpose(1, 2))
-        whole = attention_mask(documents, cache, self.head_size)
-        counts = self.counts_windows and self.window < tokens.size(1) and not cache and documents is None
         last = self.window if counts else None
         short = self.window_mask(tokens, cache, documents, whole) if self.windowed and last is None else whole
         return Places(len(tokens), rotary, whole, short, last, starts)

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.gpt2_settings import GPT2Settings
+from ingot.model.kernels.flash import packed_flash_attention
 from ingot.model.kernels.mlp import fused_mlp
-from ingot.model.layers import Form, LayerCache, LayerNorm, Mask, attention_mask, causal_attention, positions
+from ingot.model.layers import Boundaries, Form, LayerCache, LayerNorm, Mask, attention_mask, causal_attention, positions
 from ingot.model.loss import head_logits, head_loss
 
 
@@ -31,11 +32,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
-        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))  # (B, H, T, D)
-        if cache is not None:
-            k, v = cache.extend(k, v)  # (B, H, S, D)
-        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask, self.form)
-        y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        qkv, dropout = self.c_attn(x).view(B, T, 3, self.heads, -1), self.dropout if self.training else 0.0
+        if self.form == "flash4" and (mask is None or isinstance(mask, Boundaries)) and cache is None and not dropout:
+            y = packed_flash_attention(qkv, starts=None if mask is None else mask.starts)  # (B, T, H, D)
+        else:
+            q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # (B, H, T, D)
+            if cache is not None:
+                k, v = cache.extend(k, v)  # (B, H, S, D)
+            y = causal_attention(q, k, v, dropout, mask, self.form).transpose(1, 2)
+        y = self.c_proj(y.reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 
 

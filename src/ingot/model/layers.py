@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,14 @@ from ingot.model.kernels.flash import flash_attention
 FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
 IGNORED = -1  # a target with this value is not predicted: it adds neither loss nor gradient
 
-Mask = Tensor | BlockMask
+
+class Boundaries(NamedTuple):
+    """Where documents begin, for FlashAttention 4, which needs no mask of pairs."""
+
+    starts: Tensor  # (N), as kernels.flash has it
+
+
+Mask = Tensor | BlockMask | Boundaries
 Form = Literal["repeated", "grouped", "flash4"]  # how heads of keys and values are given to torch's kernel; FlashAttention 4
 RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have places of their own
 
@@ -140,9 +147,12 @@ def document_mask(documents: Tensor | None, head_size: int = FUSED_HEAD_SIZE, dr
     """What each token of a row may see, from the number (B, T) of its document: that document, up to its own place.
 
     It is for heads of this size and this dropout: where FlexAttention does not take them, torch's own kernels get all pairs.
+    Documents of one dimension are where they begin, for the form `flash4`.
     """
     if documents is None:
         return None
+    if documents.dim() == 1:
+        return Boundaries(documents)
     (B, T), device = documents.shape, documents.device
     if not is_fused(device, head_size, dropout):
         same = documents[:, None, :, None] == documents[:, None, None, :]
@@ -166,11 +176,13 @@ def causal_attention(
     """Attention of T queries that stand at the end of S keys; query i sees the keys up to its own place, or what `mask` says.
 
     k and v may have fewer heads than q; each then serves a group of neighbouring ones. Only the form `flash4` takes a `window`
-    without a mask.
+    without a mask, and boundaries in place of one.
     """
     T, S = q.size(-2), k.size(-2)
-    if form == "flash4" and mask is None and T == S and not dropout:
-        return flash_attention(q, k, v, window)
+    if form == "flash4" and (mask is None or isinstance(mask, Boundaries)) and T == S and not dropout:
+        return flash_attention(q, k, v, window, mask.starts if mask is not None else None)
+    if isinstance(mask, Boundaries):
+        raise ValueError("boundaries are for the form flash4, without a cache or dropout")
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
         raise ValueError("a document mask covers whole rows; it does not go together with a filled cache")
     if isinstance(mask, BlockMask):

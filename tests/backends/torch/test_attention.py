@@ -94,6 +94,54 @@ def test_a_model_computes_the_same_in_every_form_of_attention(family, settings):
         torch.testing.assert_close(grad, grads[0], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("family", "settings"), FAMILY_SETTINGS)
+def test_a_model_learns_the_same_by_where_documents_begin(family, settings):
+    torch.manual_seed(1)
+    model = FAMILIES[family](vocab_size=50, context=16, layers=6, heads=4, width=32, **settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    tokens, found = torch.randint(50, (3, 16)), []
+    numbers = torch.tensor([[0] * 7 + [1] + [2] * 8, [0] * 16, [*range(15), 14]])
+    starts = torch.tensor([0, 7, 8, 16, *range(32, 47), 48, 48, 48], dtype=torch.int32)
+    for form, documents in (("repeated", numbers), ("flash4", numbers), ("flash4", starts), ("flash4", None)):
+        use_form(model, form)
+        model.zero_grad()
+        loss = model(tokens, tokens, documents)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for other in found[1:3]:
+        torch.testing.assert_close(other, found[0], atol=1e-5, rtol=1e-4)
+    assert (found[3][0] - found[0][0]).abs() > 1e-3, "documents matter"
+
+
+def test_the_gradient_of_the_one_matrix_for_queries_keys_and_values_comes_whole():
+    model = FAMILIES["gpt2"](vocab_size=50, context=16, layers=1, heads=2, width=16)
+    use_form(model, "flash4")
+    tokens = torch.randint(50, (2, 16))
+    with torch.profiler.profile() as seen:
+        model(tokens, tokens).backward()
+    called = {event.key: event.count for event in seen.key_averages() if event.key.startswith("ingot::")}
+    assert called["ingot::packed_flash_attention_backward"] == 1
+
+
+def test_where_documents_begin_is_refused_by_other_forms_and_with_a_cache():
+    model = FAMILIES["gpt2"](vocab_size=50, context=16, layers=1, heads=2, width=16, dropout=0.1)
+    tokens, starts = torch.randint(50, (1, 8)), torch.tensor([0, 3, 8], dtype=torch.int32)
+    use_form(model, "flash4")
+    with pytest.raises(ValueError, match="dropout"):
+        model(tokens, tokens, starts)
+    model.eval()
+    assert model(tokens, tokens, starts).isfinite()
+    cache = model.new_cache(1)
+    model.hidden(tokens, cache)
+    with pytest.raises(ValueError, match="cache"):
+        model.hidden(tokens, cache, starts)
+    use_form(model, "repeated")
+    with pytest.raises(ValueError, match="flash4"):
+        model(tokens, tokens, starts)
+
+
 @pytest.mark.parametrize("window", [5, 99])
 def test_flash_attention_leaves_documents_and_a_cache_to_masks(window):
     torch.manual_seed(1)

@@ -97,12 +97,13 @@ def test_the_slowest_rank_decides_how_small_a_micro_batch_is(clock):
     assert smallest_micro_batch(16, attempt, maximum) == 16
 
 
-def test_the_fastest_kernel_is_taken_and_one_that_cannot_is_no_candidate(clock):
+@pytest.mark.parametrize("error", [RuntimeError("No available kernel"), AssertionError("as a package's kernel says it")])
+def test_the_fastest_kernel_is_taken_and_one_that_cannot_is_no_candidate(clock, error):
     seconds = {"cudnn": 2.0, "flash": 1.0}
 
     def attempt(name, times):
         if name not in seconds:
-            raise RuntimeError("No available kernel")
+            raise error
         clock[0] += times * seconds[name]
 
     assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "flash"

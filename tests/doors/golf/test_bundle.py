@@ -19,6 +19,7 @@ from ingot.doors.golf import bundle as bundling
 from ingot.doors.golf.alone.bundle import with_settings
 from ingot.doors.golf.alone.loading import load_config as load_alone
 from ingot.doors.golf.bundle import BY_SETTINGS, GOLF, LEFT_OUT, OF_FRONTIER, Program, bundle, one_file
+from ingot.doors.golf.linker import link
 from ingot.doors.golf.translate import translate
 from ingot.doors.golf.variables import NAMES, read_variables
 from ingot.errors import ConfigError
@@ -107,6 +108,12 @@ def test_settings_take_the_place_of_those_before() -> None:
     once = with_settings(bundle(), {"A": "1", "B": "}\n"})
     assert with_settings(once, {"C": "3"}) == with_settings(bundle(), {"C": "3"}) == bundle({"C": "3"})
     assert with_settings(once, {}) == bundle()
+
+
+@pytest.mark.parametrize("program", [GOLF, BY_SETTINGS])
+def test_what_compiles_a_model_on_a_gpu_is_in_the_file(program: Program) -> None:
+    sources = link("ingot", program.entry, program.read, program.left_out)
+    assert "return torch.compile(model" in sources["ingot.backends.torch.regions"]
 
 
 def test_the_trainer_fits_into_what_a_submission_may_spend_on_code() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ingot.backends.torch.precision import ATTENTION, FLASH4, GROUPED
 from ingot.model.layers import Form, causal_attention, repeat_kv
+from ingot.model.registry import OURS
 from ingot.runtime.cache import cache_root
 
 
@@ -70,6 +71,11 @@ def candidates(calls: Calls) -> list[str]:
     """The kernels that calls leave a choice of; without fewer heads of keys and values there is nothing to group."""
     fewer = any(key.sizes[0] != query.sizes[0] for query, key, _ in calls)
     return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *([FLASH4] if calls and _has_flash4() else [])]
+
+
+def document_candidates(model: nn.Module) -> list[str]:
+    """The kernels that rows of documents leave a choice of: FlexAttention or FlashAttention 4, for models of ours."""
+    return ["default", FLASH4] if isinstance(model, OURS) and _has_flash4() else []
 
 
 def form_of(name: str) -> Form:

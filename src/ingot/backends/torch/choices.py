@@ -25,7 +25,7 @@ SHAPING = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "fp8_head", "gradient_checkpointing", "ddp_python_reducer", "cuda_graphs",
 )  # fmt: skip
-TRIALS = 2  # changes with what is tried and how: notes of other trials are not believed
+TRIALS = 3  # changes with what is tried and how: notes of other trials are not believed
 FREE = 0.98  # of the memory that was free then has to be free now
 
 

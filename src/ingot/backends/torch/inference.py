@@ -15,6 +15,7 @@ from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, build_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
+from ingot.backends.torch.documents import boundaries, upload
 from ingot.backends.torch.precision import DTYPES, arithmetic
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import check_fits, load_model, model_records
@@ -104,8 +105,8 @@ class TorchInference:
 
     def _read(self, batches: Iterable[Batch], moments: Moments) -> None:
         for batch in batches:
-            tokens, _, *documents = self._upload(batch)
             with self._arithmetic():
+                tokens, _, *documents = self._upload(batch)
                 if isinstance(self.model, OURS):
                     moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # no module
                 else:
@@ -146,10 +147,13 @@ class TorchInference:
             self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Tokens, targets and, where rows have them, document numbers, on the device."""
+        """Tokens, targets and, where rows have them, document numbers on the device, or where documents begin for `flash4`."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
-        return torch.from_numpy(batch).to(self._device, non_blocking=True).long().unbind(1)
+        tokens, targets, *numbers = torch.from_numpy(batch).to(self._device, non_blocking=True).long().unbind(1)
+        if numbers and self._form == "flash4" and (starts := boundaries(batch[:, 2])) is not None:
+            numbers = [upload(starts, self._device)]
+        return tokens, targets, *numbers
 
     def _arithmetic(self, attention: str | None = None) -> Any:
         """How forward and backward are computed, with the attention kernel that was chosen or another."""

@@ -23,14 +23,15 @@ WIDTH = 132  # of the lines of packed text
 # Of packed text: 94 of them, so that eleven hold nine bytes, where base 85 needs eleven and a quarter.
 LETTERS = [chr(code) for code in range(32, 127) if code != ord('"')]
 
-# What a golf run passes by: preparing and packing text, other kinds of tokenizers and files, writing samples.
+# What a golf run passes by: preparing and packing text, other kinds of tokenizers and files, samples, averages of weights.
 LEFT_OUT = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
     "ingot.artifact.rans",
     "ingot.backends.mlx",
+    "ingot.backends.torch.average",
+    "ingot.backends.torch.documents",
     "ingot.backends.torch.fp8",
-    "ingot.backends.torch.regions",
     "ingot.backends.torch.rounding",
     "ingot.config.bucket_checks",
     "ingot.config.stage_checks",
@@ -74,6 +75,7 @@ NOTHING = (
     "ingot.doors.not_ours",
     "ingot.runs.starting",
     "ingot.runs.telling",
+    "ingot.runtime.children",
     "ingot.runtime.memory",
     "ingot.runtime.signals",
     "ingot.runtime.version",
@@ -86,6 +88,7 @@ INSTEAD = {
     **dict.fromkeys(NOTHING, "ingot.doors.golf.alone.nothing"),
     "ingot": "ingot.doors.golf.alone",
     "ingot.backends.torch.attention": "ingot.doors.golf.alone.attention",
+    "ingot.backends.torch.regions": "ingot.doors.golf.alone.regions",
     "ingot.backends.torch.threads": "ingot.doors.golf.alone.threads",
     "ingot.config.families": "ingot.doors.golf.alone.registry",
     "ingot.config.loading": "ingot.doors.golf.alone.loading",
@@ -96,11 +99,12 @@ INSTEAD = {
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
 }
 
-# What runs of the frontier family ask for besides: documents redrawn, stages, NorMuon, weights as codes of few bits.
+# What runs of the frontier family ask for besides: documents redrawn, stages, NorMuon, averages, weights as codes of few bits.
 OF_FRONTIER = (
     "ingot.artifact.container",
     "ingot.artifact.fresh_process",
     "ingot.artifact.rans",
+    "ingot.backends.torch.average",
     "ingot.backends.torch.rounding",
     "ingot.config.stage_checks",
     "ingot.data.loading.redraw",

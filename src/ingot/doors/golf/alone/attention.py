@@ -23,6 +23,11 @@ def candidates(calls: Any) -> Any:
     return ATTENTION
 
 
+def document_candidates(model: Any) -> Any:
+    """None but torch's own."""
+    return ()
+
+
 def replay(*_: Any) -> None: ...
 
 

@@ -30,6 +30,14 @@ def handler_after_stop(number: int, before: Any) -> Any:
     return before
 
 
+# Of runtime.children: beside a submission lies nothing that has the name of a module.
+safe_path = nullcontext
+
+
+def shield_compile_workers() -> None:
+    """They look for modules where torch lets them."""
+
+
 # Of runtime.memory: the allocator and the collector of garbage stay as they are.
 def keep_freed_memory() -> None:
     """It is not kept."""
