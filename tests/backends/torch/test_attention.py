@@ -12,6 +12,8 @@ from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)
 
+MODEL = FAMILIES["gpt2"](vocab_size=50, context=16, layers=1, heads=2, width=16)
+
 
 def calls_of(family, rows=1, form="repeated", **settings):
     model = FAMILIES[family](vocab_size=50, context=16, layers=3, heads=4, width=32, **settings)
@@ -159,18 +161,27 @@ def test_flash_attention_leaves_documents_and_a_cache_to_masks(window):
 
 
 def test_grouped_heads_are_tried_where_there_are_fewer_of_keys():
-    assert candidates(calls_of("golf", kv_heads=2, form="grouped")) == [
+    assert candidates(MODEL, calls_of("golf", kv_heads=2, form="grouped"), list) == [
         "cudnn", "flash", "efficient", "cudnn-grouped", "flash-grouped", "efficient-grouped",
     ]  # fmt: skip
-    assert candidates(calls_of("gpt2")) == ["cudnn", "flash", "efficient"] == candidates({})
+    assert candidates(MODEL, calls_of("gpt2"), list) == ["cudnn", "flash", "efficient"] == candidates(MODEL, {}, list)
 
 
 def test_flash_attention_of_a_package_is_tried_where_it_is_installed(monkeypatch):
     calls = calls_of("gpt2")
-    assert FLASH4 not in candidates(calls)
+    assert FLASH4 not in candidates(MODEL, calls, list)
     monkeypatch.setattr(attention, "find_spec", lambda name: name)
-    assert candidates(calls) == ["cudnn", "flash", "efficient", FLASH4]
-    assert FLASH4 not in candidates({}), "calls that are not known might not be its"
+    assert candidates(MODEL, calls, list) == ["cudnn", "flash", "efficient", FLASH4]
+    assert FLASH4 not in candidates(MODEL, {}, list), "calls that are not known might not be its"
+    assert FLASH4 not in candidates(nn.Linear(2, 2), calls, list), "a model of one's own calls torch"
+    assert FLASH4 not in candidates(MODEL, calls, lambda mine: [1.0]), "another rank does not have it"
+
+
+def test_what_a_model_of_ones_own_calls_form_stays():
+    mine = nn.Linear(2, 2)
+    mine.form = "square"
+    use_form(mine, "grouped")
+    assert mine.form == "square"
 
 
 @pytest.mark.parametrize("form", ["repeated", "grouped"])

@@ -106,6 +106,21 @@ def test_heads_are_grouped_while_a_kernel_that_takes_them_so_is_used():
     assert backend._fastest_attention(rows_of(0)).removesuffix("-grouped") in ("default", "cudnn", "flash", "efficient")
 
 
+def test_a_run_goes_on_where_the_attention_that_it_kept_is_not_installed(monkeypatch):
+    def missing(*_):
+        raise ModuleNotFoundError("No module named 'flash_attn'")
+
+    backend = make({"family": "golf", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32})
+    kept, stages = {**backend.tuned(), "attention": "flash4", "micro_batch": 3}, [(plan_of(backend), rows_of(0))]
+    backend.tune(stages, kept)
+    assert (backend.tuned()["attention"], backend.tuned()["micro_batch"]) == ("flash4", 3)
+    monkeypatch.setattr("ingot.model.layers.flash_attention", missing)
+    backend.tune(stages, kept)
+    assert backend.tuned()["attention"] == "default"
+    take(backend, 1)
+    backend.score(rows_of(0))
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_learning_rate_scale_scales_every_update(name):
     no_decay = {"name": name, "weight_decay": 0.0, "muon_weight_decay": 0.0}

@@ -30,9 +30,9 @@ class Trials:
                     raise RuntimeError(f"no {name} for this device\nand a long story")
 
 
-def settled(asked, kept=None, able=True, broken=(), has=NAMES, tokens=65536):
+def settled(asked, kept=None, able=True, broken=(), has=NAMES, waits=False):
     model = Model(has)
-    chosen = settle_kernels(model, asked, kept, able, tokens, Trials(model, broken), list)
+    chosen = settle_kernels(model, asked, kept, able, waits, Trials(model, broken), list)
     used = {name for name in NAMES for module in model.modules() if getattr(module, f"fused_{name}", False)}
     assert used == set(chosen)
     return chosen
@@ -46,8 +46,8 @@ def test_kernels_that_are_asked_for_are_used_where_the_model_has_them():
 
 
 def test_short_steps_are_not_made_to_wait_for_launches():
-    assert settled("auto", tokens=12288) == ["loss", "scales"]
-    assert settled(["mlp"], tokens=12288) == ["mlp"], "asked for by its name"
+    assert settled("auto", waits=True) == ["loss", "scales"]
+    assert settled(["mlp"], waits=True) == ["mlp"], "asked for by its name"
 
 
 def test_other_devices_have_none():
@@ -73,9 +73,9 @@ def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():
 
 def test_what_is_known_to_run_here_is_not_tried():
     model = Model(NAMES)
-    assert settle_kernels(model, "auto", ["loss"], True, 65536, None, list) == ["loss"]
+    assert settle_kernels(model, "auto", ["loss"], True, False, None, list) == ["loss"]
     assert model[0].fused_loss and not model[1].fused_rotary
-    assert settle_kernels(model, "off", ["loss"], True, 65536, None, list) == [] and not model[0].fused_loss
+    assert settle_kernels(model, "off", ["loss"], True, False, None, list) == [] and not model[0].fused_loss
 
 
 def test_compiled_graphs_are_not_taken_from_the_cache_of_other_operations(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.backends.torch.precision import ATTENTION, FLASH4, GROUPED
+from ingot.backends.torch.tuning import Agree
 from ingot.model.layers import Form, causal_attention, repeat_kv
 from ingot.model.registry import OURS
 from ingot.runtime.cache import cache_root
@@ -39,7 +40,7 @@ def recorded_attention(model: nn.Module) -> Iterator[Calls]:
     which kernels take them.
     """
     calls: Calls = Counter()
-    ours, all_known = any(hasattr(module, "form") for module in model.modules()), True
+    ours, all_known = isinstance(model, OURS), True
     plain = F.scaled_dot_product_attention
 
     def recorded(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -67,15 +68,16 @@ def enough(calls: Calls, rows: int) -> Calls:
     return Counter({operands: max(1, round(times * min(1.0, ENOUGH / scores))) for operands, times in calls.items()})
 
 
-def candidates(calls: Calls) -> list[str]:
+def candidates(model: nn.Module, calls: Calls, maximum: Agree) -> list[str]:
     """The kernels that calls leave a choice of; without fewer heads of keys and values there is nothing to group."""
     fewer = any(key.sizes[0] != query.sizes[0] for query, key, _ in calls)
-    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *([FLASH4] if calls and _has_flash4() else [])]
+    flash4 = [FLASH4] if calls and _takes_flash4(model, maximum) else []
+    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *flash4]
 
 
-def document_candidates(model: nn.Module) -> list[str]:
+def document_candidates(model: nn.Module, maximum: Agree) -> list[str]:
     """The kernels that rows of documents leave a choice of: FlexAttention or FlashAttention 4, for models of ours."""
-    return ["default", FLASH4] if isinstance(model, OURS) and _has_flash4() else []
+    return ["default", FLASH4] if _takes_flash4(model, maximum) else []
 
 
 def form_of(name: str) -> Form:
@@ -83,8 +85,13 @@ def form_of(name: str) -> Form:
     return "flash4" if name == FLASH4 else "grouped" if name.endswith(GROUPED) else "repeated"
 
 
+def _takes_flash4(model: nn.Module, maximum: Agree) -> bool:
+    """Whether the model is one of ours and every rank has the package: all of them try the same kernels."""
+    return isinstance(model, OURS) and not maximum([not _has_flash4()])[0]
+
+
 def _has_flash4() -> bool:
-    with suppress(ImportError):
+    with suppress(Exception):  # an older FlashAttention of that name may be there, and be for another torch
         return find_spec("flash_attn.cute") is not None
     return False
 
@@ -94,7 +101,7 @@ def use_form(model: nn.Module, form: Form) -> None:
     if form == "flash4":  # it compiles its kernels when they are first used, which takes seconds: kept for later runs
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
-    for module in model.modules():
+    for module in model.modules() if isinstance(model, OURS) else ():  # of one's own it may mean anything
         if hasattr(module, "form"):
             module.form = form  # type: ignore[assignment]
 

@@ -31,7 +31,7 @@ from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.fp8 import refuse_unless_it_runs, use_fp8_head
 from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.kernels import settle_kernels
+from ingot.backends.torch.kernels import SHORT, settle_kernels
 from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import (
     compiled,
@@ -52,6 +52,7 @@ from ingot.backends.torch.tuning import (
     fastest_attention,
     largest_micro_batch,
     smallest_micro_batch,
+    works,
 )
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
@@ -135,16 +136,17 @@ class TorchBackend(TorchInference):
         if self.device.kind == "cpu":
             self._settle_threads(*stages[0], kept)
         able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
-        tokens = int(self.maximum([stages[0][1][:, 0].size])[0])  # shares of a step may differ by a row
+        tokens = self.maximum([stages[0][1][:, 0].size])[0]  # shares of a step may differ by a row
+        waits = not self._cuda_graphs and tokens <= SHORT
         used = kept.get("kernels", []) if kept else None
         if getattr(self.model, "fp8_head", False):
             refuse_unless_it_runs(lambda: self._try(one), self.maximum)
         # A pass may compile masked attention for this one row: seconds, for what the note answers.
         attempt = None if noted else lambda: self._try(one)
-        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, tokens, attempt, self.maximum)
+        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, waits, attempt, self.maximum)
         for plan, batch in stages:
             self._set(plan.model)
-            self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}))
+            self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}, noted))
             if plan.seq_len == self._seq_len:
                 self._attention = self._stages[-1].attention  # of evaluation, which has rows of this length
         if self.ranks.world_size > 1:
@@ -165,8 +167,10 @@ class TorchBackend(TorchInference):
         threads = settle_threads(self._asked_threads, kept, measures, lambda: self._try(part), self.maximum)
         self.device = replace(self.device, name=cpu_name(threads))
 
-    def _tune(self, batch: Batch, kept: Mapping[str, Any]) -> Tuned:
+    def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool) -> Tuned:
         rows, _, seq_len = batch.shape
+        if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
+            kept = {}  # its package is not here, or the number format is another: found out anew
         most = rows if self.device.kind == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
         asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
         micro_batch = int(self.maximum([min(int(asked), rows)])[0])  # one for all ranks, kept with the run
@@ -176,6 +180,10 @@ class TorchBackend(TorchInference):
                 micro_batch = self._smallest_micro_batch(batch, micro_batch)
             attention = self._fastest_attention(batch[:micro_batch])
         return Tuned(micro_batch, attention)
+
+    def _runs(self, batch: Batch, attention: str) -> bool:
+        """Whether every rank has the attention kernel that was kept."""
+        return attention == "default" or not self.maximum([not works(lambda: self._try(batch, attention=attention))])[0]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int) -> int:
         """Of `rows`, the most that a rank has: shares of a step may differ by one, and all ranks try the same sizes."""
@@ -191,7 +199,7 @@ class TorchBackend(TorchInference):
 
     def _fastest_attention(self, batch: Batch) -> str:
         if batch.shape[1] == 3:  # what documents cost depends on how long they are: whole passes of real ones tell
-            names = document_candidates(self.model)
+            names = document_candidates(self.model, self.maximum)
             return fastest_attention(names, lambda name, times: self._try(batch, times, name), self._deterministic, self.maximum)
         with recorded_attention(self.model) as made:  # before keys and values are repeated, which is timed too
             self._try(batch[:1], attention=f"default{GROUPED}")
@@ -205,7 +213,7 @@ class TorchBackend(TorchInference):
                     replay(calls, len(batch), self._device, form_of(name))
             return self.wait()
 
-        return fastest_attention(candidates(calls), attempt, self._deterministic, self.maximum)
+        return fastest_attention(candidates(self.model, calls, self.maximum), attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
         """What `tune` settled."""
@@ -289,7 +297,7 @@ class TorchBackend(TorchInference):
             part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
             if self._cuda_graphs:
-                begin_pass(self._names)
+                begin_pass(self._names if start == tuned.micro_batch else ())  # later ones add to copies
             sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)
             with peers_present(), self._arithmetic(tuned.attention), sync:
                 loss = self._module(*self._upload(part))

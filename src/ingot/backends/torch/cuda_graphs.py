@@ -25,7 +25,7 @@ def uses_cuda_graphs(config: Config, compiles: bool, on_cuda: bool, ranks: Ranks
 
 
 def begin_pass(parameters: Iterable[nn.Parameter]) -> None:
-    """Before a pass: gradients of the one before, which it would write over, are copied out of its memory."""
+    """Before a pass: gradients of these, left by the pass before, are copied out of memory that this one writes over."""
     for p in parameters:
         if p.grad is not None:
             p.grad = p.grad.clone()

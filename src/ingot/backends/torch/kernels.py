@@ -41,16 +41,16 @@ def settle_kernels(
     asked: Asked,
     kept: Sequence[str] | None,
     able: bool,
-    tokens: int,
+    waits: bool,
     attempt: Callable[[], None] | None,
     maximum: Agree,
 ) -> list[str]:
     """Switch on the kernels that an earlier session `kept`, or that are asked for and let `attempt` pass; returns their names.
 
-    `able`: whether the device and the number format are those that they are made for; `tokens`: of a rank in a step. A kernel
+    `able`: whether the device and the number format are those that they are made for; `waits`: whether it would wait for launches. A kernel
     that is asked for by its name and does not run is an error. Without an `attempt` those that were kept are known to run here.
     """
-    paying = [name for name in PAYING if tokens > SHORT or name not in LAUNCHED_SLOWLY]
+    paying = [name for name in PAYING if not (waits and name in LAUNCHED_SLOWLY)]
     wanted = {"auto": paying, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
     present = [name for name in NAMES if name in wanted and able and has_kernel(model, name)]
     if kept is not None:

@@ -91,7 +91,7 @@ def fastest_attention(names: Sequence[str], attempt: Callable[[str, int], None],
     """
     seconds: dict[str, float] = {}
     for name in names:
-        if not maximum([not _works(partial(attempt, name, 1))])[0]:
+        if not maximum([not works(partial(attempt, name, 1))])[0]:
             if deterministic:
                 return name
             seconds[name] = maximum([seconds_of(partial(attempt, name, 3))])[0]
@@ -105,7 +105,7 @@ def seconds_of(attempt: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def _works(attempt: Callable[[], None]) -> bool:
+def works(attempt: Callable[[], None]) -> bool:
     """Whether a kernel can take this shape and type: one of torch's that cannot warns and raises a RuntimeError.
 
     One of a package may raise anything. What is wrong with the pass itself is raised again by the first step.

@@ -86,6 +86,9 @@ def prepare_ahead(*_: Any) -> None: ...
 
 
 # Of backends.torch.kernels: there is none of our kernels.
+SHORT = 0
+
+
 def name_operations() -> None: ...
 
 
