@@ -31,7 +31,7 @@ from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.fp8 import refuse_unless_it_runs, use_fp8_head
 from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.kernels import SHORT, settle_kernels
+from ingot.backends.torch.kernels import is_short, settle_kernels
 from ingot.backends.torch.own_model import check_own_model
 from ingot.backends.torch.parallel import (
     compiled,
@@ -136,8 +136,7 @@ class TorchBackend(TorchInference):
         if self.device.kind == "cpu":
             self._settle_threads(*stages[0], kept)
         able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
-        tokens = self.maximum([stages[0][1][:, 0].size])[0]  # shares of a step may differ by a row
-        waits = not self._cuda_graphs and tokens <= SHORT
+        waits = not self._cuda_graphs and is_short(stages[0][1], self.maximum)
         used = kept.get("kernels", []) if kept else None
         if getattr(self.model, "fp8_head", False):
             refuse_unless_it_runs(lambda: self._try(one), self.maximum)

@@ -15,6 +15,7 @@ from torch import nn
 
 from ingot.errors import ConfigError, Setting
 from ingot.model import kernels
+from ingot.runtime.batch import Batch
 
 NAMES = ("loss", "rotary", "qkv", "mlp", "scales")
 PAYING = ("loss", "rotary", "mlp", "scales")  # what `auto` takes; docs/experiments.md says what each is worth
@@ -36,6 +37,11 @@ def name_operations() -> None:
         settings.cache_key_tag = "ingot " + hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
 
 
+def is_short(batch: Batch, maximum: Agree) -> bool:
+    """Whether a step of such a batch on each rank is over before the host has launched the next one's kernels."""
+    return maximum([batch[:, 0].size])[0] <= SHORT  # shares of a step may differ by a row
+
+
 def settle_kernels(
     model: nn.Module,
     asked: Asked,
@@ -47,8 +53,9 @@ def settle_kernels(
 ) -> list[str]:
     """Switch on the kernels that an earlier session `kept`, or that are asked for and let `attempt` pass; returns their names.
 
-    `able`: whether the device and the number format are those that they are made for; `waits`: whether it would wait for launches. A kernel
-    that is asked for by its name and does not run is an error. Without an `attempt` those that were kept are known to run here.
+    `able`: whether the device and the number format are those that they are made for; `waits`: whether a step waits for the host
+    to launch them. A kernel that is asked for by its name and does not run is an error. Without an `attempt` those that were kept
+    are known to run here.
     """
     paying = [name for name in PAYING if not (waits and name in LAUNCHED_SLOWLY)]
     wanted = {"auto": paying, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked

@@ -86,10 +86,10 @@ def prepare_ahead(*_: Any) -> None: ...
 
 
 # Of backends.torch.kernels: there is none of our kernels.
-SHORT = 0
-
-
 def name_operations() -> None: ...
+
+
+def is_short(*_: Any) -> None: ...
 
 
 def settle_kernels(*_: Any) -> list[str]:
