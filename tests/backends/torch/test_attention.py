@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ingot.backends.torch import attention
-from ingot.backends.torch.attention import Operand, candidates, enough, recorded_attention, replay, use_form
-from ingot.backends.torch.precision import FLASH4
+from ingot.backends.torch.attention import Operand, candidates, enough, form_of, recorded_attention, replay, use_form
+from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
+from ingot.errors import ConfigError
 from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)
@@ -83,7 +84,7 @@ def test_a_model_computes_the_same_in_every_form_of_attention(family, settings):
         for parameter in model.parameters():  # what ends a branch is zero at first
             parameter += 0.1 * torch.randn_like(parameter)
     tokens, losses, grads = torch.randint(50, (2, 16)), [], []
-    for form in ("repeated", "grouped", "flash4"):
+    for form in ("repeated", "grouped", "flash4", "cudnn-flash4"):
         use_form(model, form)
         model.zero_grad()
         losses.append(loss := model(tokens, tokens))
@@ -169,8 +170,18 @@ def test_flash_attention_of_a_package_is_tried_where_it_is_installed(monkeypatch
     calls = calls_of("gpt2")
     assert FLASH4 not in candidates(calls)
     monkeypatch.setattr(attention, "find_spec", lambda name: name)
-    assert candidates(calls) == ["cudnn", "flash", "efficient", FLASH4]
+    assert candidates(calls) == ["cudnn", "flash", "efficient", FLASH4, CUDNN_FLASH4]
+    assert CUDNN_FLASH4 not in candidates(calls_of("golf", kv_heads=2, form="grouped")), "it would repeat keys and values"
+    assert [form_of(name) for name in (FLASH4, CUDNN_FLASH4)] == ["flash4", "cudnn-flash4"]
     assert FLASH4 not in candidates({}), "calls that are not known might not be its"
+
+
+def test_a_run_that_was_begun_with_flash_attention_says_where_it_is_missing():
+    with torch.device("meta"):
+        model = FAMILIES["gpt2"](vocab_size=50, context=16, layers=1, heads=2, width=16)
+    use_form(model, "grouped")
+    with pytest.raises(ConfigError, match="pip install"):
+        use_form(model, "flash4")
 
 
 @pytest.mark.parametrize("form", ["repeated", "grouped"])

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.backends.torch.precision import ATTENTION, FLASH4, GROUPED
+from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, FLASH4, GROUPED
+from ingot.errors import ConfigError
 from ingot.model.layers import Form, causal_attention, repeat_kv
 from ingot.model.registry import OURS
 from ingot.runtime.cache import cache_root
@@ -70,7 +71,8 @@ def enough(calls: Calls, rows: int) -> Calls:
 def candidates(calls: Calls) -> list[str]:
     """The kernels that calls leave a choice of; without fewer heads of keys and values there is nothing to group."""
     fewer = any(key.sizes[0] != query.sizes[0] for query, key, _ in calls)
-    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *([FLASH4] if calls and _has_flash4() else [])]
+    flash4 = [FLASH4, *([] if fewer else [CUDNN_FLASH4])] if calls and _has_flash4() else []
+    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *flash4]
 
 
 def document_candidates(model: nn.Module) -> list[str]:
@@ -80,6 +82,8 @@ def document_candidates(model: nn.Module) -> list[str]:
 
 def form_of(name: str) -> Form:
     """How a kernel is given heads."""
+    if name == CUDNN_FLASH4:
+        return "cudnn-flash4"
     return "flash4" if name == FLASH4 else "grouped" if name.endswith(GROUPED) else "repeated"
 
 
@@ -91,7 +95,10 @@ def _has_flash4() -> bool:
 
 def use_form(model: nn.Module, form: Form) -> None:
     """Let the attention of a model have this form."""
-    if form == "flash4":  # it compiles its kernels when they are first used, which takes seconds: kept for later runs
+    if form.endswith("flash4"):
+        if any(p.device.type != "cpu" for p in model.parameters()) and not _has_flash4():
+            raise ConfigError("the attention of this run is FlashAttention 4, which is not here: pip install 'ingot[flash]'")
+        # It compiles its kernels when they are first used, which takes seconds: kept for later runs.
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
     for module in model.modules():
