@@ -231,7 +231,7 @@ def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
     """The two kernels in some cuts; the library's bare products of the same sizes are what they cannot be faster than."""
     from ingot.model.kernels.triton_mlp import BACKWARD, FORWARD, Tiles, activated_product, sloped_product
 
-    keeps = activation != "relu2"
+    keeps = biased = activation != "relu2"  # our models with GELU have biases, whose gradient is summed backward
     bare = milliseconds(lambda: x @ up.T), milliseconds(lambda: x @ down)
     print(f"    {bare[0]:8.3f} ms forward, {bare[1]:8.3f} backward  the library's products alone", flush=True)
     kept = activated_product(x, up, None, activation, keeps)[1]
@@ -244,7 +244,7 @@ def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
         mark = " (ours forward)" if cut == FORWARD else " (ours backward)" if cut == BACKWARD else ""
         try:
             forward = milliseconds(lambda cut=cut: activated_product(x, up, None, activation, keeps, cut))
-            back = milliseconds(lambda cut=cut: sloped_product(x, down, kept, activation, keeps, cut))
+            back = milliseconds(lambda cut=cut: sloped_product(x, down, kept, activation, biased, cut))
         except Exception as error:  # a cut that does not fit says so, and the others go on
             print(f"    does not run: {tuple(cut)}: {type(error).__name__}: {str(error).splitlines()[0][:90]}", flush=True)
             continue

@@ -69,6 +69,6 @@ def test_what_everybody_installs_is_no_more_than_this() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {"torch", "numpy", "pydantic", "typer", "pyyaml", "sentencepiece", "tokenizers", "tiktoken", "huggingface_hub"}
     assert {re.split(r"[<>=]", one)[0] for one in project["dependencies"]} == names
-    assert {"serve", "gguf", "lm-eval", "trackio", "wandb", "tensorboard", "plots", "parquet"} <= project[
+    assert {"serve", "flash", "gguf", "lm-eval", "trackio", "wandb", "tensorboard", "plots", "parquet"} <= project[
         "optional-dependencies"
     ].keys()

@@ -209,8 +209,8 @@ class TrainingSection(Section):
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
         "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values; "
         "mlp: the activation of golf, frontier and gpt2 in the products around it; scales: those of golf's branches in "
-        "their weights. A list: these. auto: those that were seen to pay and run here, all but qkv, and in steps of at most "
-        "32,768 tokens loss and scales alone, as the others take the host too long to launch. off: none.",
+        "their weights. A list: these. auto: those that were seen to pay and run here, all but qkv, and where a GPU "
+        "has at most 32,768 tokens of a step loss and scales alone, as the others take the host too long to launch. off: none.",
     )
     fp8_head: bool = Field(
         False,

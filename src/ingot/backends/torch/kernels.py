@@ -19,7 +19,7 @@ from ingot.model import kernels
 NAMES = ("loss", "rotary", "qkv", "mlp", "scales")
 PAYING = ("loss", "rotary", "mlp", "scales")  # what `auto` takes; docs/experiments.md says what each is worth
 LAUNCHED_SLOWLY = ("rotary", "mlp")  # operations of ours in every layer: the host takes 0.1 to 0.2 ms to launch one
-SHORT = 32768  # tokens of a step that then waits for the host: 12 rows of 1,024 took 27.5 ms with `mlp` and 24.3 without
+SHORT = 32768  # tokens of a rank in a step that waits for the host: 12 rows of 1,024 took 27.5 ms with `mlp` and 24.3 without
 
 Asked = Literal["auto", "off"] | Sequence[str]
 Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
@@ -47,8 +47,8 @@ def settle_kernels(
 ) -> list[str]:
     """Switch on the kernels that an earlier session `kept`, or that are asked for and let `attempt` pass; returns their names.
 
-    `able`: whether the device and the number format are those that they are made for; `tokens`: of a step. A kernel that is
-    asked for by its name and does not run is an error. Without an `attempt` those that were kept are known to run here.
+    `able`: whether the device and the number format are those that they are made for; `tokens`: of a rank in a step. A kernel
+    that is asked for by its name and does not run is an error. Without an `attempt` those that were kept are known to run here.
     """
     paying = [name for name in PAYING if tokens > SHORT or name not in LAUNCHED_SLOWLY]
     wanted = {"auto": paying, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
