@@ -46,7 +46,7 @@ def compiled(
 ) -> nn.Module:
     """A model compiled, for every shape anew; `nested` where parts of it are graphs themselves; with `blocks`, these alone.
 
-    `cuda_graphs`: as each pass is recorded.
+    `cuda_graphs`: each pass is recorded once and replayed.
     """
     name_operations()
     # DDP splits the graph at its buckets, to send one while the next is computed; parts that are graphs themselves
