@@ -33,8 +33,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         qkv, dropout = self.c_attn(x).view(B, T, 3, self.heads, -1), self.dropout if self.training else 0.0
-        if self.form == "flash4" and (mask is None or isinstance(mask, Boundaries)) and cache is None and not dropout:
-            y = packed_flash_attention(qkv, starts=None if mask is None else mask.starts)  # (B, T, H, D)
+        if self.form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and cache is None and not dropout:
+            y = packed_flash_attention(qkv, None, None if mask is None else mask.starts, self.form != "flash4")  # (B, T, H, D)
         else:
             q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # (B, H, T, D)
             if cache is not None:

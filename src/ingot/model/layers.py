@@ -28,7 +28,8 @@ class Boundaries(NamedTuple):
 
 
 Mask = Tensor | BlockMask | Boundaries
-Form = Literal["repeated", "grouped", "flash4"]  # how heads of keys and values are given to torch's kernel; FlashAttention 4
+# How heads of keys and values are given to torch's kernel; FlashAttention 4, and with cuDNN's forward pass where that can be.
+Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have places of their own
 
 
@@ -176,11 +177,11 @@ def causal_attention(
     """Attention of T queries that stand at the end of S keys; query i sees the keys up to its own place, or what `mask` says.
 
     k and v may have fewer heads than q; each then serves a group of neighbouring ones. Only the form `flash4` takes a `window`
-    without a mask, and boundaries in place of one.
+    without a mask, and boundaries in place of one, or `cudnn-flash4`, which is the same but for whole rows.
     """
     T, S = q.size(-2), k.size(-2)
-    if form == "flash4" and (mask is None or isinstance(mask, Boundaries)) and T == S and not dropout:
-        return flash_attention(q, k, v, window, mask.starts if mask is not None else None)
+    if form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and T == S and not dropout:
+        return flash_attention(q, k, v, window, mask.starts if mask is not None else None, form != "flash4")
     if isinstance(mask, Boundaries):
         raise ValueError("boundaries are for the form flash4, without a cache or dropout")
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ingot.backends.torch import attention
-from ingot.backends.torch.attention import Operand, candidates, enough, recorded_attention, replay, use_form
-from ingot.backends.torch.precision import FLASH4
+from ingot.backends.torch.attention import Operand, candidates, enough, form_of, recorded_attention, replay, use_form
+from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def test_a_model_computes_the_same_in_every_form_of_attention(family, settings):
         for parameter in model.parameters():  # what ends a branch is zero at first
             parameter += 0.1 * torch.randn_like(parameter)
     tokens, losses, grads = torch.randint(50, (2, 16)), [], []
-    for form in ("repeated", "grouped", "flash4"):
+    for form in ("repeated", "grouped", "flash4", "cudnn-flash4"):
         use_form(model, form)
         model.zero_grad()
         losses.append(loss := model(tokens, tokens))
@@ -161,20 +161,25 @@ def test_flash_attention_leaves_documents_and_a_cache_to_masks(window):
 
 
 def test_grouped_heads_are_tried_where_there_are_fewer_of_keys():
-    assert candidates(MODEL, calls_of("golf", kv_heads=2, form="grouped"), list) == [
+    assert candidates(MODEL, calls_of("golf", kv_heads=2, form="grouped"), False, list) == [
         "cudnn", "flash", "efficient", "cudnn-grouped", "flash-grouped", "efficient-grouped",
     ]  # fmt: skip
-    assert candidates(MODEL, calls_of("gpt2"), list) == ["cudnn", "flash", "efficient"] == candidates(MODEL, {}, list)
+    assert (
+        candidates(MODEL, calls_of("gpt2"), False, list) == ["cudnn", "flash", "efficient"] == candidates(MODEL, {}, False, list)
+    )
 
 
 def test_flash_attention_of_a_package_is_tried_where_it_is_installed(monkeypatch):
     calls = calls_of("gpt2")
-    assert FLASH4 not in candidates(MODEL, calls, list)
+    assert FLASH4 not in candidates(MODEL, calls, False, list)
     monkeypatch.setattr(attention, "find_spec", lambda name: name)
-    assert candidates(MODEL, calls, list) == ["cudnn", "flash", "efficient", FLASH4]
-    assert FLASH4 not in candidates(MODEL, {}, list), "calls that are not known might not be its"
-    assert FLASH4 not in candidates(nn.Linear(2, 2), calls, list), "a model of one's own calls torch"
-    assert FLASH4 not in candidates(MODEL, calls, lambda mine: [1.0]), "another rank does not have it"
+    assert candidates(MODEL, calls, False, list) == ["cudnn", "flash", "efficient", FLASH4, CUDNN_FLASH4]
+    few = calls_of("golf", kv_heads=2, form="grouped")
+    assert CUDNN_FLASH4 not in candidates(MODEL, few, False, list), "it would repeat keys and values"
+    assert [form_of(name) for name in (FLASH4, CUDNN_FLASH4)] == ["flash4", "cudnn-flash4"]
+    assert FLASH4 not in candidates(MODEL, {}, False, list), "calls that are not known might not be its"
+    assert FLASH4 not in candidates(nn.Linear(2, 2), calls, False, list), "a model of one's own calls torch"
+    assert FLASH4 not in candidates(MODEL, calls, False, lambda mine: [1.0]), "another rank does not have it"
 
 
 def test_what_a_model_of_ones_own_calls_form_stays():

@@ -85,4 +85,4 @@ def test_flash_attention_is_tried_for_documents_of_our_models_where_it_is_instal
     monkeypatch.setattr(attention, "find_spec", lambda name: name)
     assert backend._fastest_attention(batch_of(MANY)) in ("default", "flash4")
     assert tried == ["default", "default", "flash4", "flash4"]
-    assert attention.document_candidates(torch.nn.Linear(2, VOCABULARY), list) == []
+    assert attention.candidates(torch.nn.Linear(2, VOCABULARY), {}, True, list) == []

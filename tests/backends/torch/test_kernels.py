@@ -84,10 +84,10 @@ def test_compiled_graphs_are_not_taken_from_the_cache_of_other_operations(tmp_pa
     tags = []
     for text in ("a = 1", "a = 2", "a = 1"):
         (tmp_path / "loss.py").write_text(text)
-        monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
-        name_operations()
-        tags.append(torch.compiler.config.cache_key_tag)
+        with torch.compiler.config.patch(cache_key_tag=""):  # monkeypatch would take the setting away
+            name_operations()
+            tags.append(torch.compiler.config.cache_key_tag)
     assert tags[0] == tags[2] != tags[1] and tags[0].startswith("ingot ")
-    torch.compiler.config.cache_key_tag = "mine"
-    name_operations()
-    assert torch.compiler.config.cache_key_tag == "mine"
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        name_operations()
+        assert torch.compiler.config.cache_key_tag == "mine"

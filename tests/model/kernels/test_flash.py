@@ -1,5 +1,6 @@
 """FlashAttention 4 as an operation: what it is given and gives back, on CPUs in its plain form, on GPUs where it is installed."""
 
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -10,6 +11,7 @@ from ingot.model.kernels.flash import flash_attention, packed_flash_attention
 from ingot.model.layers import repeat_kv
 
 ON_GPUS = [(2, 256, 4, 2, 64, None), (1, 333, 4, 2, 128, 100), (2, 130, 4, 4, 64, 2), (1, 64, 2, 1, 128, 99)]
+BY_CUDNN = [(2, 256, 4, 4, 64, None), (3, 333, 2, 2, 128, None), (2, 130, 4, 2, 64, None), (1, 96, 4, 4, 64, 7)]
 SHAPES = [(2, 16, 4, 2, 8, None), (1, 37, 3, 3, 16, 5), (2, 9, 4, 1, 8, 1), (1, 12, 2, 2, 8, 99), (1, 1, 2, 1, 8, None)]
 
 
@@ -80,7 +82,7 @@ def test_it_has_the_number_format_of_the_products_around_it():
 def test_torch_finds_nothing_wrong_with_the_operations():
     q, k, v = (x.transpose(1, 2) for x in operands(2, 6, 2, 1, 8))
     for starts in (None, starts_of(2, 6)):
-        torch.library.opcheck(torch.ops.ingot.flash_attention.default, (q, k, v, 3, starts))
+        torch.library.opcheck(torch.ops.ingot.flash_attention.default, (q, k, v, 3, starts, True))
 
 
 def packed_outcome(form, qkv, window, starts):
@@ -102,7 +104,7 @@ def test_what_one_product_gave_has_one_gradient(window, starts):
     torch.testing.assert_close(packed_outcome(packed_flash_attention, qkv, window, starts), expected, atol=1e-5, rtol=1e-4)
     compiled = torch.compile(packed_flash_attention, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(packed_outcome(compiled, qkv, window, starts), expected, atol=1e-5, rtol=1e-4)
-    torch.library.opcheck(torch.ops.ingot.packed_flash_attention.default, (qkv, window, starts))
+    torch.library.opcheck(torch.ops.ingot.packed_flash_attention.default, (qkv, window, starts, False))
 
 
 @pytest.fixture
@@ -143,3 +145,25 @@ def test_on_a_gpu_the_package_writes_one_gradient(sizes, documents, package):
     for form in (packed_flash_attention, torch.compile(packed_flash_attention, fullgraph=True)):
         found, expected = (packed_outcome(how, qkv, None, starts) for how in (form, apart))
         assert_near([found[0], *found[1].unbind(2)], [expected[0], *expected[1].unbind(2)])
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 256, 4, 4, 64, None), (3, 333, 2, 2, 128, None), (2, 130, 4, 2, 64, None), (1, 96, 4, 4, 64, 7)]
+)
+def test_on_a_gpu_gradients_by_the_package_follow_from_what_cudnn_found(shape, package):
+    *sizes, window = shape
+    leaves, by_cudnn = operands(*sizes, device="cuda", dtype=torch.bfloat16), partial(flash_attention, cudnn=True)
+    for form in (by_cudnn, torch.compile(by_cudnn, fullgraph=True)):
+        found = outcome(form, leaves, window)
+        assert_near(found, outcome(plain, leaves, window))
+        assert found[0].transpose(1, 2).is_contiguous()
+    rows, length, heads, _, size, _ = shape
+    qkv = torch.randn(rows, length, 3, heads, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    found, expected = (packed_outcome(form, qkv, window, None) for form in (partial(packed_flash_attention, cudnn=True), apart))
+    assert_near([found[0], *found[1].unbind(2)], [expected[0], *expected[1].unbind(2)])
+
+
+def test_on_a_gpu_sums_of_cudnn_are_those_of_the_package(package):
+    q, k, v = (x.detach().transpose(1, 2) for x in operands(2, 200, 4, 4, 64, device="cuda", dtype=torch.bfloat16))
+    mine, theirs = (torch.ops.ingot.flash_attention(q, k, v, None, None, cudnn)[1] for cudnn in (True, False))
+    torch.testing.assert_close(mine, theirs, atol=1e-2, rtol=1e-3)

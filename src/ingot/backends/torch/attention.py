@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.backends.torch.precision import ATTENTION, FLASH4, GROUPED
+from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, FLASH4, GROUPED
 from ingot.backends.torch.tuning import Agree
 from ingot.model.layers import Form, causal_attention, repeat_kv
 from ingot.model.registry import OURS
@@ -68,20 +68,23 @@ def enough(calls: Calls, rows: int) -> Calls:
     return Counter({operands: max(1, round(times * min(1.0, ENOUGH / scores))) for operands, times in calls.items()})
 
 
-def candidates(model: nn.Module, calls: Calls, maximum: Agree) -> list[str]:
-    """The kernels that calls leave a choice of; without fewer heads of keys and values there is nothing to group."""
+def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: Agree) -> list[str]:
+    """The kernels that calls leave a choice of; without fewer heads of keys and values there is nothing to group.
+
+    Rows of documents are FlexAttention's or FlashAttention 4's.
+    """
+    has_flash4 = _takes_flash4(model, maximum)
+    if documents:
+        return ["default", FLASH4] if has_flash4 else []
     fewer = any(key.sizes[0] != query.sizes[0] for query, key, _ in calls)
-    flash4 = [FLASH4] if calls and _takes_flash4(model, maximum) else []
+    flash4 = [FLASH4, *([] if fewer else [CUDNN_FLASH4])] if calls and has_flash4 else []
     return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *flash4]
-
-
-def document_candidates(model: nn.Module, maximum: Agree) -> list[str]:
-    """The kernels that rows of documents leave a choice of: FlexAttention or FlashAttention 4, for models of ours."""
-    return ["default", FLASH4] if _takes_flash4(model, maximum) else []
 
 
 def form_of(name: str) -> Form:
     """How a kernel is given heads."""
+    if name == CUDNN_FLASH4:
+        return "cudnn-flash4"
     return "flash4" if name == FLASH4 else "grouped" if name.endswith(GROUPED) else "repeated"
 
 
@@ -98,7 +101,7 @@ def _has_flash4() -> bool:
 
 def use_form(model: nn.Module, form: Form) -> None:
     """Let the attention of a model have this form."""
-    if form == "flash4":  # it compiles its kernels when they are first used, which takes seconds: kept for later runs
+    if form.endswith("flash4"):  # it compiles its kernels when they are first used, which takes seconds: kept for later runs
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
     for module in model.modules() if isinstance(model, OURS) else ():  # of one's own it may mean anything

@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import State, StepPlan
 from ingot.backends.torch.ahead import prepare_ahead
-from ingot.backends.torch.attention import candidates, document_candidates, enough, form_of, recorded_attention, replay
+from ingot.backends.torch.attention import Calls, candidates, enough, form_of, recorded_attention, replay
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.choices import Choices
@@ -197,12 +197,11 @@ class TorchBackend(TorchInference):
         return found
 
     def _fastest_attention(self, batch: Batch) -> str:
-        if batch.shape[1] == 3:  # what documents cost depends on how long they are: whole passes of real ones tell
-            names = document_candidates(self.model, self.maximum)
-            return fastest_attention(names, lambda name, times: self._try(batch, times, name), self._deterministic, self.maximum)
-        with recorded_attention(self.model) as made:  # before keys and values are repeated, which is timed too
-            self._try(batch[:1], attention=f"default{GROUPED}")
-        calls = enough(made, len(batch))
+        calls, documents = Calls(), batch.shape[1] == 3  # what documents cost depends on how long they are: whole passes tell
+        if not documents:
+            with recorded_attention(self.model) as made:  # before keys and values are repeated, which is timed too
+                self._try(batch[:1], attention=f"default{GROUPED}")
+            calls = enough(made, len(batch))
 
         def attempt(name: str, times: int) -> None:
             if not calls:  # attention that is not torch's, or has dropout: with all that is around it
@@ -212,7 +211,8 @@ class TorchBackend(TorchInference):
                     replay(calls, len(batch), self._device, form_of(name))
             return self.wait()
 
-        return fastest_attention(candidates(self.model, calls, self.maximum), attempt, self._deterministic, self.maximum)
+        names = candidates(self.model, calls, documents, self.maximum)
+        return fastest_attention(names, attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
         """What `tune` settled."""

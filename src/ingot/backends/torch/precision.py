@@ -23,6 +23,7 @@ ATTENTION = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 FLASH4 = "flash4"  # FlashAttention 4 of a package of its own: a model calls it by itself
+CUDNN_FLASH4 = "cudnn-flash4"  # its backward pass, and cuDNN's forward pass
 
 
 def choose_no_kernel_by_speed() -> None:

@@ -5,6 +5,9 @@ compiler can look into, so its two passes are operations here. It takes heads as
 
 `starts` says where documents begin in all rows one after another: int32, in order, every row's first token among them, and the
 number of all tokens at its end, once or more often. Its size is that of the graph, so the end is repeated to fill it.
+
+With `cudnn` the forward pass of whole rows whose keys have as many heads is cuDNN's: it takes 0.30 ms of an H200 for
+64 x 1024 tokens and heads of 64 where the package's takes 0.39; cuDNN's backward pass takes 1.03 where the package's takes 0.78.
 """
 
 from __future__ import annotations
@@ -19,21 +22,24 @@ import torch
 from torch import Tensor
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, starts: Tensor | None = None) -> Tensor:
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False
+) -> Tensor:
     """What queries (B, H, T, D) find in keys and values (B, K, T, D): up to their own place, or in the last `window` tokens.
 
     With `starts` in their own document alone. Heads of keys serve H / K neighbouring heads of queries. Returns (B, H, T, D), a
     view of (B, T, H, D).
     """
-    return torch.ops.ingot.flash_attention(*(_cast(x).transpose(1, 2) for x in (q, k, v)), window, starts)[0].transpose(1, 2)
+    heads = (_cast(x).transpose(1, 2) for x in (q, k, v))
+    return torch.ops.ingot.flash_attention(*heads, window, starts, cudnn)[0].transpose(1, 2)
 
 
-def packed_flash_attention(qkv: Tensor, window: int | None = None, starts: Tensor | None = None) -> Tensor:
+def packed_flash_attention(qkv: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False) -> Tensor:
     """The same of queries, keys and values that are one product's, (B, T, 3, H, D); so is their gradient. Returns (B, T, H, D).
 
     Three gradients would be copied into one for the product: 1.7 of 110 ms of a step of the 124M shape.
     """
-    return torch.ops.ingot.packed_flash_attention(_cast(qkv), window, starts)[0]
+    return torch.ops.ingot.packed_flash_attention(_cast(qkv), window, starts, cudnn)[0]
 
 
 def _cast(x: Tensor) -> Tensor:
@@ -80,22 +86,35 @@ def _for_each(x: Tensor, q: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("ingot::flash_attention", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool) -> tuple[Tensor, Tensor]:
     """What heads (B, T, H, D) find, and the logarithm of the sum of their scores, which the way back needs."""
     y = torch.einsum("bhqk,bkhd->bqhd", _probabilities(q, k, window, starts), _for_each(v, q))
     return y.contiguous(), _sums(q, starts).zero_()
 
 
 @_attend.register_kernel("cuda")
-def _attend_cuda(q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend_cuda(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool
+) -> tuple[Tensor, Tensor]:
+    if cudnn and window is None and starts is None and k.size(2) == q.size(2):
+        return _attend_cudnn(q, k, v)
     sums, y = _sums(q, starts), q.new_empty(q.shape)
     laid = (_laid(x, starts) for x in (q, k, v))
     library()._flash_attn_fwd(*laid, **_how(q.size(1), window, starts), out=_laid(y, starts), lse=sums, return_lse=True)
     return y, sums
 
 
+def _attend_cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """By cuDNN, which lays what it finds as queries lie, and gives the natural logarithm of sums as (B, H, T, 1)."""
+    heads = (x.transpose(1, 2) for x in (q, k, v))
+    y, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, True, False)
+    return y.transpose(1, 2).contiguous(), sums.squeeze(-1)
+
+
 @_attend.register_fake
-def _attend_shape(q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend_shape(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool
+) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), _sums(q, starts)
 
 
@@ -150,26 +169,26 @@ def _attend_backward_shape(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *heads, ctx.window, starts = inputs
+    *heads, ctx.window, starts, _ = inputs
     ctx.save_for_backward(*heads, *output, starts)
 
 
 def _gradients(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     *saved, starts = ctx.saved_tensors
-    return *torch.ops.ingot.flash_attention_backward(dy, *saved, ctx.window, starts), None, None
+    return *torch.ops.ingot.flash_attention_backward(dy, *saved, ctx.window, starts), None, None, None
 
 
 _attend.register_autograd(_gradients, setup_context=_keep)
 
 
 @torch.library.custom_op("ingot::packed_flash_attention", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def _attend_packed(qkv: Tensor, window: int | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-    return torch.ops.ingot.flash_attention(*qkv.unbind(2), window, starts)
+def _attend_packed(qkv: Tensor, window: int | None, starts: Tensor | None, cudnn: bool) -> tuple[Tensor, Tensor]:
+    return torch.ops.ingot.flash_attention(*qkv.unbind(2), window, starts, cudnn)
 
 
 @_attend_packed.register_fake
-def _attend_packed_shape(qkv: Tensor, window: int | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _attend_shape(*qkv.unbind(2), window, starts)
+def _attend_packed_shape(qkv: Tensor, window: int | None, starts: Tensor | None, cudnn: bool) -> tuple[Tensor, Tensor]:
+    return _attend_shape(*qkv.unbind(2), window, starts, cudnn)
 
 
 @torch.library.custom_op("ingot::packed_flash_attention_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
@@ -197,7 +216,7 @@ def _attend_packed_backward_shape(
 
 def _packed_gradient(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     *saved, starts = ctx.saved_tensors
-    return torch.ops.ingot.packed_flash_attention_backward(dy, *saved, ctx.window, starts), None, None
+    return torch.ops.ingot.packed_flash_attention_backward(dy, *saved, ctx.window, starts), None, None, None
 
 
 _attend_packed.register_autograd(_packed_gradient, setup_context=_keep)

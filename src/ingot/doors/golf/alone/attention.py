@@ -7,6 +7,8 @@ from typing import Any
 
 from ingot.backends.torch.precision import ATTENTION
 
+Calls: Any = tuple
+
 
 def recorded_attention(*_: Any) -> Any:
     """No calls."""
@@ -21,11 +23,6 @@ def enough(calls: Any, rows: int) -> Any:
 def candidates(*_: Any) -> Any:
     """The kernels that there are."""
     return ATTENTION
-
-
-def document_candidates(*_: Any) -> Any:
-    """None but torch's own."""
-    return ()
 
 
 def replay(*_: Any) -> None: ...
