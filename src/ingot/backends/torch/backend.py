@@ -178,10 +178,12 @@ class TorchBackend(TorchInference):
             if self._asked_micro_batch == "auto":
                 micro_batch = self._smallest_micro_batch(batch, micro_batch)
             attention = self._fastest_attention(batch[:micro_batch])
+            if not self._runs(batch[:1], attention):  # calls by themselves have no windows, nor one gradient for three products
+                attention = "default"
         return Tuned(micro_batch, attention)
 
     def _runs(self, batch: Batch, attention: str) -> bool:
-        """Whether every rank has the attention kernel that was kept."""
+        """Whether a whole pass with this attention kernel runs on every rank."""
         return attention == "default" or not self.maximum([not works(lambda: self._try(batch, attention=attention))])[0]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int) -> int:

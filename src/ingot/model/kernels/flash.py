@@ -158,7 +158,8 @@ def _backward(
     """Let the package write the gradients of queries, keys and values (B, T, H, D) where they are to lie."""
     laid = [_laid(x, starts) for x in (*heads, y, dy)]
     dq, dk, dv = (_laid(x, starts) for x in grads)
-    library()._flash_attn_bwd(*laid, sums, **_how(y.size(1), window, starts), dq=dq, dk=dk, dv=dv)
+    how = _how(y.size(1), window, starts) | {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    library()._flash_attn_bwd(*laid, sums, **how, dq=dq, dk=dk, dv=dv)
 
 
 @_attend_backward.register_fake
