@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -51,6 +52,7 @@ def _cast(x: Tensor) -> Tensor:
 @functools.cache
 def library() -> Any:
     """The package's functions."""
+    warnings.filterwarnings("ignore", "Argument aux_data")  # by its compiler, of the package's own code
     return import_module("flash_attn.cute.interface")
 
 
