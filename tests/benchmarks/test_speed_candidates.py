@@ -18,7 +18,8 @@ def test_a_toy_is_timed_with_and_without_each_kernel(monkeypatch, capsys):
     also = "training.loss_chunk=64 + attention=default-grouped"
     said = run(monkeypatch, capsys, "--toy", "--rounds", "1", "--steps", "1", "--also", also)
     rows = [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")]
-    assert rows == ["variant", "none", *NAMES, " + ".join(NAMES), also] and "FAILED" not in said
+    here = [name for name in NAMES if name != "gate"]  # llama's
+    assert rows == ["variant", "none", *here, " + ".join(here), also] and "FAILED" not in said
 
 
 def test_the_kernels_are_timed_by_themselves(monkeypatch, capsys):

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.gpt2 import initialise
+from ingot.model.kernels.gated import fused_gated_mlp
 from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
@@ -75,9 +77,14 @@ class GatedMLP(nn.Module):
         self.c_down = nn.Linear(inner, width, bias=bias)
         self.activation = ACTIVATIONS[activation]
         self.dropout = dropout
+        if activation == "silu" and not bias:
+            self.fused_gate = False  # whether the gate is a part of the products around it
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.c_down(self.c_up(x) * self.activation(self.c_gate(x)))
+        if getattr(self, "fused_gate", False) and torch.is_grad_enabled():
+            y = fused_gated_mlp(x, self.c_up.weight, self.c_gate.weight, self.c_down.weight)
+        else:
+            y = self.c_down(self.c_up(x) * self.activation(self.c_gate(x)))
         return F.dropout(y, self.dropout, self.training)
 
 

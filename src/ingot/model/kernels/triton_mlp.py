@@ -46,9 +46,9 @@ def activated_product(
     (M, C), N = x.shape, len(up)
     y = x.new_empty(M, N)
     scores = x.new_empty(M, N) if keeps_scores else y
-    _activated_product[_programs(x, M, N, tiles)](
-        _described(x, tiles.rows, tiles.inner), _described(up, tiles.columns, tiles.inner),
-        _described(y, tiles.rows, tiles.columns // 4), _described(scores, tiles.rows, tiles.columns // 4),
+    _activated_product[programs(x, M, N, tiles)](
+        described(x, tiles.rows, tiles.inner), described(up, tiles.columns, tiles.inner),
+        described(y, tiles.rows, tiles.columns // 4), described(scores, tiles.rows, tiles.columns // 4),
         x if bias is None else bias, M, N=N, C=C, ACTIVATION=activation, BIASED=bias is not None, KEEPS_SCORES=keeps_scores,
         ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
@@ -65,20 +65,20 @@ def sloped_product(
     (M, C), N = dy.shape, down.size(1)
     d_scores = dy.new_empty(M, N)
     sums = dy.new_empty((triton.cdiv(M, tiles.rows), N) if biased else 0, dtype=torch.float32)  # of each row of tiles
-    _sloped_product[_programs(dy, M, N, tiles)](
-        _described(dy, tiles.rows, tiles.inner), _described(down, tiles.inner, tiles.columns),
-        _described(d_scores, tiles.rows, tiles.columns // 4), kept, sums,
+    _sloped_product[programs(dy, M, N, tiles)](
+        described(dy, tiles.rows, tiles.inner), described(down, tiles.inner, tiles.columns),
+        described(d_scores, tiles.rows, tiles.columns // 4), kept, sums,
         M, N=N, C=C, ACTIVATION=activation, BIASED=biased,
         ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
     return d_scores, sums.sum(0) if biased else sums
 
 
-def _described(a: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def described(a: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(a, list(a.shape), list(a.stride()), [rows, columns])
 
 
-def _programs(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
+def programs(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
     there = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROGRAMS
     return (min(there * tiles.programs, triton.cdiv(M, tiles.rows) * triton.cdiv(N, tiles.columns)),)
 
@@ -106,7 +106,7 @@ def _halves(tile):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _quarters(tile):  # type: ignore[no-untyped-def]
+def quarters(tile):  # type: ignore[no-untyped-def]
     """Columns of a tile that are written one after the other: two programs then find room on a multiprocessor."""
     left, right = _halves(tile)
     first, second = _halves(left)
@@ -139,16 +139,16 @@ def _activated_product(  # type: ignore[no-untyped-def]
     ACROSS: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     tiles = tl.cdiv(M, ROWS) * ACROSS
-    programs = tl.num_programs(0)
-    written = tl.program_id(0) - programs  # counted apart: what a tile reads does not wait until the one before is written
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=True):
+    count = tl.num_programs(0)
+    written = tl.program_id(0) - count  # counted apart: what a tile reads does not wait until the one before is written
+    for tile in tl.range(tl.program_id(0), tiles, count, flatten=True):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for step in range(STEPS):
             total = tl.dot(x.load([row, step * INNER]), up.load([column, step * INNER]).T, total)
-        written += programs
+        written += count
         row, column = written // ACROSS * ROWS, written % ACROSS * COLUMNS
-        a, b, c, d = _quarters(total)
+        a, b, c, d = quarters(total)
         _write_activated(a, row, column, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
         _write_activated(b, row, column + QUARTER, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
         _write_activated(c, row, column + 2 * QUARTER, y, scores, bias, N, ACTIVATION, BIASED, KEEPS_SCORES)
@@ -156,7 +156,7 @@ def _activated_product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _read(kept, row, column, M, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def read(kept, row, column, M, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, WIDTH)
     at = rows.to(tl.int64)[:, None] * N + columns[None, :]
     return tl.load(kept + at, mask=(rows < M)[:, None] & (columns < N)[None, :], other=0.0)
@@ -185,14 +185,14 @@ def _sloped_product(  # type: ignore[no-untyped-def]
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS) * ACROSS, tl.num_programs(0)):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
         # Asked for before the product, into registers, so that they are there when it is.
-        first = _read(kept, row, column, M, N, ROWS, QUARTER)
-        second = _read(kept, row, column + QUARTER, M, N, ROWS, QUARTER)
-        third = _read(kept, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)
-        fourth = _read(kept, row, column + 3 * QUARTER, M, N, ROWS, QUARTER)
+        first = read(kept, row, column, M, N, ROWS, QUARTER)
+        second = read(kept, row, column + QUARTER, M, N, ROWS, QUARTER)
+        third = read(kept, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)
+        fourth = read(kept, row, column + 3 * QUARTER, M, N, ROWS, QUARTER)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for step in range(STEPS):
             total = tl.dot(dy.load([row, step * INNER]), down.load([step * INNER, column]), total)
-        a, b, c, d = _quarters(total)
+        a, b, c, d = quarters(total)
         _write_sloped(a, first, row, column, d_scores, sums, N, ACTIVATION, BIASED)
         _write_sloped(b, second, row, column + QUARTER, d_scores, sums, N, ACTIVATION, BIASED)
         _write_sloped(c, third, row, column + 2 * QUARTER, d_scores, sums, N, ACTIVATION, BIASED)
