@@ -22,7 +22,6 @@ from ingot.trained.model import LoadedModel
 from ingot.trained.serving import Closed, Engine, Piece, Text
 
 MOST_BYTES = 1 << 24  # of a request
-LOOK_SECONDS = 0.2  # between looks at whether a client that waits is still there
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
@@ -175,27 +174,37 @@ def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[T
 async def _whole(request: Request, asked: Asked, answer: Answer, texts: list[Text], found: asyncio.Queue[Found]) -> Response:
     """The answer in one piece; where the client leaves before, nothing more is written for it."""
     choices: dict[int, dict[str, Any]] = {}
+    leaving = asyncio.create_task(_left(request))
     try:
         while len(choices) < len(texts):
-            index, piece = await _next(request, found)
+            index, piece = await _next(found, leaving)
             if piece.error is not None:
                 raise _failure(piece.error)
             choices[index] = answer.choice(index, piece)
     except Gone:
         return Response(status_code=499)
     finally:
+        leaving.cancel()
         for text in texts:
             text.gone.set()
     record = answer.record([choices[index] for index in range(len(texts))])
     return JSONResponse({**record, "usage": answer.usage(len(asked.prompts))})
 
 
-async def _next(request: Request, found: asyncio.Queue[Found]) -> Found:
-    while True:
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(found.get(), LOOK_SECONDS)
-        if await request.is_disconnected():
-            raise Gone
+async def _left(request: Request) -> None:
+    """Returns when the client has left."""
+    # Not request.is_disconnected, which takes no for an answer from a middleware that has yet to ask.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next(found: asyncio.Queue[Found], leaving: asyncio.Task[None]) -> Found:
+    getting = asyncio.ensure_future(found.get())
+    await asyncio.wait({getting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if getting.done():
+        return getting.result()
+    getting.cancel()
+    raise Gone
 
 
 async def _events(asked: Asked, answer: Answer, texts: list[Text], found: asyncio.Queue[Found]) -> AsyncIterator[bytes]:
