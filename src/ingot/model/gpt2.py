@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.kernels.flash import packed_flash_attention
 from ingot.model.kernels.mlp import fused_mlp
-from ingot.model.layers import Boundaries, Form, LayerCache, LayerNorm, Mask, attention_mask, causal_attention, positions
+from ingot.model.layers import Boundaries, Form, LayerCache, Mask, attention_mask, causal_attention, positions
 from ingot.model.loss import head_logits, head_loss
+from ingot.model.norms import LayerNorm
 
 
 class Attention(nn.Module):
@@ -67,14 +68,18 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
         super().__init__()
-        self.ln_1 = LayerNorm(width, bias)
+        self.ln_1 = LayerNorm(width, bias=bias)
         self.attn = Attention(width, heads, bias, dropout)
-        self.ln_2 = LayerNorm(width, bias)
+        self.ln_2 = LayerNorm(width, bias=bias)
         self.mlp = MLP(width, bias, dropout, gelu)
 
-    def forward(self, x: Tensor, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), mask, cache)
-        return x + self.mlp(self.ln_2(x))
+    def forward(
+        self, x: Tensor, branch: Tensor | None, mask: Mask | None = None, cache: LayerCache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream, and what is to be added to it: so it takes them, and so it hands them on."""
+        x, y = self.ln_1(x, branch)
+        x, y = self.ln_2(x, self.attn(y, mask, cache))
+        return x, self.mlp(y)
 
 
 class Trunk(nn.Module):
@@ -85,7 +90,7 @@ class Trunk(nn.Module):
         self.wte = nn.Embedding(vocab_size, width)
         self.wpe = nn.Embedding(context, width)
         self.h = nn.ModuleList(blocks)
-        self.ln_f = LayerNorm(width, bias)
+        self.ln_f = LayerNorm(width, bias=bias)
         self.dropout = dropout
         self.head_size = width // blocks[0].attn.heads
 
@@ -93,9 +98,10 @@ class Trunk(nn.Module):
         places = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
         mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens) + places, self.dropout, self.training)  # (B, T, C)
+        branch = None
         for i, block in enumerate(self.h):
-            x = block(x, mask, cache[i] if cache else None)
-        return self.ln_f(x)
+            x, branch = block(x, branch, mask, cache[i] if cache else None)
+        return self.ln_f(x, branch)[1]
 
 
 @torch.no_grad()
