@@ -79,8 +79,12 @@ def described(a: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def programs(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
-    there = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROGRAMS
-    return (min(there * tiles.programs, triton.cdiv(M, tiles.rows) * triton.cdiv(N, tiles.columns)),)
+    return (min(processors(x) * tiles.programs, triton.cdiv(M, tiles.rows) * triton.cdiv(N, tiles.columns)),)
+
+
+def processors(x: Tensor) -> int:
+    """How many programs run beside each other where a tensor is, at the least."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROGRAMS
 
 
 @triton.jit
