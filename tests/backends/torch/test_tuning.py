@@ -124,7 +124,7 @@ def test_what_a_gpu_takes_after_it_has_waited_is_not_what_a_kernel_takes(clock):
 
     def attempt(name, times):
         clock[0] += times * {"cudnn": 2.0}.get(name, 3.0) * (2 if waited[0] and times > 1 else 1)
-        waited[0] = name == ATTENTION[-1] and times == 1  # compiled for seconds, after which cuDNN is timed first
+        waited[0] = name == list(ATTENTION)[-1] and times == 1  # compiled for seconds, after which cuDNN is timed first
 
     assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "cudnn"
 
