@@ -119,6 +119,16 @@ def test_the_first_trial_of_a_kernel_is_not_timed(clock):
     assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "cudnn"
 
 
+def test_what_a_gpu_takes_after_it_has_waited_is_not_what_a_kernel_takes(clock):
+    waited = [False]
+
+    def attempt(name, times):
+        clock[0] += times * {"cudnn": 2.0}.get(name, 3.0) * (2 if waited[0] and times > 1 else 1)
+        waited[0] = name == list(ATTENTION)[-1] and times == 1  # compiled for seconds, after which cuDNN is timed first
+
+    assert fastest_attention(list(ATTENTION), attempt, deterministic=False, maximum=list) == "cudnn"
+
+
 def test_where_no_kernel_can_the_choice_is_torchs():
     def attempt(name, times):
         raise RuntimeError("No available kernel")

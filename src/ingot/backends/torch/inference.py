@@ -151,8 +151,8 @@ class TorchInference:
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
         tokens, targets, *numbers = torch.from_numpy(batch).to(self._device, non_blocking=True).long().unbind(1)
-        if numbers and self._form == "flash4" and (starts := boundaries(batch[:, 2])) is not None:
-            numbers = [upload(starts, self._device)]
+        if numbers and self._form == "flash4":
+            numbers = [upload(boundaries(batch[:, 2]), self._device)]
         return tokens, targets, *numbers
 
     def _arithmetic(self, attention: str | None = None) -> Any:

@@ -89,13 +89,15 @@ def fastest_attention(names: Sequence[str], attempt: Callable[[str, int], None],
 
     The slowest rank's time counts. In deterministic mode the first kernel that there is: times differ from run to run.
     """
-    seconds: dict[str, float] = {}
+    there = []
     for name in names:
         if not maximum([not works(partial(attempt, name, 1))])[0]:
             if deterministic:
                 return name
-            seconds[name] = maximum([seconds_of(partial(attempt, name, 3))])[0]
-    return min(seconds, key=seconds.__getitem__) if seconds else "default"
+            there.append(name)
+    # In turns: a GPU that has waited, as it does while a kernel is compiled, is slow for a while.
+    turns = [[maximum([seconds_of(partial(attempt, name, 3))])[0] for name in there] for _ in range(2)]
+    return min(zip(map(min, *turns), there, strict=True))[1] if there else "default"
 
 
 def seconds_of(attempt: Callable[[], None]) -> float:

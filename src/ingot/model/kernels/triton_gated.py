@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ingot.model.kernels.triton_mlp import Tiles, described, fits, programs, quarters, read
+from ingot.model.kernels.triton_mlp import Tiles, described, fits, inverse, programs, quarters, read
 
 FORWARD = Tiles(128, 128, 64, 3, 8, 1)
 BACKWARD = Tiles(128, 128, 64, 4, 8, 1)
@@ -47,7 +47,7 @@ def _write_gated(up, gate, row, column, y, inner, N: tl.constexpr):  # type: ign
     inner.store([row, column], up)
     inner.store([row, column + N], gate)
     wide = gate.to(tl.float32)  # what the backward pass makes it of
-    y.store([row, column], (up.to(tl.float32) * wide / (1.0 + tl.exp(-wide))).to(y.dtype))
+    y.store([row, column], (up.to(tl.float32) * wide * inverse(1.0 + tl.exp(-wide))).to(y.dtype))
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def _gated_product(  # type: ignore[no-untyped-def]
 def _write_slopes(part, inner, row, column, d_inner, M, N: tl.constexpr):  # type: ignore[no-untyped-def]
     up = read(inner, row, column, M, 2 * N, part.shape[0], part.shape[1]).to(tl.float32)
     gate = read(inner, row, column + N, M, 2 * N, part.shape[0], part.shape[1]).to(tl.float32)
-    share = 1.0 / (1.0 + tl.exp(-gate))
+    share = inverse(1.0 + tl.exp(-gate))
     d_inner.store([row, column], (part * gate * share).to(d_inner.dtype))
     d_inner.store([row, column + N], (part * up * share * (1.0 + gate * (1.0 - share))).to(d_inner.dtype))
 

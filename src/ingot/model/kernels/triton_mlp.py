@@ -88,6 +88,13 @@ def processors(x: Tensor) -> int:
 
 
 @triton.jit
+def inverse(x):  # type: ignore[no-untyped-def]
+    """1 / x, for x > 0: two instructions where a division is about eight, for every number of a tile."""
+    root = tl.rsqrt(x)
+    return root * root
+
+
+@triton.jit
 def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scores after the activation, and its slope there."""
     if ACTIVATION == "relu2":
@@ -95,12 +102,16 @@ def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
         return x * x, 2.0 * x
     elif ACTIVATION == "gelu-tanh":  # noqa: RET505  # Triton compiles what follows a return
         square = x * x
-        share = 1.0 / (1.0 + tl.exp(x * (-1.5957691216 - 0.0713548162726 * square)))  # (1 + tanh) / 2
+        share = inverse(1.0 + tl.exp(x * (-1.5957691216 - 0.0713548162726 * square)))  # (1 + tanh) / 2
         y = x * share
         return y, share + y * (1.0 - share) * (1.5957691216 + 0.2140644488178 * square)
     else:
-        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-        return x * share, share + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+        # Abramowitz and Stegun 7.1.26, right to 1e-7: its exponential is the slope's too, and tl.erf would take twice as long.
+        t, bell = inverse(1.0 + 0.2316418883 * tl.abs(x)), tl.exp(-0.5 * x * x)
+        series = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (0.5307027145 * t - 0.7265760135)))
+        tail = t * series * bell
+        share = tl.where(x < 0, tail, 1.0 - tail)
+        return x * share, share + x * bell * 0.3989422804014327
 
 
 @triton.jit
