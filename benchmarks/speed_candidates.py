@@ -34,6 +34,7 @@ from ingot.model.kernels.mlp import ACTIVATIONS, fused_mlp
 from ingot.model.kernels.rotary import EPSILON, fused_rotation
 from ingot.model.layers import Rotation, rotate
 from ingot.model.loss import head_loss
+from ingot.model.norms import LayerNorm, RMSNorm
 
 FIRST = "none"
 Variants = dict[str, dict[str, Any]]  # settings, by a name
@@ -251,12 +252,67 @@ def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
         print(f"    {forward:8.3f} ms forward, {back:8.3f} backward  kernels, {tuple(cut)}{mark}", flush=True)
 
 
+def norm_alone(tokens: int, module: LayerNorm | RMSNorm, device: torch.device) -> None:
+    """A float32 stream, a branch, their sum and its norm, forward and backward; on a GPU the kernels in some cuts."""
+    (width,) = module.to(device).normalized_shape
+    x, d_total = torch.randn(2, tokens, width, device=device).unbind()
+    branch, dy = torch.randn(2, tokens, width, device=device, dtype=torch.bfloat16).unbind()
+    leaves = x[None].requires_grad_(), branch[None].requires_grad_()
+    forward_floor, backward_floor = (1000 * bytes_each * x.numel() / 4.3e12 for bytes_each in (12, 16))
+    print(f"\nnorm: {tokens:,} tokens, {module}; at 4.3 TB/s {forward_floor:.3f} and {backward_floor:.3f} ms")
+    for what, fused in (("plain", False), ("fused", True)):
+
+        def form(x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+            total, y = module(x, branch)
+            return total, y.bfloat16()  # as the layer that follows has it
+
+        module.fused_norm = fused
+        compiled = torch.compile(form, dynamic=False) if device.type == "cuda" else form
+
+        def forward(compiled: Any = compiled) -> Any:
+            with torch.autocast(device.type, torch.bfloat16):
+                return compiled(*leaves)
+
+        def both(forward: Any = forward) -> Any:
+            return torch.autograd.grad(forward(), (*leaves, *module.parameters()), (d_total[None], dy[None]))
+
+        host = f"launched in {host_milliseconds(forward):.3f} and {host_milliseconds(both):.3f}"
+        print(f"    {milliseconds(forward):8.3f} ms forward, {milliseconds(both):8.3f} with backward  {what}, {host}", flush=True)
+    if device.type == "cuda":
+        norm_cuts(x, branch, module, dy, d_total)
+
+
+def norm_cuts(x: Tensor, branch: Tensor, module: LayerNorm | RMSNorm, dy: Tensor, d_total: Tensor) -> None:
+    """The two kernels by themselves in some cuts: rows of a step, warps, programs of a multiprocessor, stages."""
+    from ingot.model.kernels.triton_norm import Cut, add_norm, add_norm_backward, backward_cut, forward_cut
+
+    weight, bias = module.weight.detach(), getattr(module, "bias", None)
+    given = x, branch, weight, None if bias is None else bias.detach(), 1e-5, isinstance(module, LayerNorm), torch.bfloat16
+    total, _, mean, inverse = add_norm(*given)
+    back = dy, d_total, total, weight, mean, inverse, bias is not None, torch.bfloat16
+    ours = forward_cut(x.size(1)), backward_cut(x.size(1))
+    one_warp = [Cut(1, 1, programs, stages) for stages in (1, 2, 3) for programs in (8, 12, 16, 24)]
+    others = [
+        Cut(1, 2, 8, 1), Cut(1, 2, 8, 2), Cut(1, 4, 4, 1), Cut(1, 4, 4, 2), Cut(1, 4, 8, 1), Cut(1, 4, 8, 2), Cut(1, 4, 64, 1),
+        Cut(2, 1, 8, 1), Cut(2, 4, 4, 1), Cut(2, 4, 4, 2), Cut(2, 4, 8, 2), Cut(4, 4, 2, 2), Cut(4, 8, 2, 1), Cut(4, 8, 2, 2),
+    ]  # fmt: skip
+    for cut in dict.fromkeys([*ours, *one_warp, *others]):
+        mark = "".join(f" (ours {which})" for which, mine in zip(("forward", "backward"), ours, strict=True) if cut == mine)
+        try:
+            ms = milliseconds(lambda cut=cut: add_norm(*given, cut)), milliseconds(lambda cut=cut: add_norm_backward(*back, cut))
+        except Exception as error:  # a cut that does not fit says so, and the others go on
+            print(f"    does not run: {tuple(cut)}: {type(error).__name__}: {str(error).splitlines()[0][:90]}", flush=True)
+            continue
+        print(f"    {ms[0]:8.3f} ms forward, {ms[1]:8.3f} backward  kernels, {tuple(cut)}{mark}", flush=True)
+
+
 def alone(device: torch.device, names: list[str]) -> None:
     """The kernels by themselves, in the sizes of the shapes."""
     if device.type == "cpu":
         loss_alone(64, 32, 100, 15.0, device)
         rotary_alone(2, 16, 2, 8, device)
         mlp_alone(64, 32, 64, "relu2", device)
+        norm_alone(64, LayerNorm(32), device)
         return
     if "loss" in names:
         loss_alone(65536, 768, 50304, None, device)
@@ -269,6 +325,9 @@ def alone(device: torch.device, names: list[str]) -> None:
         mlp_alone(393216, 512, 1024, "relu2", device)
         mlp_alone(131072, 512, 2048, "relu2", device)
         mlp_alone(65536, 768, 3072, "gelu-tanh", device)
+    if "norm" in names:
+        norm_alone(65536, LayerNorm(768, bias=False), device)
+        norm_alone(65536, RMSNorm(768, 1e-5), device)
 
 
 def main() -> None:

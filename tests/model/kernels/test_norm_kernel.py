@@ -1,4 +1,4 @@
-"""A branch added to the stream and the sum normalised: the kernels where they can run, and the operation around them everywhere."""
+"""A branch added to the stream, and the sum's norm: the kernels where they can run, and the operation around them everywhere."""
 
 import pytest
 import torch

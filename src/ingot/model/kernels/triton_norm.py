@@ -20,7 +20,7 @@ NUMBERS = 1024  # of a warp
 
 
 class Cut(NamedTuple):
-    """How rows are shared: those of a step, the warps of a program, the programs of a multiprocessor, steps that are read ahead."""
+    """How rows are shared: those of a step, warps of a program, programs of a multiprocessor; from 2 stages on it reads ahead."""
 
     rows: int
     warps: int
