@@ -141,16 +141,26 @@ def loss_alone(tokens: int, width: int, vocabulary: int, softcap: float | None, 
         rows.append((f"head and loss, {what}", milliseconds(once)))
     if device.type == "cuda":
         from ingot.model.kernels.triton_fp8 import transposed
-        from ingot.model.kernels.triton_loss import block_and_warps, losses_of_logits_
+        from ingot.model.kernels.triton_loss import cut_of, losses_of_logits_
 
         logits = torch.randn(tokens, vocabulary, device=device, dtype=torch.bfloat16)
         whole = 1 << (vocabulary - 1).bit_length()
-        blocks = [(whole, warps) for warps in (2, 4, 8, 16)] if whole <= 16384 else []
-        blocks += [(1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (4096, 16), (8192, 8)] if vocabulary > 8192 else []
-        for chosen in blocks:
-            mark = " (ours)" if chosen == block_and_warps(vocabulary) else ""
-            ms = milliseconds(lambda chosen=chosen: losses_of_logits_(logits, targets[0], softcap, True, chosen))
-            rows.append((f"kernel, block {chosen[0]}, {chosen[1]} warps{mark}", ms))
+        cuts = [(whole, warps, 0) for warps in (2, 4, 8, 16)] if whole <= 16384 else []
+        if vocabulary > 8192:
+            cuts += [
+                (4096, 8, 0),
+                (4096, 8, 2),
+                (4096, 8, 3),
+                (4096, 8, 4),
+                (4096, 16, 2),
+                (8192, 8, 2),
+                (8192, 16, 2),
+                (8192, 16, 3),
+            ]
+        for cut in cuts:
+            mark = " (ours)" if cut == cut_of(vocabulary) else ""
+            ms = milliseconds(lambda cut=cut: losses_of_logits_(logits, targets[0], softcap, True, cut))
+            rows.append((f"kernel, block {cut[0]}, {cut[1]} warps, {cut[2] or 'all'} rows on a multiprocessor{mark}", ms))
         grad = logits.new_empty(logits.shape, dtype=torch.float8_e5m2)
         into = milliseconds(lambda: losses_of_logits_(logits, targets[0], softcap, True, into=grad, factor=2.0**15))
         rows.append(("kernel, gradient in 8 bits", into))

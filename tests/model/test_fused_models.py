@@ -28,11 +28,13 @@ def targets_of():
     return targets
 
 
+@pytest.mark.parametrize("form", ["repeated", "flash4"])
 @pytest.mark.parametrize(("family", "settings"), FAMILIES)
-def test_a_model_learns_the_same_with_its_kernels(family, settings):
+def test_a_model_learns_the_same_with_its_kernels(family, settings, form):
     plain = make(family, **settings)
     fused = copy.deepcopy(plain)
     use_kernels(fused, NAMES)
+    use_form(fused, form)
     tokens, targets = tokens_of(), targets_of()
     assert_same(gradients(fused, tokens, targets), gradients(plain, tokens, targets), atol=1e-6)
     with torch.no_grad():
@@ -52,10 +54,11 @@ def test_a_model_with_a_head_of_8_bits_learns_nearly_the_same(family, settings):
         assert torch.equal(coarse(tokens, targets), plain(tokens, targets))
 
 
-def test_a_compiled_model_with_kernels_is_one_graph():
+@pytest.mark.parametrize("form", ["grouped", "flash4"])
+def test_a_compiled_model_with_kernels_is_one_graph(form):
     model = make("golf", kv_heads=1)
     use_kernels(model, NAMES)
-    use_form(model, "grouped")
+    use_form(model, form)
     tokens, targets = tokens_of(), targets_of()
     with torch.autocast("cpu", torch.bfloat16):
         expected = gradients(model, tokens, targets)
@@ -66,6 +69,7 @@ def test_a_compiled_model_with_kernels_is_one_graph():
 def test_queries_keys_and_values_are_one_product_where_gradients_are_wanted_alone(monkeypatch):
     model = make("llama", kv_heads=1, qkv_bias=True)
     use_kernels(model, ["qkv"])
+    use_form(model, "flash4")
     attention, made = model.blocks[0].attn, []
     for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
         layer.register_forward_hook(lambda *_: made.append(1))
@@ -121,6 +125,7 @@ def test_a_product_of_several_layers_follows_autocast():
     model = make("golf", kv_heads=1)
     plain, fused = copy.deepcopy(model), model
     use_kernels(fused, ["qkv"])
+    use_form(fused, "flash4")
     tokens, targets = tokens_of(), targets_of()
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = (gradients(one, tokens, targets) for one in (fused, plain))

@@ -1,8 +1,8 @@
-"""The model section of a config: the settings of one of the model families."""
+"""The model section of a config: the settings of one of the model families, and the kernels that parts of them can use."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
@@ -34,3 +34,4 @@ FAMILIES: dict[str, type[ModelSettings]] = {
     "frontier": FrontierSettings,
     "file": FileSettings,
 }
+Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "norm"]

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from ingot.config.checks import check
 from ingot.config.data_section import DataSection
 from ingot.config.evaluation_section import EvaluationSection
-from ingot.config.families import AnyModel
+from ingot.config.families import AnyModel, Kernel
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
 
@@ -204,7 +204,7 @@ class TrainingSection(Section):
         description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
         "little more time.",
     )
-    kernels: Literal["auto", "off"] | list[Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "norm"]] = Field(
+    kernels: Literal["auto", "off"] | list[Kernel] = Field(
         "auto",
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
         "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values; "

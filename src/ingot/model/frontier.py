@@ -21,7 +21,6 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 from ingot.model.kernels.mlp import fused_mlp
-from ingot.model.kernels.qkv import project_at_once
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Boundaries,
@@ -106,7 +105,6 @@ class Gate(nn.Module):
 
 
 class Attention(nn.Module):
-    fused_qkv = False  # whether queries, keys and values are one product
     form: Form = "repeated"  # of attention
     fused_rotary = False  # whether norm and rotation are one kernel of ours
 
@@ -127,9 +125,7 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (N, H, D), keys and values (N, K, D) of tokens (N), and the gates (N, H, 1) of what becomes of them."""
-        layers = self.q, self.k, self.v
-        projected = project_at_once(x, *layers) if self.fused_qkv else [layer(x) for layer in layers]
-        q, k, v = (y.view(len(x), -1, self.head_size) for y in projected)
+        q, k, v = (layer(x).view(len(x), -1, self.head_size) for layer in (self.q, self.k, self.v))
         if self.value_gate is not None:
             table, projection = self.value_table, self.value_projection
             more = projection(x0) if projection is not None else table(tokens).to(x.dtype) if table is not None else x0

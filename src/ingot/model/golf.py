@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ingot.model.golf_settings import GolfSettings
 from ingot.model.kernels.mlp import fused_mlp
-from ingot.model.kernels.qkv import project_at_once
+from ingot.model.kernels.qkv import projected_attention
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Form,
@@ -28,6 +28,8 @@ from ingot.model.layers import (
     causal_attention,
     positions,
     rotate,
+    starts_of,
+    takes_flash,
 )
 from ingot.model.loss import head_logits, head_loss
 
@@ -52,7 +54,7 @@ class Linear(nn.Linear):
 
 
 class Attention(nn.Module):
-    fused_qkv = False  # whether queries, keys and values are one product
+    fused_qkv = False  # whether queries, keys and values are one product, for FlashAttention 4
     form: Form = "repeated"  # of attention
     fused_rotary = False  # whether norm, rotation and gain are one kernel of ours
 
@@ -70,8 +72,10 @@ class Attention(nn.Module):
     ) -> Tensor:
         B, T, C = x.shape
         layers = self.c_q, self.c_k, self.c_v
-        projected = project_at_once(x, *layers) if self.fused_qkv else [layer(x) for layer in layers]
-        q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), twice (B, T, K, D)
+        if self.fused_qkv and torch.is_grad_enabled() and takes_flash(self.form, mask) and cache is None:
+            y = projected_attention(x, layers, self.head_size, rotary, starts_of(mask), self.q_gain)
+            return self.proj(y.flatten(2), scale)
+        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D), twice (B, T, K, D)
         v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
         if self.fused_rotary and cache is None:
             q, k = fused_rotation(q, rotary, self.q_gain), fused_rotation(k, rotary)

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.kernels.flash import packed_flash_attention
 from ingot.model.kernels.mlp import fused_mlp
-from ingot.model.layers import Boundaries, Form, LayerCache, Mask, attention_mask, causal_attention, positions
+from ingot.model.layers import (
+    Form,
+    LayerCache,
+    Mask,
+    attention_mask,
+    causal_attention,
+    positions,
+    starts_of,
+    takes_flash,
+)
 from ingot.model.loss import head_logits, head_loss
 from ingot.model.norms import LayerNorm
 
@@ -34,8 +43,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         qkv, dropout = self.c_attn(x).view(B, T, 3, self.heads, -1), self.dropout if self.training else 0.0
-        if self.form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and cache is None and not dropout:
-            y = packed_flash_attention(qkv, None, None if mask is None else mask.starts, self.form != "flash4")  # (B, T, H, D)
+        if takes_flash(self.form, mask, dropout) and cache is None:
+            y = packed_flash_attention(qkv, None, starts_of(mask), self.form != "flash4")  # (B, T, H, D)
         else:
             q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # (B, H, T, D)
             if cache is not None:

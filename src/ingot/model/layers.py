@@ -158,6 +158,16 @@ def document_mask(documents: Tensor | None, head_size: int = FUSED_HEAD_SIZE, dr
     return fused(create_block_mask)(attention_mask, B, None, T, T, device=device)
 
 
+def takes_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
+    """Whether attention of whole rows is FlashAttention 4's."""
+    return form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and not dropout
+
+
+def starts_of(mask: Mask | None) -> Tensor | None:
+    """Where documents begin, where a mask says so."""
+    return mask.starts if isinstance(mask, Boundaries) else None
+
+
 def causal_attention(
     q: Tensor,
     k: Tensor,
@@ -173,8 +183,8 @@ def causal_attention(
     without a mask, and boundaries in place of one, or `cudnn-flash4`, which is the same but for whole rows.
     """
     T, S = q.size(-2), k.size(-2)
-    if form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and T == S and not dropout:
-        return flash_attention(q, k, v, window, mask.starts if mask is not None else None, form != "flash4")
+    if takes_flash(form, mask, dropout) and T == S:
+        return flash_attention(q, k, v, window, starts_of(mask), form != "flash4")
     if isinstance(mask, Boundaries):
         raise ValueError("boundaries are for the form flash4, without a cache or dropout")
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):

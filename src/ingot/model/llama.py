@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ingot.model.gpt2 import initialise
 from ingot.model.kernels.gated import fused_gated_mlp
-from ingot.model.kernels.qkv import project_at_once
+from ingot.model.kernels.qkv import projected_attention
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Form,
@@ -30,6 +30,8 @@ from ingot.model.layers import (
     causal_attention,
     positions,
     rotate,
+    starts_of,
+    takes_flash,
 )
 from ingot.model.llama_settings import LlamaSettings
 from ingot.model.loss import head_logits, head_loss
@@ -40,7 +42,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": pa
 
 
 class Attention(nn.Module):
-    fused_qkv = False  # whether queries, keys and values are one product
+    fused_qkv = False  # whether queries, keys and values are one product, for FlashAttention 4
     form: Form = "repeated"  # of attention
     fused_rotary = False  # whether the rotation is a kernel of ours
 
@@ -56,8 +58,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         layers = self.q_proj, self.k_proj, self.v_proj
-        projected = project_at_once(x, *layers) if self.fused_qkv else [layer(x) for layer in layers]
-        q, k, v = (y.view(B, T, -1, self.head_size) for y in projected)  # (B, T, H, D), twice (B, T, K, D)
+        dropout = self.dropout if self.training else 0.0
+        if self.fused_qkv and torch.is_grad_enabled() and takes_flash(self.form, mask, dropout) and cache is None:
+            y = projected_attention(x, layers, self.head_size, rotary, starts_of(mask), epsilon=None)
+            return self.c_proj(y.flatten(2))
+        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D), twice (B, T, K, D)
         v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
         if self.fused_rotary and cache is None:
             q, k = (fused_rotation(y, rotary, epsilon=None) for y in (q, k))
@@ -65,7 +70,7 @@ class Attention(nn.Module):
             q, k = (rotate(y.transpose(1, 2), rotary) for y in (q, k))
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
-        y = causal_attention(q, k, v, self.dropout if self.training else 0.0, mask, self.form)
+        y = causal_attention(q, k, v, dropout, mask, self.form)
         y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
         return F.dropout(y, self.dropout, self.training)
 

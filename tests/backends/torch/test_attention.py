@@ -1,12 +1,15 @@
 """Attention by itself: what a pass of a model asks for, and that it can be asked for again without the model."""
 
+from collections import Counter
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ingot.backends.torch import attention
-from ingot.backends.torch.attention import Operand, candidates, enough, form_of, recorded_attention, replay, use_form
+from ingot.backends.torch.attention import Operand, candidates, enough, form_of, recorded_attention, replay, replayed, use_form
 from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.model.registry import FAMILIES
 
@@ -33,6 +36,28 @@ def test_calls_are_counted_by_their_shapes():
 def test_attention_with_dropout_is_not_timed_by_itself():
     assert not calls_of("gpt2", dropout=0.1)
     assert calls_of("gpt2", dropout=0.0).total() == 3
+
+
+@pytest.mark.parametrize("records", [False, pytest.param(True, id="records, without a GPU")])
+def test_calls_that_cannot_be_recorded_are_made_again_one_by_one(records):
+    calls = calls_of("gpt2")
+    with recorded_attention(nn.Module()) as first:
+        again = replayed(calls, 5, torch.device("cpu"), "repeated", records)
+    with recorded_attention(nn.Module()) as second:
+        again()
+    assert calls and all(first[operands] % times == 0 and second[operands] == times for operands, times in calls.items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("form", ["repeated", "flash4"])
+def test_on_a_gpu_calls_are_recorded(form):
+    if form == "flash4":
+        pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
+    operand = Operand((12, 256, 64), (0, 1, 2, 3), torch.bfloat16)
+    again = replayed(Counter({(operand, operand, operand): 2}), 4, torch.device("cuda"), form, True)
+    assert again.__name__ == "replay" and not isinstance(again, partial)
+    again()
+    torch.cuda.synchronize()
 
 
 def test_a_replay_makes_the_same_calls_for_other_rows():

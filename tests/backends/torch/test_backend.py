@@ -103,7 +103,7 @@ def test_heads_are_grouped_while_a_kernel_that_takes_them_so_is_used():
         assert all(part.form == "grouped" for part in parts)
     take(backend, 1)
     assert all(part.form == "repeated" for part in parts)
-    assert backend._fastest_attention(rows_of(0)).removesuffix("-grouped") in ("default", "cudnn", "flash", "efficient")
+    assert backend._fastest_attention(rows_of(0)).removesuffix("-grouped") in ("cudnn", "flash", "efficient"), "none was timed"
 
 
 def test_a_run_goes_on_where_the_attention_that_it_kept_is_not_installed(monkeypatch):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -116,6 +117,19 @@ def replay(calls: Calls, rows: int, device: torch.device, form: Form = "repeated
         for _ in range(times):
             y = causal_attention(q, k, v, form=form)
             torch.autograd.grad(y, (q, k, v), y.detach())
+
+
+def replayed(calls: Calls, rows: int, device: torch.device, form: Form, records: bool) -> Callable[[], None]:
+    """The calls, made once, to be made again; with `records` as a CUDA graph, where it can be one: no launch then takes time."""
+    run = partial(replay, calls, rows, device, form)
+    run()
+    with suppress(Exception):
+        if records:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run()
+            return graph.replay
+    return run
 
 
 def _operand(x: Tensor) -> Operand:

@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import State, StepPlan
 from ingot.backends.torch.ahead import prepare_ahead
-from ingot.backends.torch.attention import Calls, candidates, enough, form_of, recorded_attention, replay
+from ingot.backends.torch.attention import Calls, candidates, enough, form_of, recorded_attention, replayed
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.choices import Choices
@@ -201,16 +201,20 @@ class TorchBackend(TorchInference):
     def _fastest_attention(self, batch: Batch) -> str:
         calls, documents = Calls(), batch.shape[1] == 3  # what documents cost depends on how long they are: whole passes tell
         if not documents:
-            with recorded_attention(self.model) as made:  # before keys and values are repeated, which is timed too
+            with recorded_attention(self.model) as seen:  # before keys and values are repeated, which is timed too
                 self._try(batch[:1], attention=f"default{GROUPED}")
-            calls = enough(made, len(batch))
+            calls = enough(seen, len(batch))
+        made: dict[str, Callable[[], None]] = {}
+        records = self._cuda_graphs or not is_short(batch, self.maximum)  # launches that a pass waits for are timed
 
         def attempt(name: str, times: int) -> None:
             if not calls:  # attention that is not torch's, or has dropout: with all that is around it
                 return self._try(batch, times, name)
-            for _ in range(times):
-                with self._arithmetic(name):
-                    replay(calls, len(batch), self._device, form_of(name))
+            with self._arithmetic(name):
+                if name not in made:
+                    made[name] = replayed(calls, len(batch), self._device, form_of(name), records)
+                for _ in range(times):
+                    made[name]()
             return self.wait()
 
         names = candidates(self.model, calls, documents, self.maximum)

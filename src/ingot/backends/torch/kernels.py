@@ -8,16 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
+from ingot.config.families import Kernel
 from ingot.errors import ConfigError, Setting
 from ingot.model import kernels
 from ingot.runtime.batch import Batch
 
-NAMES = ("loss", "rotary", "qkv", "mlp", "gate", "scales", "norm")
+NAMES: tuple[str, ...] = get_args(Kernel)
 PAYING = ("loss", "rotary", "mlp", "scales")  # what `auto` takes; docs/experiments.md says what each is worth
 LAUNCHED_SLOWLY = ("rotary", "mlp", "norm")  # operations of ours in every layer: the host takes 0.1 to 0.2 ms to launch one
 SHORT = 32768  # tokens of a rank in a step that waits for the host: 12 rows of 1,024 took 27.5 ms with `mlp` and 24.3 without

@@ -91,7 +91,7 @@ def _for_each(x: Tensor, q: Tensor) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool) -> tuple[Tensor, Tensor]:
     """What heads (B, T, H, D) find, and the logarithm of the sum of their scores, which the way back needs."""
     y = torch.einsum("bhqk,bkhd->bqhd", _probabilities(q, k, window, starts), _for_each(v, q))
-    return y.contiguous(), _sums(q, starts).zero_()
+    return y.contiguous(), room_for_sums(q, starts).zero_()
 
 
 @_attend.register_kernel("cuda")
@@ -100,7 +100,7 @@ def _attend_cuda(
 ) -> tuple[Tensor, Tensor]:
     if cudnn and window is None and starts is None and k.size(2) == q.size(2):
         return _attend_cudnn(q, k, v)
-    sums, y = _sums(q, starts), q.new_empty(q.shape)
+    sums, y = room_for_sums(q, starts), q.new_empty(q.shape)
     laid = (_laid(x, starts) for x in (q, k, v))
     library()._flash_attn_fwd(*laid, **_how(q.size(1), window, starts), out=_laid(y, starts), lse=sums, return_lse=True)
     return y, sums
@@ -117,10 +117,10 @@ def _attend_cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _attend_shape(
     q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool
 ) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), _sums(q, starts)
+    return q.new_empty(q.shape), room_for_sums(q, starts)
 
 
-def _sums(q: Tensor, starts: Tensor | None) -> Tensor:
+def room_for_sums(q: Tensor, starts: Tensor | None) -> Tensor:
     """Room for a number per head and token: (B, H, T), or (H, B * T) of documents."""
     B, T, H, _ = q.shape
     return q.new_empty((B, H, T) if starts is None else (H, B * T), dtype=torch.float32)
@@ -144,11 +144,11 @@ def _attend_backward_cuda(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, sums: Tensor, window: int | None, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    _backward(dy, (q, k, v), y, sums, window, starts, (dq, dk, dv))
+    write_gradients(dy, (q, k, v), y, sums, window, starts, (dq, dk, dv))
     return dq, dk, dv
 
 
-def _backward(
+def write_gradients(
     dy: Tensor,
     heads: Sequence[Tensor],
     y: Tensor,
@@ -206,7 +206,7 @@ def _attend_packed_backward_cuda(
     dy: Tensor, qkv: Tensor, y: Tensor, sums: Tensor, window: int | None, starts: Tensor | None
 ) -> Tensor:
     grads = qkv.new_empty(qkv.shape)
-    _backward(dy, qkv.unbind(2), y, sums, window, starts, grads.unbind(2))
+    write_gradients(dy, qkv.unbind(2), y, sums, window, starts, grads.unbind(2))
     return grads
 
 

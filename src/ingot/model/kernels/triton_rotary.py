@@ -13,25 +13,38 @@ SHAPE = 2048, 4  # numbers and warps of a program: 16 numbers per thread
 
 
 def rotation(
-    x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    gain: Tensor | None,
+    epsilon: float | None,
+    shape: tuple[int, int] = SHAPE,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """(B, T, H, D) heads normalised, turned and scaled, contiguous."""
+    """(B, T, H, D) heads normalised, turned and scaled, contiguous or where `out` lies."""
     x = _with_whole_heads(x)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
-    _forward[_grid(x, settings)](x, y, *arguments, x.stride(0), x.stride(1), x.stride(2), **settings)
+    _forward[_grid(x, settings)](x, y, *arguments, *x.stride()[:3], *y.stride()[:3], **settings)
     return y
 
 
 def rotation_backward(
-    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
+    dy: Tensor,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    gain: Tensor | None,
+    epsilon: float | None,
+    shape: tuple[int, int] = SHAPE,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient for x, contiguous, and what each token (B, T, H) adds to the gradients of the gains."""
+    """The gradient for x, contiguous or where `out` lies, and what each token (B, T, H) adds to the gradients of the gains."""
     x, dy = _with_whole_heads(x), _with_whole_heads(dy)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     along = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
-    strides = (*x.stride()[:3], *dy.stride()[:3])
+    strides = (*x.stride()[:3], *dy.stride()[:3], *dx.stride()[:3])
     _backward[_grid(x, settings)](x, dy, dx, along, *arguments, *strides, **settings)
     return dx, along
 
@@ -74,11 +87,11 @@ def _places(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x, y, cos, sin, gain, rows, length, heads, epsilon, x_batch, x_token, x_head,
+    x, y, cos, sin, gain, rows, length, heads, epsilon, x_batch, x_token, x_head, y_batch, y_token, y_head,
     D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, NORMALISED: tl.constexpr, GAINED: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
+    _, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
     at = x + (batch * x_batch + place * x_token + head * x_head)[:, None]
     first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
     second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
@@ -93,7 +106,7 @@ def _forward(  # type: ignore[no-untyped-def]
     if GAINED:
         scale *= tl.load(gain + head).to(tl.float32)
     scale = scale[:, None]
-    to = y + (row * D)[:, None]
+    to = y + (batch * y_batch + place * y_token + head * y_head)[:, None]
     kind = y.dtype.element_ty
     tl.store(to + i, ((first * c - second * s) * scale).to(kind), mask=half)
     tl.store(to + HALF + i, ((first * s + second * c) * scale).to(kind), mask=half)
@@ -103,14 +116,12 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    x, dy, dx, along, cos, sin, gain, rows, length, heads, epsilon, x_batch, x_token, x_head, dy_batch, dy_token, dy_head,
+    x, dy, dx, along, cos, sin, gain, rows, length, heads, epsilon,
+    x_batch, x_token, x_head, dy_batch, dy_token, dy_head, dx_batch, dx_token, dx_head,
     D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, NORMALISED: tl.constexpr, GAINED: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
-    at = x + (batch * x_batch + place * x_token + head * x_head)[:, None]
-    first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
     table = place[:, None] * HALF + i
     c = tl.load(cos + table, mask=half, other=0.0).to(tl.float32)
     s = tl.load(sin + table, mask=half, other=0.0).to(tl.float32)
@@ -118,24 +129,31 @@ def _backward(  # type: ignore[no-untyped-def]
     d_first = tl.load(of + i, mask=half, other=0.0).to(tl.float32)
     d_second = tl.load(of + HALF + i, mask=half, other=0.0).to(tl.float32)
     back_first, back_second = d_first * c + d_second * s, d_second * c - d_first * s
-    square = tl.sum(first * first + second * second, 1)
-    product = tl.sum(first * back_first + second * back_second, 1)
     if REST:
-        third = tl.load(at + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
-        d_third = tl.load(of + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
-        square += tl.sum(third * third, 1)
-        product += tl.sum(third * d_third, 1)
-    inverse = tl.rsqrt(square / D + epsilon) if NORMALISED else square * 0.0 + 1.0
-    if GAINED:
-        tl.store(along + row, product * inverse, mask=row < rows)
-        scale = inverse * tl.load(gain + head).to(tl.float32)
-    else:
+        back_third = tl.load(of + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
+    if NORMALISED or GAINED:  # else heads are turned back, whatever they were
+        at = x + (batch * x_batch + place * x_token + head * x_head)[:, None]
+        first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
+        second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
+        square = tl.sum(first * first + second * second, 1)
+        product = tl.sum(first * back_first + second * back_second, 1)
+        if REST:
+            third = tl.load(at + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
+            square += tl.sum(third * third, 1)
+            product += tl.sum(third * back_third, 1)
+        inverse = tl.rsqrt(square / D + epsilon) if NORMALISED else square * 0.0 + 1.0
         scale = inverse
-    scale = scale[:, None]
-    pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # along x: the length is not free
-    to = dx + (row * D)[:, None]
+        if GAINED:
+            tl.store(along + row, product * inverse, mask=row < rows)
+            scale *= tl.load(gain + head).to(tl.float32)
+        scale = scale[:, None]
+        pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # along x: the length is not free
+        back_first, back_second = (back_first - first * pull) * scale, (back_second - second * pull) * scale
+        if REST:
+            back_third = (back_third - third * pull) * scale
+    to = dx + (batch * dx_batch + place * dx_token + head * dx_head)[:, None]
     kind = dx.dtype.element_ty
-    tl.store(to + i, ((back_first - first * pull) * scale).to(kind), mask=half)
-    tl.store(to + HALF + i, ((back_second - second * pull) * scale).to(kind), mask=half)
+    tl.store(to + i, back_first.to(kind), mask=half)
+    tl.store(to + HALF + i, back_second.to(kind), mask=half)
     if REST:
-        tl.store(to + 2 * HALF + j, ((d_third - third * pull) * scale).to(kind), mask=rest)
+        tl.store(to + 2 * HALF + j, back_third.to(kind), mask=rest)

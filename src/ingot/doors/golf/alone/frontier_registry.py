@@ -12,6 +12,7 @@ from ingot.model.frontier_settings import FrontierSettings
 from ingot.model.settings import ModelSettings
 
 AnyModel = FrontierSettings
+Kernel = str
 FAMILIES: dict[str, type[ModelSettings]] = {"frontier": FrontierSettings}
 OURS = (Frontier,)
 

@@ -13,6 +13,7 @@ from ingot.model.own import build_own
 from ingot.model.settings import FileSettings, ModelSettings
 
 AnyModel = FileSettings | GolfSettings
+Kernel = str
 FAMILIES: dict[str, type[ModelSettings]] = {"golf": GolfSettings, "file": FileSettings}
 OURS = (Golf,)
 
