@@ -25,7 +25,7 @@ def candidates(*_: Any) -> Any:
     return ATTENTION
 
 
-def replay(*_: Any) -> None: ...
+def replayed(*_: Any) -> Any: ...
 
 
 def form_of(name: str) -> Any:
