@@ -241,8 +241,10 @@ def _unset(program: Program) -> bytes:
 def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (), version: str = "", usage: str = "") -> bytes:
     """A program of a package as one file that needs the package no more."""
     sources = link(package, entry, read, left_out)
-    text = "\0".join(f"{name}\n{source}" for name, source in sources.items())
-    small = bz2.compress(text.encode())  # 3% smaller than lzma on a few hundred kilobytes of Python
+    orders = [sorted(sources, key=key, reverse=last) for key in (str, lambda name: len(sources[name])) for last in (False, True)]
+    texts = ["\0".join(f"{name}\n{sources[name]}" for name in order) for order in orders]
+    # 3% smaller than lzma on a few hundred kilobytes of Python, and 200 bytes more or less by the order of these.
+    small = min((bz2.compress(text.encode()) for text in texts), key=len)
     values = [int.from_bytes(small[start : start + 9].ljust(9, b"\0"), "little") for start in range(0, len(small), 9)]
     letters = "".join(LETTERS[value // 94**place % 94] for value in values for place in range(11))
     packed = "\n".join(letters[start : start + WIDTH] for start in range(0, len(letters), WIDTH))
