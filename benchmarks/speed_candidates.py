@@ -301,6 +301,12 @@ def norm_cuts(x: Tensor, branch: Tensor, module: LayerNorm | RMSNorm, dy: Tensor
     total, _, mean, inverse = add_norm(*given)
     back = dy, d_total, total, weight, mean, inverse, bias is not None, torch.bfloat16
     ours = forward_cut(x.size(1)), backward_cut(x.size(1))
+    copied, partial = milliseconds(lambda: total.copy_(x)), torch.randn(132 * ours[1].programs, x.size(1), device=x.device)
+    print(f"    {copied:8.3f} ms to copy the stream, {8e-9 * x.numel() / copied:.2f} TB/s", flush=True)
+    print(
+        f"    {milliseconds(lambda: partial.sum(0)):8.3f} ms to add the weights' gradients of {len(partial):,} programs",
+        flush=True,
+    )
     one_warp = [Cut(1, 1, programs, stages) for stages in (1, 2, 3) for programs in (8, 12, 16, 24)]
     others = [
         Cut(1, 2, 8, 1), Cut(1, 2, 8, 2), Cut(1, 4, 4, 1), Cut(1, 4, 4, 2), Cut(1, 4, 8, 1), Cut(1, 4, 8, 2), Cut(1, 4, 64, 1),
