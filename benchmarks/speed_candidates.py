@@ -34,7 +34,6 @@ from ingot.model.kernels.mlp import ACTIVATIONS, fused_mlp
 from ingot.model.kernels.rotary import EPSILON, fused_rotation
 from ingot.model.layers import Rotation, rotate
 from ingot.model.loss import head_loss
-from ingot.model.norms import LayerNorm, RMSNorm
 
 FIRST = "none"
 Variants = dict[str, dict[str, Any]]  # settings, by a name
@@ -141,26 +140,16 @@ def loss_alone(tokens: int, width: int, vocabulary: int, softcap: float | None, 
         rows.append((f"head and loss, {what}", milliseconds(once)))
     if device.type == "cuda":
         from ingot.model.kernels.triton_fp8 import transposed
-        from ingot.model.kernels.triton_loss import cut_of, losses_of_logits_
+        from ingot.model.kernels.triton_loss import block_and_warps, losses_of_logits_
 
         logits = torch.randn(tokens, vocabulary, device=device, dtype=torch.bfloat16)
         whole = 1 << (vocabulary - 1).bit_length()
-        cuts = [(whole, warps, 0) for warps in (2, 4, 8, 16)] if whole <= 16384 else []
-        if vocabulary > 8192:
-            cuts += [
-                (4096, 8, 0),
-                (4096, 8, 2),
-                (4096, 8, 3),
-                (4096, 8, 4),
-                (4096, 16, 2),
-                (8192, 8, 2),
-                (8192, 16, 2),
-                (8192, 16, 3),
-            ]
-        for cut in cuts:
-            mark = " (ours)" if cut == cut_of(vocabulary) else ""
-            ms = milliseconds(lambda cut=cut: losses_of_logits_(logits, targets[0], softcap, True, cut))
-            rows.append((f"kernel, block {cut[0]}, {cut[1]} warps, {cut[2] or 'all'} rows on a multiprocessor{mark}", ms))
+        blocks = [(whole, warps) for warps in (2, 4, 8, 16)] if whole <= 16384 else []
+        blocks += [(1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (4096, 16), (8192, 8)] if vocabulary > 8192 else []
+        for chosen in blocks:
+            mark = " (ours)" if chosen == block_and_warps(vocabulary) else ""
+            ms = milliseconds(lambda chosen=chosen: losses_of_logits_(logits, targets[0], softcap, True, chosen))
+            rows.append((f"kernel, block {chosen[0]}, {chosen[1]} warps{mark}", ms))
         grad = logits.new_empty(logits.shape, dtype=torch.float8_e5m2)
         into = milliseconds(lambda: losses_of_logits_(logits, targets[0], softcap, True, into=grad, factor=2.0**15))
         rows.append(("kernel, gradient in 8 bits", into))
@@ -240,19 +229,19 @@ def mlp_alone(tokens: int, width: int, inner: int, activation: str, device: torc
 
 def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
     """The two kernels in some cuts; the library's bare products of the same sizes are what they cannot be faster than."""
-    from ingot.model.kernels.triton_mlp import BACKWARD, FORWARD, Tiles, activated_product, sloped_product
+    from ingot.model.kernels.triton_mlp import PAIRED, WIDE, Tiles, activated_product, forward_tiles, sloped_product
 
     keeps = biased = activation != "relu2"  # our models with GELU have biases, whose gradient is summed backward
     bare = milliseconds(lambda: x @ up.T), milliseconds(lambda: x @ down)
     print(f"    {bare[0]:8.3f} ms forward, {bare[1]:8.3f} backward  the library's products alone", flush=True)
     kept = activated_product(x, up, None, activation, keeps)[1]
     cuts = [
-        FORWARD, BACKWARD, Tiles(128, 128, 64, 2, 4, 2), Tiles(128, 128, 32, 5, 4, 2), Tiles(128, 128, 64, 4, 4, 1),
+        WIDE, PAIRED, Tiles(128, 128, 64, 2, 4, 2), Tiles(128, 128, 32, 5, 4, 2), Tiles(128, 128, 64, 4, 4, 1),
         Tiles(128, 128, 64, 4, 8, 1), Tiles(64, 256, 64, 2, 4, 2), Tiles(128, 256, 64, 3, 8, 1),
         Tiles(256, 128, 64, 3, 8, 1), Tiles(64, 128, 64, 2, 4, 3),
     ]  # fmt: skip
     for cut in cuts:
-        mark = " (ours forward)" if cut == FORWARD else " (ours backward)" if cut == BACKWARD else ""
+        mark = " (ours forward)" * (cut == forward_tiles(keeps)) + " (ours backward)" * (cut == PAIRED)
         try:
             forward = milliseconds(lambda cut=cut: activated_product(x, up, None, activation, keeps, cut))
             back = milliseconds(lambda cut=cut: sloped_product(x, down, kept, activation, biased, cut))
@@ -262,73 +251,12 @@ def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
         print(f"    {forward:8.3f} ms forward, {back:8.3f} backward  kernels, {tuple(cut)}{mark}", flush=True)
 
 
-def norm_alone(tokens: int, module: LayerNorm | RMSNorm, device: torch.device) -> None:
-    """A float32 stream, a branch, their sum and its norm, forward and backward; on a GPU the kernels in some cuts."""
-    (width,) = module.to(device).normalized_shape
-    x, d_total = torch.randn(2, tokens, width, device=device).unbind()
-    branch, dy = torch.randn(2, tokens, width, device=device, dtype=torch.bfloat16).unbind()
-    leaves = x[None].requires_grad_(), branch[None].requires_grad_()
-    forward_floor, backward_floor = (1000 * bytes_each * x.numel() / 4.3e12 for bytes_each in (12, 16))
-    print(f"\nnorm: {tokens:,} tokens, {module}; at 4.3 TB/s {forward_floor:.3f} and {backward_floor:.3f} ms")
-    for what, fused in (("plain", False), ("fused", True)):
-
-        def form(x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-            total, y = module(x, branch)
-            return total, y.bfloat16()  # as the layer that follows has it
-
-        module.fused_norm = fused
-        compiled = torch.compile(form, dynamic=False) if device.type == "cuda" else form
-
-        def forward(compiled: Any = compiled) -> Any:
-            with torch.autocast(device.type, torch.bfloat16):
-                return compiled(*leaves)
-
-        def both(forward: Any = forward) -> Any:
-            return torch.autograd.grad(forward(), (*leaves, *module.parameters()), (d_total[None], dy[None]))
-
-        host = f"launched in {host_milliseconds(forward):.3f} and {host_milliseconds(both):.3f}"
-        print(f"    {milliseconds(forward):8.3f} ms forward, {milliseconds(both):8.3f} with backward  {what}, {host}", flush=True)
-    if device.type == "cuda":
-        norm_cuts(x, branch, module, dy, d_total)
-
-
-def norm_cuts(x: Tensor, branch: Tensor, module: LayerNorm | RMSNorm, dy: Tensor, d_total: Tensor) -> None:
-    """The two kernels by themselves in some cuts: rows of a step, warps, programs of a multiprocessor, stages."""
-    from ingot.model.kernels.triton_norm import Cut, add_norm, add_norm_backward, backward_cut, forward_cut
-
-    weight, bias = module.weight.detach(), getattr(module, "bias", None)
-    given = x, branch, weight, None if bias is None else bias.detach(), 1e-5, isinstance(module, LayerNorm), torch.bfloat16
-    total, _, mean, inverse = add_norm(*given)
-    back = dy, d_total, total, weight, mean, inverse, bias is not None, torch.bfloat16
-    ours = forward_cut(x.size(1)), backward_cut(x.size(1))
-    copied, partial = milliseconds(lambda: total.copy_(x)), torch.randn(132 * ours[1].programs, x.size(1), device=x.device)
-    print(f"    {copied:8.3f} ms to copy the stream, {8e-9 * x.numel() / copied:.2f} TB/s", flush=True)
-    print(
-        f"    {milliseconds(lambda: partial.sum(0)):8.3f} ms to add the weights' gradients of {len(partial):,} programs",
-        flush=True,
-    )
-    one_warp = [Cut(1, 1, programs, stages) for stages in (1, 2, 3) for programs in (8, 12, 16, 24)]
-    others = [
-        Cut(1, 2, 8, 1), Cut(1, 2, 8, 2), Cut(1, 4, 4, 1), Cut(1, 4, 4, 2), Cut(1, 4, 8, 1), Cut(1, 4, 8, 2), Cut(1, 4, 64, 1),
-        Cut(2, 1, 8, 1), Cut(2, 4, 4, 1), Cut(2, 4, 4, 2), Cut(2, 4, 8, 2), Cut(4, 4, 2, 2), Cut(4, 8, 2, 1), Cut(4, 8, 2, 2),
-    ]  # fmt: skip
-    for cut in dict.fromkeys([*ours, *one_warp, *others]):
-        mark = "".join(f" (ours {which})" for which, mine in zip(("forward", "backward"), ours, strict=True) if cut == mine)
-        try:
-            ms = milliseconds(lambda cut=cut: add_norm(*given, cut)), milliseconds(lambda cut=cut: add_norm_backward(*back, cut))
-        except Exception as error:  # a cut that does not fit says so, and the others go on
-            print(f"    does not run: {tuple(cut)}: {type(error).__name__}: {str(error).splitlines()[0][:90]}", flush=True)
-            continue
-        print(f"    {ms[0]:8.3f} ms forward, {ms[1]:8.3f} backward  kernels, {tuple(cut)}{mark}", flush=True)
-
-
 def alone(device: torch.device, names: list[str]) -> None:
     """The kernels by themselves, in the sizes of the shapes."""
     if device.type == "cpu":
         loss_alone(64, 32, 100, 15.0, device)
         rotary_alone(2, 16, 2, 8, device)
         mlp_alone(64, 32, 64, "relu2", device)
-        norm_alone(64, LayerNorm(32), device)
         return
     if "loss" in names:
         loss_alone(65536, 768, 50304, None, device)
@@ -341,9 +269,6 @@ def alone(device: torch.device, names: list[str]) -> None:
         mlp_alone(393216, 512, 1024, "relu2", device)
         mlp_alone(131072, 512, 2048, "relu2", device)
         mlp_alone(65536, 768, 3072, "gelu-tanh", device)
-    if "norm" in names:
-        norm_alone(65536, LayerNorm(768, bias=False), device)
-        norm_alone(65536, RMSNorm(768, 1e-5), device)
 
 
 def main() -> None:

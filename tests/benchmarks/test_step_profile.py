@@ -22,7 +22,6 @@ from step_profile import CLASSES, SHAPES, busy, class_of
         ("aten::addmm", "products"),
         ("_sloped_product", "products"),
         ("_loss_of_row", "loss"),
-        ("_add_norm_back", "element-wise"),
         ("triton_red_fused__log_softmax__to_copy_nll_loss_forward_tanh_0", "loss"),
         ("aten::_log_softmax_backward_data", "loss"),
         ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>>", "optimizer"),

@@ -7,7 +7,6 @@ import torch
 from model_kit import assert_same, gradients, make, tokens_of
 
 from ingot.backends.torch.attention import use_form
-from ingot.backends.torch.build import checkpoint_blocks
 from ingot.backends.torch.kernels import NAMES, use_kernels
 from ingot.model.layers import IGNORED
 
@@ -90,35 +89,6 @@ def test_scales_in_weights_leave_no_output_of_a_branch_for_the_backward_pass():
 
     layers = 5
     assert kept(["scales"]) == kept([]) - 2 * layers
-
-
-@pytest.mark.parametrize(
-    ("family", "settings"), [("gpt2", {}), ("gpt2", {"bias": False}), ("llama", {}), ("llama", {"norm": "layernorm"})]
-)
-def test_sums_with_their_norms_give_the_same_model_recomputed_and_under_autocast(family, settings):
-    plain, tokens, targets = make(family, **settings), tokens_of(), targets_of()
-    fused = copy.deepcopy(plain)
-    use_kernels(fused, ["norm"])
-    expected = gradients(plain, tokens, targets)
-    assert_same(gradients(fused, tokens, targets), expected, atol=1e-6)
-    with torch.autocast("cpu", torch.bfloat16):
-        kept, usual = gradients(fused, tokens, targets), gradients(plain, tokens, targets)
-    for name, truth in expected.items():
-        assert (kept[name] - truth).norm() <= 1.5 * (usual[name] - truth).norm() + 1e-4 * truth.norm(), name
-    checkpoint_blocks(fused)
-    assert_same(gradients(fused, tokens, targets), expected, atol=1e-6)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_same(gradients(fused, tokens, targets), kept, atol=0)
-
-
-def test_a_compiled_model_with_sums_and_norms_of_ours_is_one_graph():
-    model, tokens, targets = make("gpt2", layers=1), tokens_of(), targets_of()
-    use_kernels(model, ["norm"])
-    graph = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = gradients(model, tokens, targets)
-        found = {name.removeprefix("_orig_mod."): grad for name, grad in gradients(graph, tokens, targets).items()}
-    assert_same(found, expected, atol=1e-6)
 
 
 def test_a_product_of_several_layers_follows_autocast():

@@ -19,6 +19,7 @@ from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.layers import (
     Form,
     LayerCache,
+    LayerNorm,
     Mask,
     attention_mask,
     causal_attention,
@@ -27,7 +28,6 @@ from ingot.model.layers import (
     takes_flash,
 )
 from ingot.model.loss import head_logits, head_loss
-from ingot.model.norms import LayerNorm
 
 
 class Attention(nn.Module):
@@ -77,18 +77,14 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
         super().__init__()
-        self.ln_1 = LayerNorm(width, bias=bias)
+        self.ln_1 = LayerNorm(width, bias)
         self.attn = Attention(width, heads, bias, dropout)
-        self.ln_2 = LayerNorm(width, bias=bias)
+        self.ln_2 = LayerNorm(width, bias)
         self.mlp = MLP(width, bias, dropout, gelu)
 
-    def forward(
-        self, x: Tensor, branch: Tensor | None, mask: Mask | None = None, cache: LayerCache | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream, and what is to be added to it: so it takes them, and so it hands them on."""
-        x, y = self.ln_1(x, branch)
-        x, y = self.ln_2(x, self.attn(y, mask, cache))
-        return x, self.mlp(y)
+    def forward(self, x: Tensor, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), mask, cache)
+        return x + self.mlp(self.ln_2(x))
 
 
 class Trunk(nn.Module):
@@ -99,7 +95,7 @@ class Trunk(nn.Module):
         self.wte = nn.Embedding(vocab_size, width)
         self.wpe = nn.Embedding(context, width)
         self.h = nn.ModuleList(blocks)
-        self.ln_f = LayerNorm(width, bias=bias)
+        self.ln_f = LayerNorm(width, bias)
         self.dropout = dropout
         self.head_size = width // blocks[0].attn.heads
 
@@ -107,10 +103,9 @@ class Trunk(nn.Module):
         places = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
         mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens) + places, self.dropout, self.training)  # (B, T, C)
-        branch = None
         for i, block in enumerate(self.h):
-            x, branch = block(x, branch, mask, cache[i] if cache else None)
-        return self.ln_f(x, branch)[1]
+            x = block(x, mask, cache[i] if cache else None)
+        return self.ln_f(x)
 
 
 @torch.no_grad()

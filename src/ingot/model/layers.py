@@ -33,6 +33,13 @@ Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have places of their own
 
 
+class LayerNorm(nn.LayerNorm):
+    """torch's, with the arguments of nanoGPT's."""
+
+    def __init__(self, width: int, bias: bool):
+        super().__init__(width, bias=bias)
+
+
 class LayerCache:
     """The keys and values one attention layer has seen: two buffers, filled from the left, twice as long when they are full.
 

@@ -35,7 +35,6 @@ from ingot.model.layers import (
 )
 from ingot.model.llama_settings import LlamaSettings
 from ingot.model.loss import head_logits, head_loss
-from ingot.model.norms import LayerNorm, RMSNorm
 
 Make = Callable[[], nn.Module]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": partial(F.gelu, approximate="tanh"), "relu": F.relu}
@@ -114,18 +113,9 @@ class Block(nn.Module):
         self.ln_2 = norm()
         self.mlp = mlp()
 
-    def forward(
-        self,
-        x: Tensor,
-        branch: Tensor | None,
-        rotary: RotaryTables,
-        mask: Mask | None = None,
-        cache: LayerCache | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream, and what is to be added to it: so it takes them, and so it hands them on."""
-        x, y = self.ln_1(x, branch)
-        x, y = self.ln_2(x, self.attn(y, rotary, mask, cache))
-        return x, self.mlp(y)
+    def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), rotary, mask, cache)
+        return x + self.mlp(self.ln_2(x))
 
 
 class Llama(nn.Module):
@@ -147,7 +137,7 @@ class Llama(nn.Module):
         qkv_bias, out_bias, mlp_bias = (s.bias if b is None else b for b in (s.qkv_bias, s.attention_out_bias, s.mlp_bias))
         gated = s.mlp == "gated"
         inner = s.inner_width or (math.ceil(8 * s.width // 3 / 256) * 256 if gated else 4 * s.width)
-        make_norm = partial(RMSNorm if s.norm == "rmsnorm" else LayerNorm, s.width, s.norm_epsilon)
+        make_norm = partial(nn.RMSNorm if s.norm == "rmsnorm" else nn.LayerNorm, s.width, s.norm_epsilon)
         make_attention = partial(Attention, s.width, s.heads, self.kv_heads, qkv_bias, out_bias, s.dropout)
         make_mlp = partial(GatedMLP if gated else PlainMLP, s.width, inner, s.activation, mlp_bias, s.dropout)
         self.wte = nn.Embedding(vocab_size, s.width)
@@ -170,11 +160,9 @@ class Llama(nn.Module):
         angles = self.rotation(positions(tokens, cache, self.context))
         mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens), self.dropout, self.training)  # (B, T, C)
-        branch = None
         for i, block in enumerate(self.h):
-            x, branch = block(x, branch, angles, mask, cache[i] if cache else None)
-        hidden: Tensor = self.ln_f(x, branch)[1]
-        return hidden
+            x = block(x, angles, mask, cache[i] if cache else None)
+        return self.ln_f(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every next token, from hidden states."""

@@ -61,7 +61,7 @@ def test_a_run_goes_on_with_the_kernels_that_it_began_with():
 
 def test_of_those_known_to_pay_the_ones_that_run_are_used(monkeypatch):
     monkeypatch.setattr("ingot.backends.torch.kernels.PAYING", NAMES)
-    assert settled("auto", broken=["loss"]) == ["rotary", "qkv", "mlp", "gate", "scales", "norm"]
+    assert settled("auto", broken=["loss"]) == ["rotary", "qkv", "mlp", "gate", "scales"]
 
 
 def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():

@@ -108,8 +108,8 @@ def test_the_kernel_rounds_as_torch_does_and_writes_both_layouts(device, rows, c
     assert torch.equal(transposed(expected.to(device)).cpu().view(torch.uint8), expected.view(torch.uint8).T)
 
 
-@pytest.mark.parametrize(("vocabulary", "cut"), [(37, None), (5000, (2048, 4, 1))])
-def test_the_kernel_of_the_loss_writes_the_gradient_in_8_bits_beside_the_logits(device, vocabulary, cut):
+@pytest.mark.parametrize(("vocabulary", "shape"), [(37, None), (5000, (2048, 4))])
+def test_the_kernel_of_the_loss_writes_the_gradient_in_8_bits_beside_the_logits(device, vocabulary, shape):
     from ingot.model.kernels.triton_loss import losses_of_logits_
 
     torch.manual_seed(0)
@@ -117,8 +117,8 @@ def test_the_kernel_of_the_loss_writes_the_gradient_in_8_bits_beside_the_logits(
     targets = torch.tensor([7, IGNORED, 30], device=device)
     kept, plain = logits.clone(), logits.clone()
     into = torch.zeros(3, vocabulary, dtype=torch.float32 if device.type == "cpu" else WIDE, device=device)
-    losses = losses_of_logits_(logits, targets, 15.0, True, cut, into, 1 / GRADIENT)
-    assert torch.equal(logits, kept) and torch.equal(losses, losses_of_logits_(plain, targets, 15.0, True, cut))
+    losses = losses_of_logits_(logits, targets, 15.0, True, shape, into, 1 / GRADIENT)
+    assert torch.equal(logits, kept) and torch.equal(losses, losses_of_logits_(plain, targets, 15.0, True, shape))
     found = into.cpu().float() * GRADIENT
     torch.testing.assert_close(found, plain.cpu().float(), atol=2.0**-16 * GRADIENT, rtol=0.26)
     assert found[0, 7] < 0 and not found[1].any()

@@ -66,11 +66,11 @@ def test_the_wide_inner_layer_waits_for_the_backward_pass_with_its_scores_where_
 
 
 def sizes_and_tiles():
-    from ingot.model.kernels.triton_mlp import BACKWARD, FORWARD, Tiles
+    from ingot.model.kernels.triton_mlp import PAIRED, WIDE, Tiles
 
     small = Tiles(32, 64, 16, 2, 4, 1)
     shapes = [(5, 16, 24), (70, 40, 72), (64, 32, 64), (33, 24, 200)]
-    return [(shape, small) for shape in shapes] + [((130, 72, 264), tiles) for tiles in (FORWARD, BACKWARD)]
+    return [(shape, small) for shape in shapes] + [((130, 72, 264), tiles) for tiles in (WIDE, PAIRED)]
 
 
 @pytest.mark.parametrize("bias", [True, False])

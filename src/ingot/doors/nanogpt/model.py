@@ -21,7 +21,7 @@ from ingot.doors.nanogpt.translate import args_of
 from ingot.errors import ConfigError
 from ingot.generate.sampling import Sampling
 from ingot.generate.torch.decode import generate
-from ingot.model import gpt2, norms
+from ingot.model import gpt2
 from ingot.model.gpt2 import GPT2
 from ingot.model.layers import IGNORED, LayerCache, Mask
 from ingot.runtime.devices import data_sheet_flops
@@ -60,34 +60,17 @@ class MLP(gpt2.MLP):
         super().__init__(config.n_embd, config.bias, config.dropout, gelu)
 
 
-class LayerNorm(norms.LayerNorm):
-    """The norm of a width: of x alone it gives that and no sum."""
-
-    def __init__(self, ndim: int, bias: bool):
-        super().__init__(ndim, bias=bias)
-
-    def forward(self, x: Tensor, *branch: Tensor | None) -> Any:
-        return super().forward(x, *branch) if branch else super().forward(x, None)[1]
-
-
 class Block(gpt2.Block):
-    """The block of a GPTConfig: of x alone it gives the stream with all that it adds."""
+    """The block of a GPTConfig."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         super().__init__(config.n_embd, config.n_head, config.bias, config.dropout, gelu)
         _name_as_theirs(self)
 
-    def forward(self, x: Tensor, *more: Any) -> Any:
-        if more:
-            return super().forward(x, *more)
-        x, branch = super().forward(x, None)
-        return x + branch
-
 
 def _name_as_theirs(block: Any) -> None:
     """Make a block of the family one of the classes here, which add no state: isinstance and FSDP's policies then find it."""
     block.__class__, block.attn.__class__, block.mlp.__class__ = Block, CausalSelfAttention, MLP
-    block.ln_1.__class__ = block.ln_2.__class__ = LayerNorm
 
 
 class GPT(GPT2):
@@ -109,7 +92,6 @@ class GPT(GPT2):
         self.config = config
         for block in self.blocks:
             _name_as_theirs(block)
-        self.transformer.ln_f.__class__ = LayerNorm
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False, device="meta")  # its weight is the embedding's
         self.lm_head.weight = self.transformer.wte.weight
         print(f"number of parameters: {self.get_num_params() / 1e6:.2f}M")

@@ -1,9 +1,8 @@
-"""The loss of rows of logits, and their gradient in their place or beside them, as a Triton kernel.
+"""The loss of rows of logits, and their gradient in their place or beside them, as a Triton kernel; one program per row.
 
-Rows of up to 16,384 words are held in registers: read once, written once. Longer ones are read twice, the second time from the
-cache, where all rows that are begun have to find room: so there are few programs, which take one row after the other. Their first
-pass sums by the largest score of the first block, not by that of the whole row, so that its blocks do not wait for each other;
-only where the sum overflows, because a later score is 80 higher, it is made again by the largest score so far.
+Rows of up to 16,384 words are held in registers: read once, written once. Longer ones are read twice. Their first pass sums by
+the largest score of the first block, not by that of the whole row, so that its blocks do not wait for each other; only where the
+sum overflows, because a later score is 80 higher, it is made again by the largest score so far.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 LONGEST_WHOLE = 16384  # words whose logits one program holds
-LONG = 4096, 8, 3  # of rows that are longer: with 50,304 words, three on each of 132 multiprocessors are 40 MB of 50
+LONG_BLOCK, LONG_WARPS = 4096, 8  # of rows that are longer: 5.2 ms for 65,536 of 50,304 words on an H200, 6.7 with 8192 and 32
 
 
-def cut_of(vocabulary: int) -> tuple[int, int, int]:
-    """Words of a row that are computed at once, warps, and rows on a multiprocessor at a time; 0: as many as fit."""
+def block_and_warps(vocabulary: int) -> tuple[int, int]:
+    """How many words of a row are computed at once, and by how many warps."""
     if vocabulary > LONGEST_WHOLE:
-        return LONG
+        return LONG_BLOCK, LONG_WARPS
     block = triton.next_power_of_2(vocabulary)
-    return block, max(2, block // 1024), 0  # the fastest of 2 to 32 warps for 1,024 and for 8,192 words
+    return block, max(2, block // 1024)  # the fastest of 2 to 32 for 1,024 and for 8,192 words
 
 
 def losses_of_logits_(
@@ -30,7 +29,7 @@ def losses_of_logits_(
     targets: Tensor,
     softcap: float | None,
     with_grad: bool,
-    cut: tuple[int, int, int] | None = None,
+    shape: tuple[int, int] | None = None,
     into: Tensor | None = None,
     factor: float = 1.0,
 ) -> Tensor:
@@ -40,11 +39,10 @@ def losses_of_logits_(
     """
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    block, warps, each = cut or cut_of(vocabulary)
+    block, warps = shape or block_and_warps(vocabulary)
     if rows:
-        processors = torch.cuda.get_device_properties(logits.device).multi_processor_count if logits.is_cuda else 1
-        _loss_of_row[(min(rows, each * processors or rows),)](
-            logits, targets, losses, logits if into is None else into, rows, logits.stride(0), softcap or 1.0, factor,
+        _loss_of_row[(rows,)](
+            logits, targets, losses, logits if into is None else into, logits.stride(0), softcap or 1.0, factor,
             VOCABULARY=vocabulary, CAPPED=softcap is not None, WITH_GRAD=with_grad, WHOLE=block >= vocabulary, BLOCK=block,
             num_warps=warps,
         )  # fmt: skip
@@ -63,54 +61,53 @@ def _bent(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _loss_of_row(  # type: ignore[no-untyped-def]
-    all_logits, targets, losses, all_grads, rows, stride, softcap, factor,
+    logits, targets, losses, grads, stride, softcap, factor,
     VOCABULARY: tl.constexpr, CAPPED: tl.constexpr, WITH_GRAD: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    for number in range(tl.program_id(0), rows, tl.num_programs(0)):
-        row = tl.cast(number, tl.int64)
-        logits = all_logits + row * stride
-        grads = all_grads + row * stride
-        target = tl.load(targets + row)
-        counts = target >= 0
-        hit = _bent(tl.load(logits + tl.maximum(target, 0)).to(tl.float32), softcap, CAPPED)[0]
-        places = tl.arange(0, BLOCK)
-        if WHOLE:
-            inside = places < VOCABULARY
-            z, slope = _bent(tl.load(logits + places, mask=inside, other=0.0).to(tl.float32), softcap, CAPPED)
-            z = tl.where(inside, z, -float("inf"))
-            top = tl.max(z, 0)
-            e = tl.exp(z - top)
-            total = tl.sum(e, 0)
-            if WITH_GRAD:
-                grad = (e * (1.0 / total) - tl.where(places == target, 1.0, 0.0)) * slope
-                grad = tl.where(counts, grad * factor, 0.0)
-                tl.store(grads + places, grad.to(grads.dtype.element_ty), mask=inside)
-        else:
-            z = _bent(tl.load(logits + places).to(tl.float32), softcap, CAPPED)[0]
-            top = tl.max(z, 0)
-            sums = tl.exp(z - top)
-            for start in range(BLOCK, VOCABULARY, BLOCK):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    grads += row * stride
+    target = tl.load(targets + row)
+    counts = target >= 0
+    hit = _bent(tl.load(logits + tl.maximum(target, 0)).to(tl.float32), softcap, CAPPED)[0]
+    places = tl.arange(0, BLOCK)
+    if WHOLE:
+        inside = places < VOCABULARY
+        z, slope = _bent(tl.load(logits + places, mask=inside, other=0.0).to(tl.float32), softcap, CAPPED)
+        z = tl.where(inside, z, -float("inf"))
+        top = tl.max(z, 0)
+        e = tl.exp(z - top)
+        total = tl.sum(e, 0)
+        if WITH_GRAD:
+            grad = (e * (1.0 / total) - tl.where(places == target, 1.0, 0.0)) * slope
+            grad = tl.where(counts, grad * factor, 0.0)
+            tl.store(grads + places, grad.to(grads.dtype.element_ty), mask=inside)
+    else:
+        z = _bent(tl.load(logits + places).to(tl.float32), softcap, CAPPED)[0]
+        top = tl.max(z, 0)
+        sums = tl.exp(z - top)
+        for start in range(BLOCK, VOCABULARY, BLOCK):
+            at = start + places
+            x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_last").to(tl.float32)
+            z = _bent(x, softcap, CAPPED)[0]
+            sums += tl.where(at < VOCABULARY, tl.exp(z - top), 0.0)
+        total = tl.sum(sums, 0)
+        if total == float("inf"):
+            total = 0.0
+            for start in range(0, VOCABULARY, BLOCK):
                 at = start + places
-                x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_last").to(tl.float32)
-                z = _bent(x, softcap, CAPPED)[0]
-                sums += tl.where(at < VOCABULARY, tl.exp(z - top), 0.0)
-            total = tl.sum(sums, 0)
-            if total == float("inf"):
-                total = 0.0
-                for start in range(0, VOCABULARY, BLOCK):
-                    at = start + places
-                    x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0).to(tl.float32)
-                    z = tl.where(at < VOCABULARY, _bent(x, softcap, CAPPED)[0], -float("inf"))
-                    higher = tl.maximum(top, tl.max(z, 0))
-                    total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
-                    top = higher
-            if WITH_GRAD:
-                log_total = tl.log(total) + top
-                for start in range(0, VOCABULARY, BLOCK):
-                    at = start + places
-                    x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_first").to(tl.float32)
-                    z, slope = _bent(x, softcap, CAPPED)
-                    grad = (tl.exp(z - log_total) - tl.where(at == target, 1.0, 0.0)) * slope
-                    grad = tl.where(counts, grad * factor, 0.0)
-                    tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=at < VOCABULARY)
-        tl.store(losses + row, tl.where(counts, tl.log(total) + top - hit, 0.0))
+                x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0).to(tl.float32)
+                z = tl.where(at < VOCABULARY, _bent(x, softcap, CAPPED)[0], -float("inf"))
+                higher = tl.maximum(top, tl.max(z, 0))
+                total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
+                top = higher
+        if WITH_GRAD:
+            log_total = tl.log(total) + top
+            for start in range(0, VOCABULARY, BLOCK):
+                at = start + places
+                x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_first").to(tl.float32)
+                z, slope = _bent(x, softcap, CAPPED)
+                grad = (tl.exp(z - log_total) - tl.where(at == target, 1.0, 0.0)) * slope
+                grad = tl.where(counts, grad * factor, 0.0)
+                tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=at < VOCABULARY)
+    tl.store(losses + row, tl.where(counts, tl.log(total) + top - hit, 0.0))

@@ -26,9 +26,14 @@ class Tiles(NamedTuple):
     programs: int  # on one multiprocessor at a time: with two, one computes while the other writes
 
 
-FORWARD = Tiles(128, 256, 64, 4, 8, 1)
-BACKWARD = Tiles(128, 128, 64, 3, 4, 2)  # what it multiplies with takes registers
+WIDE = Tiles(128, 256, 64, 4, 8, 1)
+PAIRED = Tiles(128, 128, 64, 3, 4, 2)
 INTERPRETED_PROGRAMS = 3
+
+
+def forward_tiles(keeps_scores: bool) -> Tiles:
+    """Where a tile is written twice, one program writes while the other computes: 0.62 instead of 0.68 ms for the 124M's GELU."""
+    return PAIRED if keeps_scores else WIDE
 
 
 def fits(*operands: Tensor) -> bool:
@@ -40,10 +45,10 @@ def fits(*operands: Tensor) -> bool:
 
 
 def activated_product(
-    x: Tensor, up: Tensor, bias: Tensor | None, activation: str, keeps_scores: bool, tiles: Tiles = FORWARD
+    x: Tensor, up: Tensor, bias: Tensor | None, activation: str, keeps_scores: bool, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
     """The activation (M, N) of x (M, C) times up (N, C), and the scores before it where they are kept."""
-    (M, C), N = x.shape, len(up)
+    (M, C), N, tiles = x.shape, len(up), tiles or forward_tiles(keeps_scores)
     y = x.new_empty(M, N)
     scores = x.new_empty(M, N) if keeps_scores else y
     _activated_product[programs(x, M, N, tiles)](
@@ -56,7 +61,7 @@ def activated_product(
 
 
 def sloped_product(
-    dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool, tiles: Tiles = BACKWARD
+    dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool, tiles: Tiles = PAIRED
 ) -> tuple[Tensor, Tensor]:
     """The gradient (M, N) of the scores, from dy (M, C) and down (C, N), and its sum (N) for a bias, in float32.
 
@@ -79,12 +84,8 @@ def described(a: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def programs(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
-    return (min(processors(x) * tiles.programs, triton.cdiv(M, tiles.rows) * triton.cdiv(N, tiles.columns)),)
-
-
-def processors(x: Tensor) -> int:
-    """How many programs run beside each other where a tensor is, at the least."""
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROGRAMS
+    there = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROGRAMS
+    return (min(there * tiles.programs, triton.cdiv(M, tiles.rows) * triton.cdiv(N, tiles.columns)),)
 
 
 @triton.jit
