@@ -21,7 +21,7 @@ def started(monkeypatch):
             self.name, self.args = name, args
 
         def start(self):
-            found[self.name] = self.args[0]
+            found[self.name] = next(iter(self.args), None)
 
         def join(self, timeout):
             assert timeout == ahead.PATIENCE
@@ -33,8 +33,8 @@ def started(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "compile_as", "there", "expected"),
     [
-        ("auto", "auto", True, {"compiler", "device"}),
-        ("cuda:1", False, True, {"device"}),
+        ("auto", "auto", True, {"compiler", "attention", "device"}),
+        ("cuda:1", False, True, {"attention", "device"}),
         ("auto", "auto", False, set()),
         ("cpu", "auto", True, set()),
         ("cpu", True, False, {"compiler"}),

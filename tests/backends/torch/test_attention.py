@@ -1,5 +1,6 @@
 """Attention by itself: what a pass of a model asks for, and that it can be asked for again without the model."""
 
+import sys
 from collections import Counter
 from functools import partial
 
@@ -256,3 +257,25 @@ def test_a_pass_that_is_recorded_asks_no_kernel_to_group_heads():
         F.scaled_dot_product_attention = plain
     assert asked and not any("enable_gqa" in how for how in asked)
     assert {key.sizes[0] for _, key, _ in calls} == {2}
+
+
+@pytest.mark.parametrize(("source", "imported"), [("import os\nkept = os.environ[NAME]\n", True), ("1 / 0\n", False)])
+def test_the_package_is_imported_ahead_and_keeps_what_it_compiles(tmp_path, monkeypatch, source, imported):
+    folder = tmp_path / "flash_attn" / "cute"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").touch()
+    name = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+    (folder / "interface.py").write_text(source.replace("NAME", repr(name)))
+    monkeypatch.syspath_prepend(tmp_path)
+    for variable in (name, "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"):
+        monkeypatch.setenv(variable, "1")
+        monkeypatch.delenv(variable)
+    for module in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"):
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, module)
+    attention.library.cache_clear()
+    attention.load_flash4()
+    assert ("flash_attn.cute.interface" in sys.modules) == imported
+    assert not imported or sys.modules["flash_attn.cute.interface"].kept == "1"
+    attention.library.cache_clear()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, FLASH4, GROUPED
 from ingot.backends.torch.tuning import Agree
+from ingot.model.kernels.flash import library
 from ingot.model.layers import Form, causal_attention, repeat_kv
 from ingot.model.registry import OURS
 from ingot.runtime.cache import cache_root
@@ -91,20 +92,33 @@ def form_of(name: str) -> Form:
 
 def _takes_flash4(model: nn.Module, maximum: Agree) -> bool:
     """Whether the model is one of ours and every rank has the package: all of them try the same kernels."""
-    return isinstance(model, OURS) and not maximum([not _has_flash4()])[0]
+    return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
 
-def _has_flash4() -> bool:
+def has_flash4() -> bool:
     with suppress(Exception):  # an older FlashAttention of that name may be there, and be for another torch
         return find_spec("flash_attn.cute") is not None
     return False
 
 
+def load_flash4() -> None:
+    """Import the package, where it is installed: 4 to 5 s that a run need not wait for. Who uses it says what is wrong with it."""
+    if has_flash4():
+        _keep_compiled()
+        with suppress(Exception):
+            library()
+
+
+def _keep_compiled() -> None:
+    """Before the package is imported: it compiles kernels when they are first used, which takes seconds; later runs find them."""
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
+
+
 def use_form(model: nn.Module, form: Form) -> None:
     """Let the attention of a model have this form."""
-    if form.endswith("flash4"):  # it compiles its kernels when they are first used, which takes seconds: kept for later runs
-        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
+    if form.endswith("flash4"):
+        _keep_compiled()
     for module in model.modules() if isinstance(model, OURS) else ():  # of one's own it may mean anything
         if hasattr(module, "form"):
             module.form = form  # type: ignore[assignment]
