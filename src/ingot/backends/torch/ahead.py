@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+from collections.abc import Callable
 from importlib import import_module
 
 import torch
@@ -14,7 +15,9 @@ from ingot.backends.torch.parallel import compiles
 from ingot.config.schema import Config
 from ingot.runtime.ranks import Ranks
 
-PATIENCE = 10  # seconds: a program that ends while a thread is inside of the driver is aborted, whatever its exit code was
+# Seconds: a program that ends while a thread is inside of the driver or of an operation of torch's is aborted, whatever its exit
+# code was.
+PATIENCE = 10
 
 
 def prepare_ahead(config: Config, ranks: Ranks) -> None:
@@ -22,14 +25,23 @@ def prepare_ahead(config: Config, ranks: Ranks) -> None:
     name = config.training.device
     on_cuda = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
     if compiles(config, on_cuda):
-        threading.Thread(target=import_module, args=["torch._inductor.compile_fx"], name="compiler", daemon=True).start()
+        threading.Thread(target=_import_compiler, args=(), name="compiler", daemon=True).start()
     if on_cuda and config.training.precision != "fp32":
-        threading.Thread(target=load_flash4, args=[], name="attention", daemon=True).start()
+        _start("attention", load_flash4)
     if on_cuda:
-        asked = name if ":" in name else f"cuda:{ranks.local_rank}"
-        thread = threading.Thread(target=_make_ready, args=[asked], name="device", daemon=True)
-        thread.start()
-        atexit.register(thread.join, PATIENCE)
+        _start("device", _make_ready, name if ":" in name else f"cuda:{ranks.local_rank}")
+
+
+def _start(name: str, target: Callable[..., None], *args: str) -> None:
+    """Do it in a thread that the end of the program waits for."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    thread.start()
+    atexit.register(thread.join, PATIENCE)
+
+
+def _import_compiler() -> None:
+    with contextlib.suppress(Exception):  # said by whoever compiles; the end of the program stops it anywhere
+        import_module("torch._inductor.compile_fx")
 
 
 def _make_ready(device: str) -> None:
