@@ -39,14 +39,15 @@ def test_attention_with_dropout_is_not_timed_by_itself():
     assert calls_of("gpt2", dropout=0.0).total() == 3
 
 
-@pytest.mark.parametrize("records", [False, pytest.param(True, id="records, without a GPU")])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU records them")
+@pytest.mark.parametrize("records", [False, True])
 def test_calls_that_cannot_be_recorded_are_made_again_one_by_one(records):
     calls = calls_of("gpt2")
     with recorded_attention(nn.Module()) as first:
         again = replayed(calls, 5, torch.device("cpu"), "repeated", records)
     with recorded_attention(nn.Module()) as second:
         again()
-    assert calls and all(first[operands] % times == 0 and second[operands] == times for operands, times in calls.items())
+    assert calls and first == second == calls
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
