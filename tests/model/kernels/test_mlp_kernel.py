@@ -100,6 +100,20 @@ def test_the_kernels_give_what_the_operation_gives_on_a_cpu(device, activation, 
             torch.testing.assert_close(mine.float().cpu(), theirs, atol=1e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_and_its_slope_are_right_to_float32(device, activation):
+    from activation_probe import activate
+
+    x = torch.cat([torch.linspace(-8, 8, 4092), torch.tensor([-100.0, 100.0, -0.0, 1e-40])]).to(device)
+    y, slope = torch.empty_like(x), torch.empty_like(x)
+    activate[(1,)](x, y, slope, len(x), activation)
+    exact = x.double().requires_grad_()
+    expected = ACTIVATIONS[activation](exact)
+    torch.testing.assert_close(y.double(), expected.detach(), atol=2e-6, rtol=1e-6)
+    (slope_expected,) = torch.autograd.grad(expected.sum(), exact)
+    torch.testing.assert_close(slope.double(), slope_expected, atol=2e-5, rtol=1e-6)
+
+
 def test_rows_that_begin_anywhere_are_left_to_the_library(device):
     from ingot.model.kernels.triton_mlp import fits
 

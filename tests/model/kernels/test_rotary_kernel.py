@@ -71,3 +71,16 @@ def test_the_kernels_give_what_the_operation_gives_on_a_cpu(device, heads, size,
         torch.testing.assert_close(dx.cpu(), d_expected, atol=tolerance, rtol=tolerance)
         if gained:
             torch.testing.assert_close(along.cpu(), along_expected, atol=10 * tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("epsilon", [EPSILON, None])
+@pytest.mark.parametrize("gained", [True, False])
+def test_the_gradient_is_written_among_those_of_other_heads(device, gained, epsilon):
+    from ingot.model.kernels.triton_rotary import rotation_backward
+
+    x, tables, gain, dy = case(3, 12, 6, gained)
+    given = [None if a is None else a.detach().to(device) for a in (dy.transpose(1, 2), x, *tables, gain)]
+    room = torch.full((B, T, 8, 12), 7.0, device=device)
+    rotation_backward(*given, epsilon, out=room[:, :, 2:5])
+    assert torch.equal(room[:, :, 2:5], rotation_backward(*given, epsilon)[0])
+    assert (room[:, :, :2] == 7).all() and (room[:, :, 5:] == 7).all()
