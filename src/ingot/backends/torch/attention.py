@@ -75,12 +75,12 @@ def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: Agree) 
 
     Rows of documents are FlexAttention's or FlashAttention 4's.
     """
-    has_flash4 = _takes_flash4(model, maximum)
+    takes_flash4 = _takes_flash4(model, maximum)
     if documents:
-        return ["default", FLASH4] if has_flash4 else []
+        return ["default", FLASH4] if takes_flash4 else []
     fewer = any(key.sizes[0] != query.sizes[0] for query, key, _ in calls)
     # Not CUDNN_FLASH4, unless it is asked for: no GPU has yet shown that cuDNN's sums are what FlashAttention takes them for.
-    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *([FLASH4] if calls and has_flash4 else [])]
+    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *([FLASH4] if calls and takes_flash4 else [])]
 
 
 def form_of(name: str) -> Form:
@@ -92,10 +92,10 @@ def form_of(name: str) -> Form:
 
 def _takes_flash4(model: nn.Module, maximum: Agree) -> bool:
     """Whether the model is one of ours and every rank has the package: all of them try the same kernels."""
-    return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
+    return isinstance(model, OURS) and not maximum([not _has_flash4()])[0]
 
 
-def has_flash4() -> bool:
+def _has_flash4() -> bool:
     with suppress(Exception):  # an older FlashAttention of that name may be there, and be for another torch
         return find_spec("flash_attn.cute") is not None
     return False
@@ -103,7 +103,7 @@ def has_flash4() -> bool:
 
 def load_flash4() -> None:
     """Import the package, where it is installed: 4 to 5 s that a run need not wait for. What is wrong with it is told later."""
-    if has_flash4():
+    if _has_flash4():
         _keep_compiled()
         with suppress(Exception):
             library()

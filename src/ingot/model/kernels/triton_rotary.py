@@ -13,19 +13,13 @@ SHAPE = 2048, 4  # numbers and warps of a program: 16 numbers per thread
 
 
 def rotation(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    gain: Tensor | None,
-    epsilon: float | None,
-    shape: tuple[int, int] = SHAPE,
-    out: Tensor | None = None,
+    x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
 ) -> Tensor:
-    """(B, T, H, D) heads normalised, turned and scaled, contiguous or where `out` lies."""
+    """(B, T, H, D) heads normalised, turned and scaled, contiguous."""
     x = _with_whole_heads(x)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
-    _forward[_grid(x, settings)](x, y, *arguments, *x.stride()[:3], *y.stride()[:3], **settings)
+    _forward[_grid(x, settings)](x, y, *arguments, *x.stride()[:3], **settings)
     return y
 
 
@@ -87,11 +81,11 @@ def _places(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x, y, cos, sin, gain, rows, length, heads, epsilon, x_batch, x_token, x_head, y_batch, y_token, y_head,
+    x, y, cos, sin, gain, rows, length, heads, epsilon, x_batch, x_token, x_head,
     D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, NORMALISED: tl.constexpr, GAINED: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    _, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
+    row, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
     at = x + (batch * x_batch + place * x_token + head * x_head)[:, None]
     first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
     second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
@@ -106,7 +100,7 @@ def _forward(  # type: ignore[no-untyped-def]
     if GAINED:
         scale *= tl.load(gain + head).to(tl.float32)
     scale = scale[:, None]
-    to = y + (batch * y_batch + place * y_token + head * y_head)[:, None]
+    to = y + (row * D)[:, None]
     kind = y.dtype.element_ty
     tl.store(to + i, ((first * c - second * s) * scale).to(kind), mask=half)
     tl.store(to + HALF + i, ((first * s + second * c) * scale).to(kind), mask=half)
