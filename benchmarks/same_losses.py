@@ -28,7 +28,13 @@ TOY = [
     "model.vocab_size=null", "model.layers=1", "model.heads=2", "model.width=16", "data.path=sample:shakespeare",
     "data.tokenizer=byte", "data.seq_len=16", "training.tokens_per_step=64", "training.device=cpu",
 ]  # fmt: skip
-ALWAYS = ["tracking.log_every=1", "evaluation.every=0", "evaluation.final_rows=8", "training.save_seconds=3600"]
+ALWAYS = [
+    "tracking.log_every=1",
+    "evaluation.every=0",
+    "evaluation.final_rows=8",
+    "artifact.write=false",
+    "training.save_seconds=3600",
+]
 PLAIN = ["training.compile=false", "training.kernels=off"]
 SHOWN = 20  # steps between two lines of the table
 
