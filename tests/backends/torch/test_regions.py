@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from ingot.backends.torch import regions
+from ingot.backends.torch.build import checkpoint_blocks
 from ingot.backends.torch.regions import CompiledBlocks, compiled_whole
 from ingot.errors import ConfigError
 from ingot.model import frontier
@@ -68,6 +69,15 @@ def test_rows_of_another_length_are_new_to_the_attention_of_the_frontier_alone(g
     assert len(graphs) == before + 2  # layers that see the whole row, and those that see a window
     for one, expected in zip(found, gradients(model, model, tokens.view(4, 8)), strict=True):
         torch.testing.assert_close(one, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_blocks_that_are_recomputed_learn_the_same(graphs):
+    model, tokens = make("frontier", layers=2), torch.randint(50, (2, 16))
+    expected = gradients(model, model, tokens)
+    checkpoint_blocks(model, every=2)
+    for found, one in zip(gradients(CompiledBlocks(model), model, tokens), expected, strict=True):
+        torch.testing.assert_close(found, one, atol=1e-6, rtol=1e-5)
+    assert graphs
 
 
 def test_the_model_called_by_its_own_name_is_not_compiled(graphs):

@@ -45,7 +45,9 @@ class CompiledBlocks(nn.Module):
             )
         self.model, self.on = model, False
         for block in model.blocks:  # type: ignore[union-attr]
-            for name in getattr(block, "compiled_parts", ("forward",)):
+            # One that is recomputed is a graph as a whole: its parts would be computed again after the call, when this is off.
+            parts = ("forward",) if "forward" in vars(block) else getattr(block, "compiled_parts", ("forward",))
+            for name in parts:
                 setattr(block, name, self._switched(getattr(block, name)))
         if callable(loss := getattr(model, "head_loss", None)):
             model.head_loss = self._switched(loss)  # type: ignore[assignment]
