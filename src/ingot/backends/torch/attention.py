@@ -140,7 +140,8 @@ def replayed(calls: Calls, rows: int, device: torch.device, form: Form, records:
     with suppress(Exception):
         if records:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # A recording that fails leaves its stream the current one.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 run()
             return graph.replay
     return run
