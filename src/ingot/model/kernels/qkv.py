@@ -1,6 +1,6 @@
 """Queries, keys and values as one product, and their attention by FlashAttention 4 as one operation.
 
-The library's product is faster for one wide matrix than for three narrow ones. In a step that can pay only where nothing is copied
+The library's product is faster for one wide matrix than for three narrow ones. In a step this can pay where nothing is copied
 to bring them together: queries and keys are normalised and rotated out of the product, values are read from it as they lie, and
 all three gradients are written where they belong in the product's. The weights stay three parameters, put side by side as they
 are brought into the number format of the product, which happens anyway.
