@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ingot.optim.orthogonal import iterate, iterate_gathered, orthogonalise, polynomials
@@ -88,6 +88,7 @@ def test_rounding_above_the_interval_does_no_harm(iterations):
 
 
 @given(st.floats(1e-4, 0.9999), st.floats(0.5, 2.0))
+@example(0.9900351715509753, 0.8818916851767669)
 def test_the_best_polynomial_misses_one_by_what_it_says(part, high):
     low = part * high
     (a, b, c), error = nearest_to_one(low, high)
