@@ -102,7 +102,7 @@ def _has_flash4() -> bool:
 
 
 def load_flash4() -> None:
-    """Import the package, where it is installed: 4 to 5 s that a run need not wait for. What is wrong with it is told later."""
+    """Import the package, where it is installed: seconds that a run need not wait for. What is wrong with it is told later."""
     if _has_flash4():
         _keep_compiled()
         with suppress(Exception):

@@ -1,7 +1,8 @@
 """Documents of a batch as FlashAttention 4 takes them: where they begin in all tokens, rows one after another.
 
 How many there are differs from batch to batch, and one graph is for all numbers of them. Room for more than there are costs time,
-because the kernels' grids grow with it: for 64 x 1024 tokens with about 195 documents, room for 576 took 2.5 of 119 ms of a step.
+because the kernels' grids grow with it: for 64 x 1024 tokens with about 195 documents attention took 20.5 ms of an H200 with room
+for 576 and 18.0 of another one with room for 224.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def fastest_attention(names: Sequence[str], attempt: Callable[[str, int], None],
             if deterministic:
                 return name
             there.append(name)
-    # In turns: a GPU that has waited, as it does while a kernel is compiled, is slow for a while.
+    # In turns: what slows the device down for a while, such as having waited for a compiler, then meets no kernel alone.
     turns = [[maximum([seconds_of(partial(attempt, name, 3))])[0] for name in there] for _ in range(2)]
     return min(zip(map(min, *turns), there, strict=True))[1] if there else "default"
 

@@ -90,7 +90,7 @@ def programs(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
 
 @triton.jit
 def inverse(x):  # type: ignore[no-untyped-def]
-    """1 / x, for x > 0: two instructions where a division is about eight, for every number of a tile."""
+    """1 / x, for x > 0, in two instructions: a division has more, for every number of a tile."""
     root = tl.rsqrt(x)
     return root * root
 
@@ -107,7 +107,7 @@ def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
         y = x * share
         return y, share + y * (1.0 - share) * (1.5957691216 + 0.2140644488178 * square)
     else:
-        # Abramowitz and Stegun 7.1.26, right to 1e-7: its exponential is the slope's too, and tl.erf would take twice as long.
+        # Abramowitz and Stegun 7.1.26, right to 1e-7: its exponential is the slope's too.
         t, bell = inverse(1.0 + 0.2316418883 * tl.abs(x)), tl.exp(-0.5 * x * x)
         series = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (0.5307027145 * t - 0.7265760135)))
         tail = t * series * bell
