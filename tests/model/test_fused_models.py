@@ -53,6 +53,28 @@ def test_a_model_with_a_head_of_8_bits_learns_nearly_the_same(family, settings):
         assert torch.equal(coarse(tokens, targets), plain(tokens, targets))
 
 
+@pytest.mark.filterwarnings("error:Mismatch dtype")
+@pytest.mark.parametrize(("family", "settings"), [("gpt2", {}), ("llama", {}), ("llama", {"norm": "layernorm"})])
+def test_a_stream_in_the_format_of_products_is_for_training(family, settings):
+    plain = make(family, **settings)
+    narrow = copy.deepcopy(plain)
+    use_kernels(narrow, ["stream"])
+    tokens, targets = tokens_of(), targets_of()
+    seen = []
+    for model in (plain, narrow):
+        model.blocks[-1].register_forward_pre_hook(lambda block, given: seen.append(given[0].dtype))
+    exact = gradients(plain, tokens, targets)
+    assert_same(gradients(narrow, tokens, targets), exact, atol=0)  # without another format there is nothing to change
+    seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        usual, found = gradients(plain, tokens, targets), gradients(narrow, tokens, targets)
+        with torch.no_grad():
+            assert torch.equal(narrow(tokens, targets), plain(tokens, targets))
+    assert seen == [torch.float32, torch.bfloat16, torch.float32, torch.float32]
+    far = [[(got[name] - grad).norm() / grad.norm() for name, grad in exact.items()] for got in (usual, found)]
+    assert max(far[1]) < 2.5 * max(far[0])
+
+
 @pytest.mark.parametrize("form", ["grouped", "flash4"])
 def test_a_compiled_model_with_kernels_is_one_graph(form):
     model = make("golf", kv_heads=1)

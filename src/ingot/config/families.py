@@ -34,4 +34,4 @@ FAMILIES: dict[str, type[ModelSettings]] = {
     "frontier": FrontierSettings,
     "file": FileSettings,
 }
-Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales"]
+Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ingot.model.kernels.products import product_format
 from ingot.model.layers import IGNORED
 from ingot.model.logits import head_logits, summed_loss
 
@@ -25,10 +26,8 @@ def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float
     if not torch.is_grad_enabled():
         parts = [summed_loss(head_logits(hidden[part], weight, softcap), targets[part]) for part in _parts(targets, chunk)]
         return torch.stack(parts).sum()
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     grad_of = _compiled_grad() if compiled else loss_and_grad
-    return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, dtype, grad_of)  # type: ignore[no-untyped-call]
+    return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, product_format(hidden), grad_of)  # type: ignore[no-untyped-call]
 
 
 def _parts(targets: Tensor, chunk: int) -> list[slice]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.kernels.flash import packed_flash_attention
 from ingot.model.kernels.mlp import fused_mlp
+from ingot.model.kernels.products import product_format
 from ingot.model.layers import (
     Form,
     LayerCache,
@@ -90,6 +91,8 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """Embeddings, blocks and the final norm: everything before the head."""
 
+    fused_stream = False  # whether the residual stream has the number format of products while it trains
+
     def __init__(self, vocab_size: int, context: int, width: int, bias: bool, dropout: float, blocks: list[Block]):
         super().__init__()
         self.wte = nn.Embedding(vocab_size, width)
@@ -103,6 +106,8 @@ class Trunk(nn.Module):
         places = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
         mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens) + places, self.dropout, self.training)  # (B, T, C)
+        if self.fused_stream and torch.is_grad_enabled():
+            x = x.to(product_format(x))
         for i, block in enumerate(self.h):
             x = block(x, mask, cache[i] if cache else None)
         return self.ln_f(x)

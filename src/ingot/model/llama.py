@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ingot.model.gpt2 import initialise
 from ingot.model.kernels.gated import fused_gated_mlp
+from ingot.model.kernels.products import product_format
 from ingot.model.kernels.qkv import projected_attention
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
@@ -38,6 +39,13 @@ from ingot.model.loss import head_logits, head_loss
 
 Make = Callable[[], nn.Module]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": partial(F.gelu, approximate="tanh"), "relu": F.relu}
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, in the number format of its gains, whatever that of the stream is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
 
 
 class Attention(nn.Module):
@@ -124,6 +132,7 @@ class Llama(nn.Module):
     loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
     fused_loss = False  # whether the loss is a kernel of ours
     fp8_head = False  # whether the head's products have 8 bits while it trains
+    fused_stream = False  # whether the residual stream has the number format of products while it trains
 
     Settings = LlamaSettings
 
@@ -137,7 +146,7 @@ class Llama(nn.Module):
         qkv_bias, out_bias, mlp_bias = (s.bias if b is None else b for b in (s.qkv_bias, s.attention_out_bias, s.mlp_bias))
         gated = s.mlp == "gated"
         inner = s.inner_width or (math.ceil(8 * s.width // 3 / 256) * 256 if gated else 4 * s.width)
-        make_norm = partial(nn.RMSNorm if s.norm == "rmsnorm" else nn.LayerNorm, s.width, s.norm_epsilon)
+        make_norm = partial(RMSNorm if s.norm == "rmsnorm" else nn.LayerNorm, s.width, s.norm_epsilon)
         make_attention = partial(Attention, s.width, s.heads, self.kv_heads, qkv_bias, out_bias, s.dropout)
         make_mlp = partial(GatedMLP if gated else PlainMLP, s.width, inner, s.activation, mlp_bias, s.dropout)
         self.wte = nn.Embedding(vocab_size, s.width)
@@ -160,6 +169,8 @@ class Llama(nn.Module):
         angles = self.rotation(positions(tokens, cache, self.context))
         mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens), self.dropout, self.training)  # (B, T, C)
+        if self.fused_stream and torch.is_grad_enabled():
+            x = x.to(product_format(x))
         for i, block in enumerate(self.h):
             x = block(x, angles, mask, cache[i] if cache else None)
         return self.ln_f(x)

@@ -10,7 +10,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from ingot.backends.torch import attention
-from ingot.backends.torch.attention import Operand, candidates, enough, form_of, recorded_attention, replay, replayed, use_form
+from ingot.backends.torch.attention import (
+    Call,
+    Operand,
+    candidates,
+    enough,
+    form_of,
+    recorded_attention,
+    replay,
+    replayed,
+    use_form,
+)
 from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.model.registry import FAMILIES
 
@@ -29,9 +39,23 @@ def calls_of(family, rows=1, form="repeated", **settings):
 
 
 def test_calls_are_counted_by_their_shapes():
-    ((operands, times),) = calls_of("golf", kv_heads=2).items()
+    ((call, times),) = calls_of("golf", kv_heads=2).items()
     assert times == 3
-    assert [operand.sizes for operand in operands] == [(4, 16, 8)] * 3
+    assert [operand.sizes for operand in (call.query, call.key, call.value)] == [(4, 16, 8)] * 3
+
+
+@pytest.mark.parametrize(("family", "packed"), [("gpt2", True), ("llama", False), ("golf", False)])
+def test_what_one_product_gave_is_told_apart(family, packed):
+    assert {call.packed for call in calls_of(family)} == {packed}
+
+
+@pytest.mark.parametrize("form", ["repeated", "flash4"])
+def test_bringing_three_gradients_together_is_a_part_of_what_is_timed(form, monkeypatch):
+    made = []
+    plain = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *given: made.append(plain(*given)) or made[-1])
+    replay(calls_of("gpt2"), 5, torch.device("cpu"), form)
+    assert [[tuple(grad.shape) for grad in grads] for grads in made] == [[(5, 16, 3, 4, 8)]] * 3
 
 
 def test_attention_with_dropout_is_not_timed_by_itself():
@@ -51,12 +75,13 @@ def test_calls_that_cannot_be_recorded_are_made_again_one_by_one(records):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("form", ["repeated", "flash4"])
-def test_on_a_gpu_calls_are_recorded(form):
+def test_on_a_gpu_calls_are_recorded(form, packed):
     if form == "flash4":
         pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
     operand = Operand((12, 256, 64), (0, 1, 2, 3), torch.bfloat16)
-    again = replayed(Counter({(operand, operand, operand): 2}), 4, torch.device("cuda"), form, True)
+    again = replayed(Counter({Call(operand, operand, operand, packed): 2}), 4, torch.device("cuda"), form, True)
     assert again.__name__ == "replay" and not isinstance(again, partial)
     again()
     torch.cuda.synchronize()
@@ -81,7 +106,7 @@ def test_a_replay_makes_the_same_calls_for_other_rows():
 
 def test_long_calls_are_timed_less_often_than_a_pass_makes_them():
     def operands(length):
-        return (Operand((8, length, 64), (0, 2, 1, 3), torch.bfloat16),) * 3
+        return Call(*[Operand((8, length, 64), (0, 2, 1, 3), torch.bfloat16)] * 3, packed=False)
 
     golf, mixed, small = {operands(4096): 9}, {operands(1024): 2, operands(512): 8}, {operands(64): 12}
     assert list(enough(golf, 96).values()) == [1]
@@ -91,7 +116,7 @@ def test_long_calls_are_timed_less_often_than_a_pass_makes_them():
 
 @pytest.mark.parametrize("family", ["golf", "llama"])
 def test_keys_and_values_can_be_given_with_the_heads_they_have(family):
-    (((query, key, value), times),) = calls_of(family, kv_heads=2, form="grouped").items()
+    (((query, key, value, _), times),) = calls_of(family, kv_heads=2, form="grouped").items()
     assert times == 3 and query.sizes == (4, 16, 8) and key.sizes == value.sizes == (2, 16, 8)
 
 
@@ -200,7 +225,9 @@ def test_flash_attention_of_a_package_is_tried_where_it_is_installed(monkeypatch
     calls = calls_of("gpt2")
     assert FLASH4 not in candidates(MODEL, calls, False, list)
     monkeypatch.setattr(attention, "find_spec", lambda name: name)
-    assert candidates(MODEL, calls, False, list) == ["cudnn", "flash", "efficient", FLASH4]
+    assert candidates(MODEL, calls, False, list) == ["cudnn", "flash", "efficient", FLASH4, CUDNN_FLASH4]
+    grouped = candidates(MODEL, calls_of("golf", kv_heads=2, form="grouped"), False, list)
+    assert FLASH4 in grouped and CUDNN_FLASH4 not in grouped, "cuDNN's pass is for as many heads of keys"
     assert [form_of(name) for name in (FLASH4, CUDNN_FLASH4)] == ["flash4", "cudnn-flash4"]
     assert FLASH4 not in candidates(MODEL, {}, False, list), "calls that are not known might not be its"
     assert FLASH4 not in candidates(nn.Linear(2, 2), calls, False, list), "a model of one's own calls torch"
@@ -257,7 +284,7 @@ def test_a_pass_that_is_recorded_asks_no_kernel_to_group_heads():
     finally:
         F.scaled_dot_product_attention = plain
     assert asked and not any("enable_gqa" in how for how in asked)
-    assert {key.sizes[0] for _, key, _ in calls} == {2}
+    assert {call.key.sizes[0] for call in calls} == {2}
 
 
 @pytest.mark.parametrize(("source", "imported"), [("import os\nkept = os.environ[NAME]\n", True), ("1 / 0\n", False)])

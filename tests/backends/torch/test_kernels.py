@@ -42,11 +42,11 @@ def test_kernels_that_are_asked_for_are_used_where_the_model_has_them():
     assert settled(["rotary", "loss"]) == ["loss", "rotary"]
     assert settled(["rotary", "loss"], has=["loss"]) == ["loss"]
     assert settled("off") == []
-    assert settled("auto") == ["loss", "rotary", "mlp", "scales"]
+    assert settled("auto") == list(NAMES)
 
 
 def test_short_steps_are_not_made_to_wait_for_launches():
-    assert settled("auto", waits=True) == ["loss", "scales"]
+    assert settled("auto", waits=True) == ["loss", "scales", "stream"]
     assert settled(["mlp"], waits=True) == ["mlp"], "asked for by its name"
 
 
@@ -59,9 +59,8 @@ def test_a_run_goes_on_with_the_kernels_that_it_began_with():
     assert settled(["rotary"], kept=[]) == []
 
 
-def test_of_those_known_to_pay_the_ones_that_run_are_used(monkeypatch):
-    monkeypatch.setattr("ingot.backends.torch.kernels.PAYING", NAMES)
-    assert settled("auto", broken=["loss"]) == ["rotary", "qkv", "mlp", "gate", "scales"]
+def test_by_itself_a_run_uses_those_that_run():
+    assert settled("auto", broken=["loss"]) == ["rotary", "qkv", "mlp", "gate", "scales", "stream"]
 
 
 def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():

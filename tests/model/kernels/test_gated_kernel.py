@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model.kernels import gated
 from ingot.model.kernels.gated import fused_gated_mlp
+from ingot.model.kernels.products import takes
 
 torch.set_num_threads(1)
 
@@ -48,33 +48,10 @@ def test_under_autocast_products_are_in_its_format_and_gradients_as_near_as_the_
         assert 0 < (found - truth).norm() <= 1.5 * (usual - truth).norm() + 1e-6
 
 
-def test_the_kernels_give_what_the_operation_gives_on_a_cpu(device):
-    from ingot.model.kernels import triton_gated
-    from ingot.model.kernels.triton_mlp import Tiles
-
-    small = Tiles(32, 64, 16, 2, 4, 1)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # the interpreter multiplies the bits of bf16
-    for rows, width, inner, forward, back in [
-        (5, 16, 64, small, small), (70, 40, 128, small, small), (130, 72, 256, triton_gated.FORWARD, triton_gated.BACKWARD),
-    ]:  # fmt: skip
-        up, gate, down = (w.detach().to(dtype) for w in weights(width, inner))
-        x, dy = torch.randn(2, rows, width).to(dtype).unbind()
-        both = torch.cat([up, gate])
-        y, inside = triton_gated.gated_product(x.to(device), both.to(device), forward)
-        _, expected, expected_inside = gated._gated._init_fn(x.float(), both.float(), down.float())
-        torch.testing.assert_close(y.cpu().float(), expected, atol=1e-2, rtol=2e-2)
-        torch.testing.assert_close(inside.cpu().float(), expected_inside, atol=1e-2, rtol=2e-2)
-        found = triton_gated.gated_slope(dy.to(device), down.to(device), inside, back).cpu().float()
-        wanted, _ = gated._gated_backward._init_fn(dy.float(), down.float(), y.cpu().float(), inside.cpu().float())
-        torch.testing.assert_close(found, wanted, atol=1e-2, rtol=2e-2)
-
-
-def test_inner_layers_that_share_a_tile_are_left_to_the_library(device):
-    from ingot.model.kernels.triton_gated import fits_gated
-
-    x, down = torch.zeros(8, 16, device=device).bfloat16(), torch.zeros(16, 256, device=device).bfloat16()
-    assert fits_gated(x, torch.zeros(512, 16, device=device).bfloat16(), down)
-    assert not fits_gated(x, torch.zeros(320, 16, device=device).bfloat16(), down[:, :160])
+def test_rows_that_the_package_does_not_take_are_left_to_the_library():
+    whole = torch.zeros(16, 24, dtype=torch.bfloat16)
+    assert takes(whole, whole.T, whole[:, 8:], whole[:, :16])
+    assert not any(takes(whole, other) for other in (whole[:, 1:], whole.float(), torch.zeros(6, 20).bfloat16(), whole[:0]))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -94,9 +94,9 @@ def test_the_kernels_give_what_the_operation_gives_on_a_cpu(device, activation, 
         kept = kept_there[1].cpu()
         found, wanted = (
             triton_mlp.sloped_product(there[4], there[3], kept_there[1], activation, bias, tiles),
-            mlp._mlp_backward._init_fn(dy.float(), down.float(), kept.float(), kept.float(), activation, bias),
+            mlp._mlp_backward._init_fn(dy.float(), up.float(), down.float(), kept.float(), kept.float(), activation, bias),
         )
-        for mine, theirs in zip(found, wanted[:2], strict=True):
+        for mine, theirs in zip(found, wanted[1:3], strict=True):
             torch.testing.assert_close(mine.float().cpu(), theirs, atol=1e-2, rtol=2e-2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, FLASH4, GROUPED
 from ingot.backends.torch.tuning import Agree
-from ingot.model.kernels.flash import library
-from ingot.model.layers import Form, causal_attention, repeat_kv
+from ingot.model.kernels.flash import library, packed_flash_attention
+from ingot.model.kernels.products import quack
+from ingot.model.layers import Form, causal_attention, repeat_kv, takes_flash
 from ingot.model.registry import OURS
 from ingot.runtime.cache import cache_root
 
@@ -30,7 +32,16 @@ class Operand(NamedTuple):
     dtype: torch.dtype
 
 
-Calls = Counter[tuple[Operand, Operand, Operand]]
+class Call(NamedTuple):
+    """A call of attention: what it is given, and whether that is one product's, whose gradient is made of theirs."""
+
+    query: Operand
+    key: Operand
+    value: Operand
+    packed: bool
+
+
+Calls = Counter[Call]
 ENOUGH = 2**32  # scores of all calls together, 5 ms of an H200 with their gradients: more tell kernels apart no better
 
 
@@ -50,7 +61,8 @@ def recorded_attention(model: nn.Module) -> Iterator[Calls]:
         all_known = all_known and (ours or key.size(1) == query.size(1))
         grouped = kwargs.pop("enable_gqa", False)
         if kwargs == {"is_causal": True, "dropout_p": 0.0} and not args and query.size(-2) == key.size(-2):
-            calls[_operand(query), _operand(key), _operand(value)] += 1
+            packed = query.shape == key.shape and len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
+            calls[Call(_operand(query), _operand(key), _operand(value), packed)] += 1
         if grouped:  # without a kernel that takes fewer heads torch would hold the scores of all pairs
             key, value = repeat_kv(key, query.size(1)), repeat_kv(value, query.size(1))
         return plain(query, key, value, *args, **kwargs)
@@ -66,8 +78,8 @@ def recorded_attention(model: nn.Module) -> Iterator[Calls]:
 
 def enough(calls: Calls, rows: int) -> Calls:
     """As many of the calls as it takes to time them for so many rows, in the same proportion, each at least once."""
-    scores = sum(rows * q.sizes[0] * q.sizes[1] * k.sizes[1] * times for (q, k, _), times in calls.items())
-    return Counter({operands: max(1, round(times * min(1.0, ENOUGH / scores))) for operands, times in calls.items()})
+    scores = sum(rows * math.prod(call.query.sizes[:2]) * call.key.sizes[1] * times for call, times in calls.items())
+    return Counter({call: max(1, round(times * min(1.0, ENOUGH / scores))) for call, times in calls.items()})
 
 
 def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: Agree) -> list[str]:
@@ -78,9 +90,9 @@ def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: Agree) 
     takes_flash4 = _takes_flash4(model, maximum)
     if documents:
         return ["default", FLASH4] if takes_flash4 else []
-    fewer = any(key.sizes[0] != query.sizes[0] for query, key, _ in calls)
-    # Not CUDNN_FLASH4, unless it is asked for: no GPU has yet shown that cuDNN's sums are what FlashAttention takes them for.
-    return [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer), *([FLASH4] if calls and takes_flash4 else [])]
+    fewer = any(call.key.sizes[0] != call.query.sizes[0] for call in calls)
+    theirs = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
+    return [*theirs, FLASH4, *([] if fewer else [CUDNN_FLASH4])] if calls and takes_flash4 else theirs
 
 
 def form_of(name: str) -> Form:
@@ -102,17 +114,22 @@ def _has_flash4() -> bool:
 
 
 def load_flash4() -> None:
-    """Import the package, where it is installed: seconds that a run need not wait for. What is wrong with it is told later."""
+    """Import the package and that of products, which comes with it, where they are installed.
+
+    That takes seconds, for which a run need not wait. What is wrong with them is told later.
+    """
     if _has_flash4():
         _keep_compiled()
         with suppress(Exception):
             library()
+            quack()
 
 
 def _keep_compiled() -> None:
     """Before the package is imported: it compiles kernels when they are first used, which takes seconds; later runs find them."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
+    os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))  # of products, by a package that comes with it
 
 
 def use_form(model: nn.Module, form: Form) -> None:
@@ -126,11 +143,37 @@ def use_form(model: nn.Module, form: Form) -> None:
 
 def replay(calls: Calls, rows: int, device: torch.device, form: Form = "repeated") -> None:
     """Make the calls for so many rows, each with its backward pass and as often as it was counted."""
-    for operands, times in calls.items():
-        q, k, v = (_random(operand, rows, device) for operand in operands)
+    for call, times in calls.items():
+        attend = _packed_pass if call.packed else _pass
+        again = attend(call, rows, device, form)
         for _ in range(times):
+            again()
+
+
+def _pass(call: Call, rows: int, device: torch.device, form: Form) -> Callable[[], None]:
+    q, k, v = (_random(operand, rows, device) for operand in (call.query, call.key, call.value))
+
+    def both_ways() -> None:
+        y = causal_attention(q, k, v, form=form)
+        torch.autograd.grad(y, (q, k, v), y.detach())
+
+    return both_ways
+
+
+def _packed_pass(call: Call, rows: int, device: torch.device, form: Form) -> Callable[[], None]:
+    """As the gpt2 family calls it: bringing three gradients together is a part of what a kernel costs."""
+    heads, length, size = call.query.sizes
+    qkv = torch.randn(rows, length, 3, heads, size, dtype=call.query.dtype, device=device, requires_grad=True)
+
+    def both_ways() -> None:
+        if takes_flash(form, None):
+            y = packed_flash_attention(qkv, cudnn=form != "flash4")
+        else:
+            q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
             y = causal_attention(q, k, v, form=form)
-            torch.autograd.grad(y, (q, k, v), y.detach())
+        torch.autograd.grad(y, qkv, y.detach())
+
+    return both_ways
 
 
 def replayed(calls: Calls, rows: int, device: torch.device, form: Form, records: bool) -> Callable[[], None]:

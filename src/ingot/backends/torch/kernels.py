@@ -1,4 +1,4 @@
-"""Which kernels of our own a model uses: those that are asked for or known to pay, and that run here, as seen by running them.
+"""Which kernels of our own a model uses: all, or those that are asked for, where they run here, as seen by running them.
 
 A module that has one says so by an attribute `fused_NAME`, which is False until it is switched on here.
 """
@@ -18,9 +18,8 @@ from ingot.errors import ConfigError, Setting
 from ingot.model import kernels
 from ingot.runtime.batch import Batch
 
-NAMES: tuple[str, ...] = get_args(Kernel)
-PAYING = ("loss", "rotary", "mlp", "scales")  # what `auto` takes; docs/experiments.md says what each is worth
-LAUNCHED_SLOWLY = ("rotary", "mlp")  # operations of ours in every layer: the host takes 0.1 to 0.2 ms to launch one
+NAMES: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md says what each is worth
+LAUNCHED_SLOWLY = ("rotary", "qkv", "mlp", "gate")  # operations of ours in every layer: the host takes 0.1 to 0.2 ms for one
 SHORT = 32768  # tokens of a rank in a step that waits for the host: 12 rows of 1,024 took 27.5 ms with `mlp` and 24.3 without
 
 Asked = Literal["auto", "off"] | Sequence[str]
@@ -58,8 +57,8 @@ def settle_kernels(
     to launch them. A kernel that is asked for by its name and does not run is an error. Without an `attempt` those that were kept
     are known to run here.
     """
-    paying = [name for name in PAYING if not (waits and name in LAUNCHED_SLOWLY)]
-    wanted = {"auto": paying, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
+    fast = [name for name in NAMES if not (waits and name in LAUNCHED_SLOWLY)]
+    wanted = {"auto": fast, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
     present = [name for name in NAMES if name in wanted and able and has_kernel(model, name)]
     if kept is not None:
         present = [name for name in present if name in kept]

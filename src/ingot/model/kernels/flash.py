@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ingot.model.kernels.products import product_format
+
 
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False
@@ -31,7 +33,7 @@ def flash_attention(
     With `starts` in their own document alone. Heads of keys serve H / K neighbouring heads of queries. Returns (B, H, T, D), a
     view of (B, T, H, D).
     """
-    heads = (_cast(x).transpose(1, 2) for x in (q, k, v))
+    heads = (x.to(product_format(x)).transpose(1, 2) for x in (q, k, v))
     return torch.ops.ingot.flash_attention(*heads, window, starts, cudnn)[0].transpose(1, 2)
 
 
@@ -40,13 +42,7 @@ def packed_flash_attention(qkv: Tensor, window: int | None = None, starts: Tenso
 
     Three gradients would be copied into one for the product: 1.7 of 110 ms of a step of the 124M shape.
     """
-    return torch.ops.ingot.packed_flash_attention(_cast(qkv), window, starts, cudnn)[0]
-
-
-def _cast(x: Tensor) -> Tensor:
-    """In the number format of products, where a backend has set one."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return torch.ops.ingot.packed_flash_attention(qkv.to(product_format(qkv)), window, starts, cudnn)[0]
 
 
 @functools.cache

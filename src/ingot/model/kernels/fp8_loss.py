@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ingot.model.chunked_loss import loss_and_grad
+from ingot.model.kernels.products import product_format
 from ingot.model.layers import IGNORED
 
 NARROW, WIDE = torch.float8_e4m3fn, torch.float8_e5m2
@@ -24,9 +25,7 @@ GRADIENT = 2.0**-15  # of one token's unscaled loss, whose gradient is at most 1
 
 def fp8_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
     """Summed loss of (N) targets, given (N, C) hidden states and a head (V, C)."""
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    return torch.ops.ingot.fp8_head_loss(hidden.to(dtype), weight, targets, softcap)[0]
+    return torch.ops.ingot.fp8_head_loss(hidden.to(product_format(hidden)), weight, targets, softcap)[0]
 
 
 def _rounded(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

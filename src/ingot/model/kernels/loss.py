@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from ingot.model.chunked_loss import loss_and_grad
+from ingot.model.kernels.products import product, product_format
 from ingot.model.layers import IGNORED
 
 
 def fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
     """Summed loss of (N) targets, given (N, C) hidden states and a head (V, C), which may be kept in a wider format."""
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    return torch.ops.ingot.head_loss(hidden.to(dtype), weight, targets, softcap, torch.is_grad_enabled())[0]
+    return torch.ops.ingot.head_loss(hidden.to(product_format(hidden)), weight, targets, softcap, torch.is_grad_enabled())[0]
 
 
 @torch.library.custom_op("ingot::head_loss", mutates_args=())
@@ -36,7 +35,7 @@ def _head_loss_cuda(
 ) -> tuple[Tensor, Tensor]:
     from ingot.model.kernels.triton_loss import losses_of_logits_
 
-    logits = hidden @ weight.to(hidden.dtype).T
+    logits = product(hidden, weight.to(hidden.dtype).T)
     loss = losses_of_logits_(logits, targets, softcap, with_grad).sum()
     return loss, logits if with_grad else logits.new_empty(0)
 

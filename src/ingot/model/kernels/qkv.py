@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.kernels.flash import room_for_sums, write_gradients
+from ingot.model.kernels.products import product_format
 from ingot.model.kernels.rotary import EPSILON
 
 
@@ -32,8 +33,7 @@ def projected_attention(
 
     `tables`, `gain` (of queries) and `epsilon` are those of fused_rotation, `starts` those of flash_attention.
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    dtype = product_format(x)
     weight = torch.cat([layer.weight.to(dtype) for layer in layers])
     bias = torch.cat([layer.bias.to(dtype) for layer in layers]) if layers[0].bias is not None else None
     heads = F.linear(x, weight, bias).view(*x.shape[:-1], -1, head_size)  # (B, T, H + 2 K, D)
