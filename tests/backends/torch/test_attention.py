@@ -21,6 +21,7 @@ from ingot.backends.torch.attention import (
     replayed,
     use_form,
 )
+from ingot.backends.torch.kernels import use_kernels
 from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.model.registry import FAMILIES
 
@@ -47,6 +48,14 @@ def test_calls_are_counted_by_their_shapes():
 @pytest.mark.parametrize(("family", "packed"), [("gpt2", True), ("llama", False), ("golf", False)])
 def test_what_one_product_gave_is_told_apart(family, packed):
     assert {call.packed for call in calls_of(family)} == {packed}
+
+
+def test_parts_of_one_product_that_are_no_equal_heads_are_not_taken_for_it():
+    product = torch.randn(2, 16, 24, requires_grad=True)
+    for q, k, v in (product.chunk(3, dim=-1), [x[:, None] for x in product.split([8, 8, 8], dim=-1)]):
+        with recorded_attention(nn.Module()) as calls:
+            F.scaled_dot_product_attention(q, k, v if v.dim() == 3 else v[..., :4], is_causal=True, dropout_p=0.0)
+        assert [call.packed for call in calls] == [False]
 
 
 @pytest.mark.parametrize("form", ["repeated", "flash4"])
@@ -228,6 +237,10 @@ def test_flash_attention_of_a_package_is_tried_where_it_is_installed(monkeypatch
     assert candidates(MODEL, calls, False, list) == ["cudnn", "flash", "efficient", FLASH4, CUDNN_FLASH4]
     grouped = candidates(MODEL, calls_of("golf", kv_heads=2, form="grouped"), False, list)
     assert FLASH4 in grouped and CUDNN_FLASH4 not in grouped, "cuDNN's pass is for as many heads of keys"
+    whole = FAMILIES["llama"](vocab_size=50, context=16, layers=1, heads=2, width=16)
+    assert CUDNN_FLASH4 in candidates(whole, calls, False, list)
+    use_kernels(whole, ["qkv"])
+    assert CUDNN_FLASH4 not in candidates(whole, calls, False, list), "whose forward pass is FlashAttention's"
     assert [form_of(name) for name in (FLASH4, CUDNN_FLASH4)] == ["flash4", "cudnn-flash4"]
     assert FLASH4 not in candidates(MODEL, {}, False, list), "calls that are not known might not be its"
     assert FLASH4 not in candidates(nn.Linear(2, 2), calls, False, list), "a model of one's own calls torch"

@@ -21,9 +21,10 @@ class Trials:
     """Attempts that fail while a model uses a kernel that does not run."""
 
     def __init__(self, model, broken):
-        self.model, self.broken = model, broken
+        self.model, self.broken, self.tried = model, broken, []
 
-    def __call__(self):
+    def __call__(self, attention):
+        self.tried.append(attention)
         for module in self.model.modules():
             for name in self.broken:
                 if getattr(module, f"fused_{name}", False):
@@ -48,6 +49,12 @@ def test_kernels_that_are_asked_for_are_used_where_the_model_has_them():
 def test_short_steps_are_not_made_to_wait_for_launches():
     assert settled("auto", waits=True) == ["loss", "scales", "stream"]
     assert settled(["mlp"], waits=True) == ["mlp"], "asked for by its name"
+
+
+def test_a_kernel_that_is_a_part_of_flash_attention_is_tried_with_it():
+    trials = Trials(model := Model(NAMES), ())
+    settle_kernels(model, ["loss", "qkv"], None, True, False, trials, list)
+    assert trials.tried == [None, "flash4"]
 
 
 def test_other_devices_have_none():

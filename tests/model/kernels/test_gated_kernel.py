@@ -1,9 +1,12 @@
 """A gated MLP with its gate in the products: the kernels where they can run, and the operation around them everywhere."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from ingot.model.kernels import gated, products
 from ingot.model.kernels.gated import fused_gated_mlp
 from ingot.model.kernels.products import takes
 
@@ -54,9 +57,25 @@ def test_rows_that_the_package_does_not_take_are_left_to_the_library():
     assert not any(takes(whole, other) for other in (whole[:, 1:], whole.float(), torch.zeros(6, 20).bfloat16(), whole[:0]))
 
 
+def test_without_the_package_products_are_the_librarys_and_a_gate_is_none(monkeypatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert products.quack.__wrapped__(device) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setitem(sys.modules, "quack", None)
+    assert products.quack.__wrapped__(device) is None
+    a, b = torch.randn(4, 8), torch.randn(8, 3)
+    assert torch.equal(products.product(a, b), a @ b)
+    monkeypatch.setattr(gated, "quack", lambda device: None)
+    with pytest.raises(RuntimeError, match="quack-kernels"):
+        gated._by_quack(device)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("rows", "width", "inner"), [(1000, 96, 256), (4096, 768, 2048), (64, 40, 30)])
 def test_on_a_gpu_the_operation_is_as_near_as_the_plain_form(rows, width, inner):
+    if products.quack(torch.device("cuda", 0)) is None:
+        pytest.skip("needs quack-kernels and a Hopper GPU")
     exact = outcome(plain, (rows,), width, inner, "cuda")
     with torch.autocast("cuda", torch.bfloat16):
         mine, usual = (outcome(form, (rows,), width, inner, "cuda") for form in (fused_gated_mlp, plain))

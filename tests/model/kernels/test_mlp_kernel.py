@@ -124,9 +124,10 @@ def test_rows_that_begin_anywhere_are_left_to_the_library(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("bias", [True, False])  # without: by quack-kernels, where that is installed
 @pytest.mark.parametrize(("rows", "width", "inner"), [(1000, 96, 200), (4096, 512, 1024), (300, 768, 3072), (64, 40, 30)])
-def test_on_a_gpu_the_operation_is_as_near_as_the_plain_form(activation, rows, width, inner):
-    first, second = (layer.cuda() for layer in layers(True, width, inner))
+def test_on_a_gpu_the_operation_is_as_near_as_the_plain_form(activation, rows, width, inner, bias):
+    first, second = (layer.cuda() for layer in layers(bias, width, inner))
     torch.manual_seed(1)
     x = torch.randn(rows, width, device="cuda", requires_grad=True)
     dy = torch.randn(rows, width, device="cuda")

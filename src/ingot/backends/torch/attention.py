@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, FLASH4, GROUPED
 from ingot.backends.torch.tuning import Agree
 from ingot.model.kernels.flash import library, packed_flash_attention
-from ingot.model.kernels.products import quack
 from ingot.model.layers import Form, causal_attention, repeat_kv, takes_flash
 from ingot.model.registry import OURS
 from ingot.runtime.cache import cache_root
@@ -61,7 +61,11 @@ def recorded_attention(model: nn.Module) -> Iterator[Calls]:
         all_known = all_known and (ours or key.size(1) == query.size(1))
         grouped = kwargs.pop("enable_gqa", False)
         if kwargs == {"is_causal": True, "dropout_p": 0.0} and not args and query.size(-2) == key.size(-2):
-            packed = query.shape == key.shape and len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
+            packed = (
+                query.dim() == 4
+                and query.shape == key.shape == value.shape
+                and len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
+            )
             calls[Call(_operand(query), _operand(key), _operand(value), packed)] += 1
         if grouped:  # without a kernel that takes fewer heads torch would hold the scores of all pairs
             key, value = repeat_kv(key, query.size(1)), repeat_kv(value, query.size(1))
@@ -92,7 +96,8 @@ def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: Agree) 
         return ["default", FLASH4] if takes_flash4 else []
     fewer = any(call.key.sizes[0] != call.query.sizes[0] for call in calls)
     theirs = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
-    return [*theirs, FLASH4, *([] if fewer else [CUDNN_FLASH4])] if calls and takes_flash4 else theirs
+    whole = any(getattr(module, "fused_qkv", False) for module in model.modules())  # one operation, by FlashAttention alone
+    return [*theirs, FLASH4, *([] if fewer or whole else [CUDNN_FLASH4])] if calls and takes_flash4 else theirs
 
 
 def form_of(name: str) -> Form:
@@ -122,7 +127,7 @@ def load_flash4() -> None:
         _keep_compiled()
         with suppress(Exception):
             library()
-            quack()
+            import_module("ingot.model.kernels.quack_products")
 
 
 def _keep_compiled() -> None:

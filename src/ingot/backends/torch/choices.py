@@ -25,7 +25,7 @@ SHAPING = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "fp8_head", "gradient_checkpointing", "ddp_python_reducer", "cuda_graphs",
 )  # fmt: skip
-TRIALS = 3  # changes with what is tried and how: notes of other trials are not believed
+TRIALS = 4  # changes with what is tried and how: notes of other trials are not believed
 FREE = 0.98  # of the memory that was free then has to be free now
 
 
@@ -58,7 +58,7 @@ class Choices:
                 torch.version.cuda,
                 torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
                 _version("triton"),
-                _version("flash-attn-4"),
+                *map(_version, ("flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")),
             ],
         }
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32] + ".json"

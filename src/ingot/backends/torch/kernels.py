@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
+from ingot.backends.torch.precision import FLASH4
 from ingot.config.families import Kernel
 from ingot.errors import ConfigError, Setting
 from ingot.model import kernels
@@ -20,6 +22,7 @@ from ingot.runtime.batch import Batch
 
 NAMES: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md says what each is worth
 LAUNCHED_SLOWLY = ("rotary", "qkv", "mlp", "gate")  # operations of ours in every layer: the host takes 0.1 to 0.2 ms for one
+WITH_FLASH4 = ("qkv",)  # used with that attention alone
 SHORT = 32768  # tokens of a rank in a step that waits for the host: 12 rows of 1,024 took 27.5 ms with `mlp` and 24.3 without
 
 Asked = Literal["auto", "off"] | Sequence[str]
@@ -48,14 +51,14 @@ def settle_kernels(
     kept: Sequence[str] | None,
     able: bool,
     waits: bool,
-    attempt: Callable[[], None] | None,
+    attempt: Callable[[str | None], None] | None,
     maximum: Agree,
 ) -> list[str]:
     """Switch on the kernels that an earlier session `kept`, or that are asked for and let `attempt` pass; returns their names.
 
-    `able`: whether the device and the number format are those that they are made for; `waits`: whether a step waits for the host
-    to launch them. A kernel that is asked for by its name and does not run is an error. Without an `attempt` those that were kept
-    are known to run here.
+    `attempt` makes a pass, with this attention kernel or with torch's choice; without one those that were kept are known to run
+    here. `able`: whether the device and the number format are those that they are made for; `waits`: whether a step waits for the
+    host to launch them. A kernel that is asked for by its name and does not run is an error.
     """
     fast = [name for name in NAMES if not (waits and name in LAUNCHED_SLOWLY)]
     wanted = {"auto": fast, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
@@ -68,7 +71,7 @@ def settle_kernels(
     chosen: list[str] = []
     for name in present:
         use_kernels(model, [*chosen, name])
-        failure = failure_of(attempt)
+        failure = failure_of(partial(attempt, FLASH4 if name in WITH_FLASH4 else None))
         if not maximum([failure is not None])[0]:
             chosen.append(name)
         elif asked != "auto":

@@ -36,15 +36,15 @@ def _gated(x: Tensor, both: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 @_gated.register_kernel("cuda")
 def _gated_cuda(x: Tensor, both: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    x = x.contiguous()
+    x, by = x.contiguous(), _by_quack(x.device)
     if not takes(x, both, down):
         return _gated._init_fn(x, both, down)  # type: ignore[no-any-return]
-    y, inner = _by_quack().gated_product(x, both)
+    y, inner = by.gated_product(x, both)
     return product(y, down.T), y, inner
 
 
-def _by_quack() -> ModuleType:
-    by = quack()
+def _by_quack(device: torch.device) -> ModuleType:
+    by = quack(device)
     if by is None:
         raise RuntimeError("the gate's products need quack-kernels and a Hopper GPU")
     return by
@@ -72,7 +72,7 @@ def _gated_backward_cuda(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inne
     dy, down = dy.contiguous(), down.contiguous()
     if not takes(dy, down, inner):
         return _gated_backward._init_fn(dy, both, down, y, inner)  # type: ignore[no-any-return]
-    d_inner = _by_quack().gated_slope(dy, down, inner)
+    d_inner = _by_quack(dy.device).gated_slope(dy, down, inner)
     return product(d_inner, both), d_inner, dy.T @ y
 
 

@@ -62,7 +62,7 @@ def _mlp_cuda(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activati
 
 def _by_quack(activation: str, *operands: Tensor) -> ModuleType | None:
     """quack-kernels' products, where they have this activation and take these matrices."""
-    return quack() if activation in ("relu2", "gelu-tanh") and takes(*operands) else None
+    return quack(operands[0].device) if activation in ("relu2", "gelu-tanh") and takes(*operands) else None
 
 
 @_mlp.register_fake

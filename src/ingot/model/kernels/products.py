@@ -24,14 +24,18 @@ def product_format(x: Tensor) -> torch.dtype:
 
 
 @functools.cache
-def quack() -> ModuleType | None:
+def quack(device: torch.device) -> ModuleType | None:
     """The package's products, in which tiles are changed as ours have to be; None where they are not to be had."""
-    if torch.cuda.get_device_capability() != HOPPER:
+    if torch.cuda.get_device_capability(device) != HOPPER:
         return None
     try:
-        return import_module("ingot.model.kernels.quack_products")
-    except Exception:  # not there, for another torch, or of a version that has no such products yet
+        by = import_module("ingot.model.kernels.quack_products")
+        few = torch.ones(128, 64, dtype=torch.bfloat16, device=device)
+        by.product(few, few.T)
+        torch.cuda.synchronize(device)
+    except Exception:  # not there, for another torch, or of a version with other functions
         return None
+    return by
 
 
 def takes(*operands: Tensor) -> bool:
@@ -44,6 +48,6 @@ def takes(*operands: Tensor) -> bool:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a (M, K) times b (K, N), for rows of tokens."""
-    if a.is_cuda and takes(a, b) and b.size(1) % 8 == 0 and (by := quack()) is not None:
+    if a.is_cuda and takes(a, b) and b.size(1) % 8 == 0 and (by := quack(a.device)) is not None:
         return by.product(a, b)  # type: ignore[no-any-return]
     return a @ b

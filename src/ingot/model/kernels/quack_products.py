@@ -2,7 +2,7 @@
 
 The package comes with FlashAttention 4. Products are its own; what becomes of the numbers of a tile is said here, in functions
 that it compiles: `acc` is what a product gave, `c` what lies in a second matrix at the same place; what they return is written.
-Numbers come one at a time or two side by side. GELU is by its sigmoid: the hardware's tanh is right to 11 bits alone.
+Of a gate and what it gates, numbers come in pairs. GELU is by its sigmoid: the hardware's tanh is right to 11 bits alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import cutlass.cute as cute
 from quack.activation import dswiglu, relu_sq, sigmoid, swiglu
 from quack.epilogue.frontend import gemm_epilogue
-from quack.epilogue.math import F2, pack, unpack
+from quack.epilogue.math import pack, unpack
 from quack.gemm_config import GemmConfig
 from torch import Tensor
 
@@ -63,8 +63,7 @@ def _plain(acc):  # type: ignore[no-untyped-def]
 
 def _share(x: Any) -> Any:
     """(1 + tanh) / 2, GELU's slope but for what its tanh has of its own."""
-    share = sigmoid(x * (x * x * 0.0713548162726 + 1.5957691216))
-    return F2(*share) if isinstance(share, tuple) else share
+    return sigmoid(x * (x * x * 0.0713548162726 + 1.5957691216))
 
 
 @gemm_epilogue(outputs=("y",))
@@ -84,13 +83,9 @@ def _relu2(acc):  # type: ignore[no-untyped-def]
     return {"D": relu_sq(acc)}
 
 
-def _root(x: Any) -> Any:
-    return F2(_root(x[0]), _root(x[1])) if isinstance(x, tuple) else cute.math.sqrt(x, fastmath=True)
-
-
 @gemm_epilogue()
 def _relu2_slope(acc, c):  # type: ignore[no-untyped-def]
-    return {"D": acc * (_root(c) * 2.0)}
+    return {"D": acc * (cute.math.sqrt(c, fastmath=True) * 2.0)}
 
 
 @gemm_epilogue(outputs=("y",), mode="acc_pair")
