@@ -208,11 +208,10 @@ class TrainingSection(Section):
         "auto",
         description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
         "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values of "
-        "golf and llama, where attention is FlashAttention 4; mlp: the activation of golf, frontier and gpt2 in the products "
-        "around it; gate: llama's, on Hopper with the extra flash; scales: those of golf's branches in their weights; stream: "
-        "not a kernel, the residual stream of gpt2 and llama in bf16 while they train, as the other families have it. A list: "
-        "these. auto: those that run here, and where a GPU has at most 32,768 tokens of a step and no cuda_graphs loss, scales "
-        "and stream alone: it would wait for the others' launches. off: none.",
+        "golf and llama, with FlashAttention 4; mlp: the activation of golf, frontier and gpt2 in the products around it; gate: "
+        "llama's, on Hopper with the extra flash; scales: those of golf's branches in their weights; stream: the residual stream "
+        "of gpt2 and llama in bf16. A list: these. auto: those that run here; where a GPU has at most 32,768 tokens of a step "
+        "and no cuda_graphs loss, scales and stream alone: it would wait for the others' launches. off: none.",
     )
     fp8_head: bool = Field(
         False,
