@@ -141,7 +141,7 @@ class TorchBackend(TorchInference):
         if getattr(self.model, "fp8_head", False):
             refuse_unless_it_runs(lambda: self._try(one), self.maximum)
         # A pass may compile masked attention for this one row: seconds, for what the note answers.
-        attempt = None if noted else lambda name: self._try(one, 1, name)
+        attempt = None if noted else lambda name: self._try(one, attention=name)
         self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, waits, attempt, self.maximum)
         for plan, batch in stages:
             self._set(plan.model)
