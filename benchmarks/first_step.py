@@ -3,9 +3,10 @@
 Every column is a fresh process that goes the way of `ingot train`, with caches of its own (compiled code, what was found out
 about kernels): `new` finds them empty, `seen` as `new` left them. The text is the packaged sample, prepared before, unless --data
 names other; the model is one of step_profile.py or a recipe with all of its stages. A phase begins when the display would name
-it; lines in brackets are parts of phases. Below the table, for every phase that compiled: graphs, what the compiler took and what
-it found in its caches. --sample tells in which functions the main thread was, by looking at it 200 times a second; --driver lets
-the GPU's driver begin while Python still imports torch, to see what that would save.
+it; lines in brackets are parts of phases. Below the table: modules whose bytecode Python did not find and had to make, as at
+every start until it is kept; for every phase that compiled, graphs, what the compiler took and what it found in its caches.
+--sample tells in which functions the main thread was, by looking at it 200 times a second; --driver lets the GPU's driver begin
+while Python still imports torch, to see what that would save.
 
     python benchmarks/first_step.py [--shape 124m-64x1024 ...] [--recipe golf/frontier ...] [--set training.compile=blocks ...]
         [--sample 12] [--driver] [--results first.jsonl]
@@ -157,6 +158,12 @@ def wake_driver(phases: Phases) -> None:
     phases.parts["driver: init and context, beside the imports"] = time.perf_counter() - began
 
 
+def without_bytecode() -> int:
+    """Modules that every start compiles from their sources: of packages that were copied here or that may not be written to."""
+    specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+    return sum(1 for spec in specs if getattr(spec, "cached", None) and not Path(spec.cached).exists())
+
+
 def priming_names(config: Any) -> list[str]:
     """What each priming step is called, and the undoing after the last."""
     from ingot.train.plan import shapes
@@ -211,6 +218,7 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
         "total": total, "phases": phases.table(), "parts": phases.parts, "compiler": phases.compiler(),
         "samples": samples.most(count) if samples is not None else {}, "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "without_bytecode": without_bytecode(),
     }  # fmt: skip
 
 
@@ -246,6 +254,8 @@ def show(name: str, rows: dict[str, dict[str, Any]]) -> None:
     totals = [f"**{row['total']:.1f} s**" for row in rows.values()]
     print(f"| **to the first step** | {' | '.join(totals)} |\n")
     for kind, row in rows.items():
+        if row["without_bytecode"]:
+            print(f"{kind}: {row['without_bytecode']:,} modules had no bytecode; python -m compileall of their folders makes it")
         for phase, did in row["compiler"].items():
             print(f"{kind}, {phase}: {', '.join(f'{what} {much:g}' for what, much in did.items())}", flush=True)
         for phase, found in row["samples"].items():

@@ -1,6 +1,8 @@
 """The bench of the time to the first step: a toy goes the way of a run, and the phases add up to it."""
 
+import sys
 import time
+from importlib import import_module
 
 import first_step
 import pytest
@@ -37,3 +39,13 @@ def test_a_recipe_with_stages_has_a_phase_for_each_priming_step_of_each(tmp_path
     ]
     first_step.show("toy", {"new": found})
     assert "ingot.train.start.run" in capsys.readouterr().out
+
+
+def test_a_module_that_every_start_compiles_anew_is_counted(tmp_path, monkeypatch):
+    (tmp_path / "not_compiled.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = first_step.without_bytecode()
+    import_module("not_compiled")
+    assert first_step.without_bytecode() == before + 1
+    del sys.modules["not_compiled"]

@@ -73,7 +73,9 @@ def measure_flops(device: Device) -> float:
 
 def modules(device: str) -> tuple[str, ...]:
     """The modules that compute on a device, for whoever loads them ahead; importing them touches no device."""
-    return () if device == MLX else ("ingot.backends.torch.backend",)  # Metal does not survive a fork
+    if device == MLX:
+        return ()  # Metal does not survive a fork
+    return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.preloaded"]))
 
 
 def packages(device: str) -> tuple[str, ...]:

@@ -1,11 +1,14 @@
 """What gets ready while the model is built."""
 
+import subprocess
+import sys
 import threading
+from importlib import import_module
 
 import pytest
 import torch
 
-from ingot.backends.torch import ahead
+from ingot.backends.torch import ahead, preloaded
 from ingot.config.schema import Config
 from ingot.runtime.ranks import Ranks
 
@@ -33,11 +36,11 @@ def started(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "compile_as", "there", "expected"),
     [
-        ("auto", "auto", True, {"compiler", "attention", "device"}),
+        ("auto", "auto", True, {"triton", "compiler", "attention", "device"}),
         ("cuda:1", False, True, {"attention", "device"}),
         ("auto", "auto", False, set()),
         ("cpu", "auto", True, set()),
-        ("cpu", True, False, {"compiler"}),
+        ("cpu", True, False, {"triton", "compiler"}),
     ],
 )
 def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(started, monkeypatch, device, compile_as, there, expected):
@@ -55,14 +58,47 @@ def test_a_program_that_ends_waits_for_threads_in_native_code_which_would_abort_
     assert waited == [(name, ahead.PATIENCE) for name in ("attention", "device")]
 
 
-def test_an_import_that_the_end_of_the_program_stops_prints_nothing(monkeypatch):
+@pytest.mark.parametrize("prepare", [ahead.hash_triton, ahead.import_compiler])
+def test_an_import_that_the_end_of_the_program_stops_prints_nothing(monkeypatch, prepare):
     def stopped(name):
         raise RuntimeError("can't register atexit after shutdown")
 
     monkeypatch.setattr(ahead, "import_module", stopped)
-    ahead._import_compiler()
+    prepare()
+
+
+def test_the_compiler_finds_the_hash_of_triton_that_was_made_ahead():
+    cache = pytest.importorskip("triton.runtime.cache")
+    cache.triton_key.cache_clear()
+    ahead.hash_triton()
+    assert import_module("torch._inductor.codecache").triton_key() == cache.triton_key()
+    assert cache.triton_key.cache_info().misses == 1
 
 
 def test_a_device_that_is_not_there_is_told_by_those_who_need_it():
     ahead._make_ready("cpu")
     ahead._make_ready("no such device")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_forks_need_is_imported_where_a_driver_is(monkeypatch, tmp_path, there):
+    called = []
+    for name in ("hash_triton", "import_compiler", "load_flash4"):
+        monkeypatch.setattr(preloaded, name, lambda name=name: called.append(name))
+    (tmp_path / "driver").touch()
+    monkeypatch.setattr(preloaded, "DRIVER", tmp_path / ("driver" if there else "none"))
+    preloaded.preload()
+    assert called == (["hash_triton", "import_compiler", "load_flash4"] if there else [])
+
+
+def test_what_is_imported_for_forks_touches_no_device_and_leaves_no_thread():
+    code = """
+import os, sys, threading, torch
+from ingot.backends.torch import preloaded
+preloaded.DRIVER = preloaded.Path(os.devnull)
+preloaded.preload()
+assert "torch._inductor.compile_fx" in sys.modules
+assert not torch.cuda.is_initialized()
+assert threading.active_count() == 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

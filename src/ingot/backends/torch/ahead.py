@@ -25,7 +25,8 @@ def prepare_ahead(config: Config, ranks: Ranks) -> None:
     name = config.training.device
     on_cuda = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
     if compiles(config, on_cuda):
-        threading.Thread(target=_import_compiler, args=(), name="compiler", daemon=True).start()
+        for thread, target in (("triton", hash_triton), ("compiler", import_compiler)):
+            threading.Thread(target=target, args=(), name=thread, daemon=True).start()
     if on_cuda and config.training.precision != "fp32":
         _start("attention", load_flash4)
     if on_cuda:
@@ -39,7 +40,16 @@ def _start(name: str, target: Callable[..., None], *args: str) -> None:
     atexit.register(thread.join, PATIENCE)
 
 
-def _import_compiler() -> None:
+def hash_triton() -> None:
+    """Let Triton find and keep the hash of itself that the compiler's caches ask for; other threads go on importing meanwhile.
+
+    It is one of 500 MB: 2 s on a processor without instructions for it, for which a graph out of the caches would wait.
+    """
+    with contextlib.suppress(Exception):  # not installed, or it has another name: whoever compiles finds it out
+        import_module("triton.runtime.cache").triton_key()
+
+
+def import_compiler() -> None:
     with contextlib.suppress(Exception):  # said by whoever compiles; the end of the program stops it anywhere
         import_module("torch._inductor.compile_fx")
 
