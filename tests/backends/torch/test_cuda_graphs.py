@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_kit import make, take
+from torch_kit import by_name, make, take
 
 from ingot.backends.torch import backend as backends
 from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
@@ -21,6 +21,21 @@ def test_they_are_recorded_on_cuda_where_they_are_asked_for():
     assert uses_cuda_graphs(config(), True, on_cuda=True, ranks=Ranks())
     assert not uses_cuda_graphs(config(), True, on_cuda=False, ranks=Ranks())
     assert not uses_cuda_graphs(config(cuda_graphs=False), True, on_cuda=True, ranks=Ranks())
+
+
+def auto(compiles=True, world_size=1, data=None, model=MODEL, **training):
+    found = Config(model=model, data=data or {}, training={"max_steps": 1, "cuda_graphs": "auto", **training})
+    return uses_cuda_graphs(found, compiles, on_cuda=True, ranks=Ranks(world_size=world_size))
+
+
+def test_auto_records_short_steps_that_are_all_alike():
+    assert auto(tokens_per_step=32768)
+    assert not auto(tokens_per_step=65536)
+    assert not auto(compiles=False)
+    assert not auto(compile="blocks")
+    assert not auto(world_size=2)
+    assert not auto(data={"document_mask": True})
+    assert not auto(stages=[{"share": 0.5}, {"share": 0.5}])
 
 
 def test_what_cannot_be_recorded_is_refused():
@@ -63,3 +78,15 @@ def test_a_recorded_run_learns_what_one_that_is_not_does(micro_batch, optimizer)
         )
         losses.append([found.loss for found in take(backend, 12)])
     assert losses[1] == pytest.approx(losses[0], abs=2e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recorded_run_with_dropout_goes_on_with_the_same_bits():
+    def begun():
+        model = {"family": "gpt2", "layers": 2, "heads": 2, "width": 64, "dropout": 0.2}
+        return make(model, device="cuda", precision="bf16", micro_batch=7, compile=True, cuda_graphs=True)
+
+    first, second = begun(), begun()
+    take(first, 4)
+    second.load(by_name(first.snapshot()()))
+    assert [found.loss for found in take(second, 4, first=4)] == [found.loss for found in take(first, 4, first=4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,13 @@ from ingot.errors import ConfigError
 def linked(entry: str, /, left_out: tuple[str, ...] = (), **sources: str) -> dict[str, str]:
     modules = {"p": "", **{f"p.{name.replace('__', '.')}": source for name, source in sources.items()}}
     return link("p", f"p.{entry}", modules.get, left_out)
+
+
+def ran(source: str) -> dict[str, Any]:
+    """What a module without imports of ours defines."""
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    return scope
 
 
 def names(source: str) -> set[str]:
@@ -31,7 +39,8 @@ def test_modules_that_are_imported_inside_functions_come_along() -> None:
 def test_what_nobody_names_is_dropped_and_what_it_alone_imported_too() -> None:
     b = "from p.c import g\nUSED, UNUSED = 1, 2\nSPARE = 3\ndef f(): return USED\ndef spare(): return g()"
     found = linked("a", a="from p.b import f\ndef main(): return f()", b=b, c="def g(): return 2")
-    assert set(found) == {"p", "p.a", "p.b"} and names(found["p.b"]) == {"f", "USED", "UNUSED"}
+    assert set(found) == {"p", "p.a", "p.b"}
+    assert "3" not in found["p.b"] and len(names(found["p.b"])) == 3 and ran(found["p.b"])["f"]() == 1
 
 
 def test_methods_are_kept_where_their_name_is_mentioned_as_attribute_or_as_text() -> None:
@@ -58,9 +67,7 @@ def test_statements_that_do_something_stay_with_what_they_name() -> None:
     found = linked(
         "a", a="from p.b import f\ndef main(): return f()", b="TABLE = {}\ndef put(): TABLE[1] = 2\nput()\ndef f(): return TABLE"
     )
-    scope: dict[str, object] = {}
-    exec(found["p.b"], scope)
-    assert scope["TABLE"] == {1: 2}
+    assert ran(found["p.b"])["f"]() == {1: 2}
 
 
 def test_a_module_taken_as_a_whole_gives_what_is_read_from_it() -> None:
@@ -163,12 +170,48 @@ def main(first=2, *, second=3):
     with_id = id(values) > 0
     return values, amounts, inner(4), Box.content, seen, found, others, lots, with_id, total, math.pi
 """
-    scopes: list[dict[str, object]] = [{}, {}]
     text = linked("a", a=body)["p.a"]
-    for source, scope in zip((body, text), scopes, strict=True):
-        exec(source, scope)
-    assert scopes[0]["main"]() == scopes[1]["main"]() and scopes[1]["main"](1, second=9)  # type: ignore[operator]
-    assert "values" not in text and "with_id" not in text and "total" in text and "second" in text
+    before, after = ran(body)["main"], ran(text)["main"]
+    assert before() == after() and after(1, second=9)
+    assert "values" not in text and "with_id" not in text and "second" in text
+
+
+def test_what_only_its_own_module_mentions_becomes_short() -> None:
+    a = "from p.b import used, LIMIT\ndef main(): return used() + LIMIT"
+    b = """
+LIMIT = 10
+STEPS, parts = 3, 4
+def _helper(value): return value * STEPS + parts
+def used(): return _helper(2)
+"""
+    found = linked("a", a=a, b=b)
+    assert not any(name in found["p.b"] for name in ("_helper", "STEPS", "parts"))
+    assert ran(found["p.b"])["used"]() == 10 and ran(found["p.b"])["LIMIT"] == 10
+
+
+def test_what_a_module_mentions_in_any_other_way_keeps_its_name() -> None:
+    body = """
+import sys
+named, drawn, field, switched, hidden, worded = 1, 2, 3, 4, 5, 6
+class Box:
+    field = 30
+    def drawn(self): return drawn
+def switch():
+    global switched
+    switched = 40
+def shadow():
+    hidden = 50
+    return hidden
+def call(worded): return worded
+def own(): return named + drawn + field + switched + hidden + worded
+def main(module):
+    switch()
+    return own(), getattr(module, "named"), Box().drawn(), Box.field, shadow(), call(worded=60), f"{named} named"
+"""
+    text = linked("a", a=body)["p.a"]
+    assert "own" not in names(text) and {"named", "switched", "hidden"} <= names(text)
+    module = type("Module", (), {"named": 7})
+    assert ran(text)["main"](module) == ran(body)["main"](module) == (57, 7, 2, 30, 50, 60, "1 named")
 
 
 def test_texts_over_several_lines_keep_their_spaces() -> None:

@@ -7,16 +7,21 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from ingot.backends.torch.kernels import SHORT
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
 
 
 def uses_cuda_graphs(config: Config, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
-    """Whether passes are CUDA graphs: where that is asked for, on CUDA."""
+    """Whether passes are CUDA graphs: where that is asked for, on CUDA; by `auto` where steps are short and all alike."""
     t = config.training
     if not (t.cuda_graphs and on_cuda):
         return False
+    if t.cuda_graphs == "auto":
+        whole = compiles and t.compile != "blocks" and ranks.world_size == 1
+        alike = config.model.family != "file" and not config.data.document_mask and not t.stages
+        return whole and alike and t.tokens_per_step <= SHORT
     if not compiles or t.compile == "blocks":
         raise ConfigError("{0} needs a model that is compiled as a whole", Setting("training.cuda_graphs"))
     if ranks.world_size > 1:

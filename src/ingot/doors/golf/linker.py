@@ -7,10 +7,12 @@ mention is a name, an attribute or a text that could be one: `getattr(x, "name")
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
-from ingot.doors.golf.minify import last_names, smaller, written
+from ingot.doors.golf.minify import last_names, mentions, smaller, written
 from ingot.errors import ConfigError
 
 Read = Callable[[str], str | None]  # the source of a module by its name; None: there is no such module
@@ -41,7 +43,14 @@ def link(package: str, entry: str, read: Read, left_out: Iterable[str] = ()) -> 
     linker.reach(linker.load(entry), "main")
     while linker.todo:
         linker.follow(*linker.todo.pop())
-    return {name: _text(module) for name, module in sorted(linker.modules.items()) if module is not NO_MODULE}
+    bodies = {name: _body(module) for name, module in sorted(linker.modules.items()) if module is not NO_MODULE}
+    mentioned = {
+        name: {word for part in body for node in ast.walk(part) for word in mentions(node)} for name, body in bodies.items()
+    }
+    modules = Counter(chain.from_iterable(mentioned.values()))  # that mention a name
+    return {
+        name: written(body, {word for word in mentioned[name] if modules[word] == 1} - {"main"}) for name, body in bodies.items()
+    }
 
 
 class _Linker:
@@ -179,7 +188,7 @@ def _names_of(node: ast.stmt) -> list[str]:
     return [part.id for part in parts if isinstance(part, ast.Name)] if all(isinstance(part, ast.Name) for part in parts) else []
 
 
-def _text(module: _Module) -> str:
+def _body(module: _Module) -> list[ast.stmt]:
     """What is kept of a module."""
     body: list[ast.stmt] = []
     for node in module.body:
@@ -192,4 +201,4 @@ def _text(module: _Module) -> str:
         if isinstance(node, ast.ClassDef):
             node.body = [s for s in node.body if not isinstance(s, ast.FunctionDef) or id(s) in module.kept] or [ast.Pass()]
         body.append(node)
-    return written(body)
+    return body

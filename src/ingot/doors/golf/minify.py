@@ -1,7 +1,7 @@
-"""Source text with fewer bytes and the same meaning: no docstrings, hints or descriptions, short names inside functions.
+"""Source text with fewer bytes and the same meaning: no docstrings, hints or descriptions, short names for what is used nearby.
 
-Only what a reader needs is taken away. Hints stay in classes that may read them when the program runs, and names that can be
-seen from outside a function stay as they are.
+Only what a reader needs is taken away. Hints stay in classes that may read them when the program runs. Variables of functions get
+short names, and so do functions and constants of a module that no other one mentions; everything else is called what it was.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import builtins
 import keyword
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import product
 
 # Classes that do not read the hints in their bodies.
@@ -25,14 +25,18 @@ def smaller(tree: ast.Module) -> ast.Module:
     return _Smaller().visit(tree)
 
 
-def written(body: list[ast.stmt]) -> str:
-    """Statements as text, indented by one space; names inside functions become short."""
+def written(body: list[ast.stmt], own: Collection[str] = ()) -> str:
+    """The statements of a module as text, indented by one space; names inside functions become short.
+
+    `own`: names that no other module mentions; what it defines by these becomes short too.
+    """
     # A name that means one thing in a comprehension may mean the module's or Python's own beside it.
     outside = set(dir(builtins)).union(*map(_names_of, body))
     for node in body:
         for function in [node, *node.body] if isinstance(node, ast.ClassDef) else [node]:
             if isinstance(function, ast.FunctionDef):
                 _shorten(function, outside)
+    _shorten_own(body, own)
     text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
     if '"""' in text or "'''" in text:  # strings over several lines stay as they are
         return text
@@ -135,6 +139,41 @@ def _shorten(function: ast.FunctionDef, outside: set[str]) -> None:
     names = {name: next(free) for name in _assigned(function) if name not in fixed and len(name) > 1}
     for node in found:
         node.id = names.get(node.id, node.id)
+
+
+def _shorten_own(body: list[ast.stmt], own: Collection[str]) -> None:
+    """Give functions and constants of a module short names, where nothing else in it is called so and no text has the name."""
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    constants = [name for node in body if isinstance(node, ast.Assign) for name in _assigned(node)]
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    meant = {name for node in nodes if node not in functions for name in mentions(node) if not isinstance(node, ast.Name)}
+    meant.update(name for node in nodes if isinstance(node, ast.FunctionDef | ast.Lambda) for name in _assigned(node))
+    found = [node for node in nodes if isinstance(node, ast.Name)]
+    taken = meant.union(dir(builtins), (node.id for node in found), (node.name for node in functions))
+    free = (name for name in _short_names() if name not in taken)
+    eligible = [name for name in [*(node.name for node in functions), *constants] if name in own and name not in meant]
+    names = {name: next(free) for name in dict.fromkeys(eligible) if len(name) > 2 and not name.startswith("__")}
+    for node in found:
+        node.id = names.get(node.id, node.id)
+    for function in functions:
+        function.name = names.get(function.name, function.name)
+
+
+def mentions(node: ast.AST) -> list[str]:
+    """The names that one node has: of variables, attributes, arguments and definitions, in imports and in texts."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.keyword):
+        return [node.arg or ""]
+    if isinstance(node, ast.alias):
+        return [*node.name.split("."), node.asname or ""]
+    if isinstance(node, ast.Constant):
+        return re.findall(r"\w+", node.value) if isinstance(node.value, str) else []
+    if isinstance(node, ast.ClassDef):
+        return [node.name, *(name for part in node.body if not isinstance(part, ast.FunctionDef) for name in _assigned(part))]
+    return _fixed_names(node)
 
 
 def _assigned(node: ast.AST) -> list[str]:
