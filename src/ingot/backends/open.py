@@ -10,6 +10,7 @@ from ingot.backends.base import Backend, Group, Inference
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import Device
+from ingot.runtime.packages import OF_KERNELS
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
@@ -79,8 +80,8 @@ def modules(device: str) -> tuple[str, ...]:
 
 
 def packages(device: str) -> tuple[str, ...]:
-    """The packages whose versions decide what a run computes on the device that `training.device` names."""
-    return ("torch", "numpy", "pydantic", *([MLX] if device == MLX else []))
+    """The packages whose versions decide what a run computes on the device that `training.device` names; some may be missing."""
+    return ("torch", "numpy", "pydantic", *([MLX] if device == MLX else OF_KERNELS))
 
 
 @contextmanager

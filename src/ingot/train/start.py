@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from ingot.runs.steps import Kind
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.memory import collected_later
+from ingot.runtime.packages import installed
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.artifact import export_artifact
 from ingot.train.export import Exporter, finish, not_begun
@@ -216,7 +216,7 @@ def _open_outputs(
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
     # First, because by it a run folder is known: whoever is killed in here can start again.
-    folder.write_environment({name: metadata.version(name) for name in packages(config.training.device)})
+    folder.write_environment(installed(packages(config.training.device)))
     folder.forget_result()
     _write_config(resolved, folder, reporter)
     if checkpoint is None and isinstance(config.model, FileSettings):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from ingot.model.settings import FileSettings
 from ingot.runtime.cache import cache_root
 from ingot.runtime.devices import Device
 from ingot.runtime.files import file_sha256, read_json, user_path, write_atomically
+from ingot.runtime.packages import OF_KERNELS, installed
 from ingot.runtime.version import made_by
 
 SHAPING = (
@@ -27,13 +27,6 @@ SHAPING = (
 )  # fmt: skip
 TRIALS = 4  # changes with what is tried and how: notes of other trials are not believed
 FREE = 0.98  # of the memory that was free then has to be free now
-
-
-def _version(package: str) -> str | None:
-    """Of what kernels are written in or come from."""
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return None
 
 
 class Choices:
@@ -57,8 +50,7 @@ class Choices:
                 torch.__version__,
                 torch.version.cuda,
                 torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-                _version("triton"),
-                *map(_version, ("flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")),
+                installed(OF_KERNELS),
             ],
         }
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32] + ".json"
