@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,7 +59,20 @@ def test_a_program_that_ends_waits_for_threads_in_native_code_which_would_abort_
     assert waited == [(name, ahead.PATIENCE) for name in ("attention", "device")]
 
 
-@pytest.mark.parametrize("prepare", [ahead.hash_triton, ahead.import_compiler])
+def test_processes_that_compile_start_before_the_compiler_is_imported(monkeypatch):
+    done = []
+
+    def imported(name):
+        done.append(name)
+        return SimpleNamespace(maybe_warm_pool=lambda: done.append("processes"))
+
+    monkeypatch.setattr(ahead, "import_module", imported)
+    ahead._start_compiler()
+    assert done == ["torch._inductor.async_compile", "processes", "torch._inductor.compile_fx"]
+    assert callable(import_module(done[0]).maybe_warm_pool)
+
+
+@pytest.mark.parametrize("prepare", [ahead.hash_triton, ahead._start_compiler])
 def test_an_import_that_the_end_of_the_program_stops_prints_nothing(monkeypatch, prepare):
     def stopped(name):
         raise RuntimeError("can't register atexit after shutdown")

@@ -25,7 +25,7 @@ def prepare_ahead(config: Config, ranks: Ranks) -> None:
     name = config.training.device
     on_cuda = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
     if compiles(config, on_cuda):
-        for thread, target in (("triton", hash_triton), ("compiler", import_compiler)):
+        for thread, target in (("triton", hash_triton), ("compiler", _start_compiler)):
             threading.Thread(target=target, args=(), name=thread, daemon=True).start()
     if on_cuda and config.training.precision != "fp32":
         _start("attention", load_flash4)
@@ -47,6 +47,13 @@ def hash_triton() -> None:
     """
     with contextlib.suppress(Exception):  # not installed, or it has another name: whoever compiles finds it out
         import_module("triton.runtime.cache").triton_key()
+
+
+def _start_compiler() -> None:
+    """Import the compiler, but begin with the processes that compile kernels for it: until they are ready, it does so itself."""
+    with contextlib.suppress(Exception):
+        import_module("torch._inductor.async_compile").maybe_warm_pool()
+    import_compiler()
 
 
 def import_compiler() -> None:
