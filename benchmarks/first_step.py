@@ -3,8 +3,8 @@
 Every column is a fresh process that goes the way of `ingot train`, with caches of its own (compiled code, what was found out
 about kernels): `new` finds them empty, `seen` as `new` left them. The text is the packaged sample, prepared before, unless --data
 names other; the model is one of step_profile.py or a recipe with all of its stages. A phase begins when the display would name
-it; lines in brackets are parts of phases. Below the table: modules whose bytecode Python did not find and had to make, as at
-every start until it is kept; for every phase that compiled, graphs, what the compiler took and what it found in its caches.
+it; lines in brackets are parts of phases. Below the table: modules that have no bytecode even now, which every start compiles
+from their sources; for every phase that compiled, graphs, what the compiler took and what it found in its caches.
 --sample tells in which functions the main thread was, by looking at it 200 times a second; --driver lets the GPU's driver begin
 while Python still imports torch, to see what that would save.
 

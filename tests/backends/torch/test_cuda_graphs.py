@@ -36,6 +36,7 @@ def test_auto_records_short_steps_that_are_all_alike():
     assert not auto(world_size=2)
     assert not auto(data={"document_mask": True})
     assert not auto(stages=[{"share": 0.5}, {"share": 0.5}])
+    assert not auto(model={"family": "file", "file": "mine.py"})
 
 
 def test_what_cannot_be_recorded_is_refused():

@@ -189,6 +189,18 @@ def used(): return _helper(2)
     assert ran(found["p.b"])["used"]() == 10 and ran(found["p.b"])["LIMIT"] == 10
 
 
+def test_names_of_python_keep_theirs() -> None:
+    body = """
+from functools import partial
+round = partial(round, ndigits=2)
+TABLE = {type: 1 for type in "ab"}
+raw = open
+def open(): return raw
+def main(): return round(1.234), TABLE, type(3), open()
+"""
+    assert ran(linked("a", a=body)["p.a"])["main"]() == (1.23, {"a": 1, "b": 1}, int, open)
+
+
 def test_what_a_module_mentions_in_any_other_way_keeps_its_name() -> None:
     body = """
 import sys

@@ -142,14 +142,18 @@ def _shorten(function: ast.FunctionDef, outside: set[str]) -> None:
 
 
 def _shorten_own(body: list[ast.stmt], own: Collection[str]) -> None:
-    """Give functions and constants of a module short names, where nothing else in it is called so and no text has the name."""
+    """Give functions and constants of a module short names, where nothing else in it is called so and no text has the name.
+
+    A function that is renamed tells its new name as `__name__`.
+    """
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     constants = [name for node in body if isinstance(node, ast.Assign) for name in _assigned(node)]
     nodes = [node for statement in body for node in ast.walk(statement)]
     meant = {name for node in nodes if node not in functions for name in mentions(node) if not isinstance(node, ast.Name)}
     meant.update(name for node in nodes if isinstance(node, ast.FunctionDef | ast.Lambda) for name in _assigned(node))
+    meant.update(dir(builtins))  # which may be meant before the module gives the name a meaning of its own
     found = [node for node in nodes if isinstance(node, ast.Name)]
-    taken = meant.union(dir(builtins), (node.id for node in found), (node.name for node in functions))
+    taken = meant.union((node.id for node in found), (node.name for node in functions))
     free = (name for name in _short_names() if name not in taken)
     eligible = [name for name in [*(node.name for node in functions), *constants] if name in own and name not in meant]
     names = {name: next(free) for name in dict.fromkeys(eligible) if len(name) > 2 and not name.startswith("__")}
