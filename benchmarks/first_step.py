@@ -31,7 +31,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "INGOT_CACHE": "ingot"}
+CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "QUACK_CACHE_DIR": "quack",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash4", "INGOT_CACHE": "ingot",
+}  # fmt: skip
 PARTS = (
     "prepare_ahead",
     "find_torch_device",
@@ -182,7 +185,7 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     phases.mark("imports")
     import torch
 
-    from ingot.backends.torch import backend
+    from ingot.backends.torch import backend, kernels
     from ingot.config.loading import load_config
     from ingot.plan.validate import check_before_training
     from ingot.runs.report import Reporter
@@ -191,6 +194,15 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     for name in PARTS:
         owner = backend if hasattr(backend, name) else backend.TorchBackend
         setattr(owner, name, phases.timed(name, getattr(owner, name)))
+    use, fails = kernels.use_kernels, kernels.failure_of
+    tried: list[str] = []
+
+    def use_kernels(model: Any, names: Any) -> None:
+        tried[:] = names
+        use(model, names)
+
+    kernels.use_kernels = use_kernels
+    kernels.failure_of = lambda attempt: phases.timed(f"settle_kernels: {tried[-1]}", fails)(attempt)
     resolved = load_config(recipe=settings.pop("recipe"), overrides=settings, environment={})
     names = priming_names(resolved.config)
 

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,6 +87,13 @@ def test_a_process_that_dies_is_told_with_where_it_printed(long):
     error = train_apart(long, lambda trial: once_it_trains(trial, kill))
     assert error == f"its process ended with exit code -9; {long.folder}.txt has what it printed"
     assert "step 1/400" in long.folder.with_name("seed-1.txt").read_text()
+
+
+def test_a_process_that_fails_unforeseen_is_told_with_the_last_line_of_why(long):
+    unfit = replace(long, resolved=SimpleNamespace(config=long.config))  # no more than what is read before the run
+    error = train_apart(unfit)
+    assert error is not None and error.startswith("its process ended with exit code 1: AttributeError: ")
+    assert error.endswith(f"; {long.folder}.txt has what it printed") and "\n" not in error
 
 
 def test_a_sweep_that_is_broken_off_saves_its_run_and_goes_on_with_it(long):

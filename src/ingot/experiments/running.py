@@ -66,7 +66,8 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     try:
         return str(error) if (error := receive.recv()) is not None else None
     except EOFError:  # it had no time to say why
-        return f"its process ended with exit code {process.exitcode}; {output} has what it printed"
+        why = _last_line(output) if process.exitcode > 0 else ""  # below: by a signal, whatever it printed before
+        return f"its process ended with exit code {process.exitcode}{why and f': {why}'}; {output} has what it printed"
 
 
 def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:
@@ -84,6 +85,12 @@ def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:
     except IngotError as error:
         send.send(str(error))
         sys.exit(error.exit_code)
+
+
+def _last_line(path: Path) -> str:
+    """The last thing a process printed, which is why it ended where Python ended it."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _print_into(path: Path) -> None:

@@ -1,5 +1,6 @@
 """What gets ready while the model is built."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -94,23 +95,58 @@ def test_a_device_that_is_not_there_is_told_by_those_who_need_it():
     ahead._make_ready("no such device")
 
 
+@pytest.fixture
+def nvidia_smi(monkeypatch, tmp_path):
+    """Gives what makes a program of that name, which prints something and ends with a code."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(prints, code=0):
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{prints}'\nexit {code}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+
+    return make
+
+
+def test_which_gpu_there_is_is_asked_of_another_program(nvidia_smi):
+    assert preloaded.compute_capability() is None  # it is not installed
+    nvidia_smi("9.0\n10.0")
+    assert preloaded.compute_capability() == "90"
+    nvidia_smi("", code=0)
+    assert preloaded.compute_capability() is None
+    nvidia_smi("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.", code=9)
+    assert preloaded.compute_capability() is None
+
+
 @pytest.mark.parametrize("there", [True, False])
-def test_what_forks_need_is_imported_where_a_driver_is(monkeypatch, tmp_path, there):
+def test_what_forks_need_is_imported_where_a_gpu_is(monkeypatch, nvidia_smi, there):
     called = []
     for name in ("hash_triton", "import_compiler", "load_flash4"):
         monkeypatch.setattr(preloaded, name, lambda name=name: called.append(name))
-    (tmp_path / "driver").touch()
-    monkeypatch.setattr(preloaded, "DRIVER", tmp_path / ("driver" if there else "none"))
+    nvidia_smi("9.0" if there else "")
     preloaded.preload()
     assert called == (["hash_triton", "import_compiler", "load_flash4"] if there else [])
 
 
-def test_what_is_imported_for_forks_touches_no_device_and_leaves_no_thread():
+def test_packages_that_ask_for_the_gpu_find_an_answer_for_as_long_as_they_are_imported(monkeypatch, nvidia_smi):
+    def answers():
+        return [os.environ.get(name) for name in ("QUACK_ARCH", "PYTORCH_NVML_BASED_CUDA_CHECK")]
+
+    asked = []
+    for name in ("hash_triton", "import_compiler"):
+        monkeypatch.setattr(preloaded, name, lambda: None)
+    monkeypatch.setattr(preloaded, "load_flash4", lambda: asked.append(answers()))
+    monkeypatch.setenv("QUACK_ARCH", "100")
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    nvidia_smi("9.0")
+    preloaded.preload()
+    assert asked == [["90", "1"]] and answers() == ["100", None]
+
+
+def test_what_is_imported_for_forks_touches_no_device_and_leaves_no_thread(nvidia_smi):
+    nvidia_smi("9.0")
     code = """
-import os, sys, threading, torch
+import sys, threading, torch
 from ingot.backends.torch import preloaded
-preloaded.DRIVER = preloaded.Path(os.devnull)
-preloaded.preload()
 assert "torch._inductor.compile_fx" in sys.modules
 assert not torch.cuda.is_initialized()
 assert threading.active_count() == 1

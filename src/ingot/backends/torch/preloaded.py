@@ -1,23 +1,54 @@
 """To import this is to import what a run on an NVIDIA GPU needs besides torch: for a process of which runs are forks.
 
-None of it touches the driver, which a fork could then not use; so whether there is a GPU is asked of the files alone.
+None of it may touch the driver, which a fork could then not use; so what the GPU is gets asked of `nvidia-smi`, a process apart.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ingot.backends.torch.ahead import hash_triton, import_compiler
 from ingot.backends.torch.attention import load_flash4
 
-DRIVER = Path("/dev/nvidiactl")
-
 
 def preload() -> None:
-    if DRIVER.exists():
+    if (capability := compute_capability()) is not None:
         hash_triton()
         import_compiler()
-        load_flash4()
+        with _answering(capability):
+            load_flash4()
+
+
+def compute_capability() -> str | None:
+    """Of the first GPU: "90" is an H200's; None: there is none, or nobody to ask."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return lines[0].replace(".", "") if lines else None
+
+
+@contextmanager
+def _answering(capability: str) -> Iterator[None]:
+    """Let packages that ask for the GPU as they are imported find the answer without the driver.
+
+    quack-kernels wants its capability, and apache-tvm-ffi whether there is one, which torch can learn as `nvidia-smi` did.
+    """
+    answers = {"QUACK_ARCH": capability, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    before = {name: os.environ.get(name) for name in answers}
+    os.environ.update(answers)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 preload()
