@@ -6,11 +6,14 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 from dataclasses import replace
+from multiprocessing import forkserver
 from types import SimpleNamespace
 
 import pytest
 
+from ingot.experiments import running
 from ingot.experiments.arms import make_arms, plan_trials
 from ingot.experiments.running import run_trials, train_apart
 from ingot.experiments.summary import summarise
@@ -94,6 +97,24 @@ def test_a_process_that_fails_unforeseen_is_told_with_the_last_line_of_why(long)
     error = train_apart(unfit)
     assert error is not None and error.startswith("its process ended with exit code 1: AttributeError: ")
     assert error.endswith(f"; {long.folder}.txt has what it printed") and "\n" not in error
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="runs are forks on Linux")
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_runs_are_forks_unless_these_could_not_use_the_device(tmp_path, resolve, monkeypatch, spoilt):
+    trial = plan_trials(make_arms(["training.device=auto"]), [1], tmp_path / "sweep", resolve)[0]
+    (tmp_path / "spoils.py").write_text("import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(running, "PRELOADED", (*running.PRELOADED, *(["spoils"] if spoilt else [])))
+    forkserver._forkserver._stop()  # it loads modules when it begins
+    running._processes.cache_clear()
+    try:
+        assert running._processes("auto").get_start_method() == ("spawn" if spoilt else "forkserver")
+        assert running._processes("cpu").get_start_method() == "forkserver"
+        assert train_apart(trial) is None and Run.open(trial.folder).status().status == "completed"
+    finally:
+        forkserver._forkserver._stop()
+        running._processes.cache_clear()
 
 
 def test_a_sweep_that_is_broken_off_saves_its_run_and_goes_on_with_it(long):

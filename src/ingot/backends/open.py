@@ -79,6 +79,15 @@ def modules(device: str) -> tuple[str, ...]:
     return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.preloaded"]))
 
 
+def computes_here(device: str) -> bool:
+    """Whether a process that is a fork of one with the `modules` of a device loaded can compute on it."""
+    if device in ("cpu", MLX):
+        return True
+    import torch
+
+    return not torch.cuda._is_in_bad_fork()
+
+
 def packages(device: str) -> tuple[str, ...]:
     """The packages whose versions decide what a run computes on the device that `training.device` names; some may be missing."""
     return ("torch", "numpy", "pydantic", *([MLX] if device == MLX else OF_KERNELS))

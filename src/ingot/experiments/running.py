@@ -13,11 +13,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.open import modules
+from ingot.backends.open import computes_here, modules
 from ingot.config.loading import ResolvedConfig
 from ingot.errors import IngotError
 from ingot.experiments.arms import Trial
@@ -46,8 +47,7 @@ def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], tell: Tel
 
 def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None) -> str | None:
     """Train in another process; why it failed, or None."""
-    context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    context.set_forkserver_preload([*PRELOADED, *modules(trial.config.training.device)])
+    context = _processes(trial.config.training.device)
     receive, send = context.Pipe(duplex=False)
     output = trial.folder.with_name(trial.folder.name + OUTPUT)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +68,24 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     except EOFError:  # it had no time to say why
         why = _last_line(output) if process.exitcode > 0 else ""  # below: by a signal, whatever it printed before
         return f"its process ended with exit code {process.exitcode}{why and f': {why}'}; {output} has what it printed"
+
+
+@cache
+def _processes(device: str) -> Any:
+    """How trials begin: as forks of a process that has loaded the framework, unless what it loaded keeps them off the device."""
+    if sys.platform == "linux":
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload([*PRELOADED, *modules(device)])
+        first = forks.Process(target=_ask, args=(device,))
+        first.start()
+        first.join()
+        if first.exitcode == 0:
+            return forks
+    return multiprocessing.get_context("spawn")
+
+
+def _ask(device: str) -> None:
+    sys.exit(not computes_here(device))
 
 
 def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:

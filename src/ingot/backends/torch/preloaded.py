@@ -17,8 +17,8 @@ from ingot.backends.torch.attention import load_flash4
 def preload() -> None:
     if (capability := compute_capability()) is not None:
         hash_triton()
-        import_compiler()
         with _answering(capability):
+            import_compiler()
             load_flash4()
 
 
@@ -36,7 +36,8 @@ def compute_capability() -> str | None:
 def _answering(capability: str) -> Iterator[None]:
     """Let packages that ask for the GPU as they are imported find the answer without the driver.
 
-    quack-kernels wants its capability, and apache-tvm-ffi whether there is one, which torch can learn as `nvidia-smi` did.
+    quack-kernels wants its capability; torch's own compiler and apache-tvm-ffi whether there is one, which torch can learn as
+    `nvidia-smi` did.
     """
     answers = {"QUACK_ARCH": capability, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     before = {name: os.environ.get(name) for name in answers}
