@@ -104,7 +104,7 @@ def test_a_process_that_fails_unforeseen_is_told_with_the_last_line_of_why(long)
 def test_runs_are_forks_unless_these_could_not_use_the_device(tmp_path, resolve, monkeypatch, spoilt):
     trial = plan_trials(make_arms(["training.device=auto"]), [1], tmp_path / "sweep", resolve)[0]
     (tmp_path / "spoils.py").write_text("import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(running, "PRELOADED", (*running.PRELOADED, *(["spoils"] if spoilt else [])))
     forkserver._forkserver._stop()  # it loads modules when it begins
     running._processes.cache_clear()
