@@ -185,7 +185,7 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     phases.mark("imports")
     import torch
 
-    from ingot.backends.torch import backend, kernels
+    from ingot.backends.torch import backend, builders, kernels
     from ingot.config.loading import load_config
     from ingot.plan.validate import check_before_training
     from ingot.runs.report import Reporter
@@ -194,6 +194,7 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     for name in PARTS:
         owner = backend if hasattr(backend, name) else backend.TorchBackend
         setattr(owner, name, phases.timed(name, getattr(owner, name)))
+    builders.Builders.wait = phases.timed("waiting for builders", builders.Builders.wait)
     use, fails = kernels.use_kernels, kernels.failure_of
     tried: list[str] = []
 

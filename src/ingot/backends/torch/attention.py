@@ -109,10 +109,10 @@ def form_of(name: str) -> Form:
 
 def _takes_flash4(model: nn.Module, maximum: Agree) -> bool:
     """Whether the model is one of ours and every rank has the package: all of them try the same kernels."""
-    return isinstance(model, OURS) and not maximum([not _has_flash4()])[0]
+    return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
 
-def _has_flash4() -> bool:
+def has_flash4() -> bool:
     with suppress(Exception):  # an older FlashAttention of that name may be there, and be for another torch
         return find_spec("flash_attn.cute") is not None
     return False
@@ -123,14 +123,14 @@ def load_flash4() -> None:
 
     That takes seconds, for which a run need not wait. What is wrong with them is told later.
     """
-    if _has_flash4():
-        _keep_compiled()
+    if has_flash4():
+        keep_compiled()
         with suppress(Exception):
             library()
             import_module("ingot.model.kernels.quack_products")
 
 
-def _keep_compiled() -> None:
+def keep_compiled() -> None:
     """Before the package is imported: it compiles kernels when they are first used, which takes seconds; later runs find them."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
@@ -140,7 +140,7 @@ def _keep_compiled() -> None:
 def use_form(model: nn.Module, form: Form) -> None:
     """Let the attention of a model have this form."""
     if form.endswith("flash4"):
-        _keep_compiled()
+        keep_compiled()
     for module in model.modules() if isinstance(model, OURS) else ():  # of one's own it may mean anything
         if hasattr(module, "form"):
             module.form = form  # type: ignore[assignment]

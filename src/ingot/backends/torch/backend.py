@@ -12,6 +12,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -25,6 +26,7 @@ from ingot.backends.torch.ahead import prepare_ahead
 from ingot.backends.torch.attention import Calls, candidates, enough, form_of, recorded_attention, replayed
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
+from ingot.backends.torch.builders import Builders
 from ingot.backends.torch.choices import Choices
 from ingot.backends.torch.collectives import Collectives, peers_present
 from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
@@ -42,7 +44,7 @@ from ingot.backends.torch.parallel import (
     without_sync,
 )
 from ingot.backends.torch.pending import DeviceResult
-from ingot.backends.torch.precision import GROUPED, LossScale, choose_no_kernel_by_speed
+from ingot.backends.torch.precision import FLASH4, GROUPED, LossScale, choose_no_kernel_by_speed
 from ingot.backends.torch.room import recomputed, refuse_too_large
 from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
 from ingot.backends.torch.threads import settle_threads
@@ -86,6 +88,8 @@ class TorchBackend(TorchInference):
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
             check_own_model(config, config.model.file, vocab_size, torch_device(device))
+        self._choices = Choices(config, device, ranks.world_size)
+        self._builders = Builders(config, vocab_size, precision, ranks, self._choices)
         model = build_model(config, vocab_size).to(torch_device(device))
         if t.fp8_head:
             use_fp8_head(model, config, device, precision)
@@ -93,13 +97,13 @@ class TorchBackend(TorchInference):
         closing = contextlib.ExitStack()
         closing.callback(torch.set_num_threads, torch.get_num_threads())  # the program's, which a run may change
         closing.callback(self._group.close)
+        closing.callback(self._builders.stop)
         self.close = closing.close
         self._deterministic = t.deterministic
         self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
         self._asked_micro_batch, self._asked_threads, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
         self._stages: list[Tuned] = []  # what was found out for each
         self._asked_kernels, self._kernels = t.kernels, list[str]()
-        self._choices = Choices(config, device, ranks.world_size)
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}  # to ask the model takes 0.1 ms a layer
@@ -141,8 +145,9 @@ class TorchBackend(TorchInference):
         if getattr(self.model, "fp8_head", False):
             refuse_unless_it_runs(lambda: self._try(one), self.maximum)
         # A pass may compile masked attention for this one row: seconds, for what the note answers.
-        attempt = None if noted else lambda name: self._try(one, attention=name)
+        attempt = None if noted else partial(self._try_kernel, one)
         self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, waits, attempt, self.maximum)
+        self._builders.wait()
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}, noted))
@@ -239,6 +244,11 @@ class TorchBackend(TorchInference):
         if numbers != self._numbers:
             set_numbers(self.model, numbers, "training.stages")
             self._numbers = numbers
+
+    def _try_kernel(self, batch: Batch, attention: str | None) -> None:
+        if attention == FLASH4:
+            self._builders.wait()  # two need not compile it
+        self._try(batch, attention=attention)
 
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
         """Forward and backward passes to their end, whose gradients are of no use."""
@@ -385,15 +395,3 @@ class TorchBackend(TorchInference):
             return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return peak, peak
-
-    def wait(self) -> None:
-        """Synchronise with the device."""
-        if self.device.kind == "cuda":
-            torch.cuda.synchronize(self._device)
-        elif self.device.kind == "mps":
-            torch.mps.synchronize()
-
-    def release(self) -> None:
-        """Empty the cache of the allocator, so that another process finds room on the GPU."""
-        if self.device.kind == "cuda":
-            torch.cuda.empty_cache()

@@ -55,6 +55,10 @@ class Choices:
         }
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32] + ".json"
 
+    def are_to_be_found(self) -> bool:
+        """Whether a run on this GPU has yet to find them out."""
+        return self._path is not None and not self._path.exists()
+
     def recall(self) -> dict[str, Any]:
         """What was found out, as `keep` was given it; nothing where there is no note or less memory is free."""
         if self._path is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class TorchInference:
         self._form: Form = "repeated"
 
     @classmethod
-    def of(cls, config: Config, vocab_size: int) -> TorchInference:
+    def of(cls, config: Config, vocab_size: int) -> Self:
         """The model of a config, still without weights."""
         device = find_torch_device(config.training.device)
         asked = config.training.precision
@@ -165,3 +165,15 @@ class TorchInference:
         if form != self._form:
             use_form(self.model, form)
             self._form = form
+
+    def wait(self) -> None:
+        """Synchronise with the device."""
+        if self.device.kind == "cuda":
+            torch.cuda.synchronize(self._device)
+        elif self.device.kind == "mps":
+            torch.mps.synchronize()
+
+    def release(self) -> None:
+        """Empty the cache of the allocator, so that another process finds room on the GPU."""
+        if self.device.kind == "cuda":
+            torch.cuda.empty_cache()

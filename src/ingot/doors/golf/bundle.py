@@ -66,6 +66,7 @@ LEFT_OUT = (
 # Modules of which a golf run asks next to nothing.
 NOTHING = (
     "ingot.backends.torch.ahead",
+    "ingot.backends.torch.builders",
     "ingot.backends.torch.choices",
     "ingot.backends.torch.cuda_graphs",
     "ingot.backends.torch.kernels",

@@ -121,6 +121,16 @@ def recomputed(*_: Any) -> int:
     return 0
 
 
+class Builders:
+    """Of backends.torch.builders: there are none."""
+
+    def __init__(self, *_: Any): ...
+
+    def wait(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class Choices:
     """Of backends.torch.choices: nothing is left behind on a machine."""
 

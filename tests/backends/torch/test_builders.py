@@ -1,0 +1,107 @@
+"""Programs that make kernels of other packages beside a run: what they compute, when they are started, and that they end."""
+
+import subprocess
+import time
+from types import SimpleNamespace
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ingot.backends.torch import builders
+from ingot.backends.torch.builders import BUILDS, Builders, OneRow
+from ingot.config.schema import Config
+from ingot.runtime.children import python_command
+from ingot.runtime.ranks import Ranks
+
+MODELS = {
+    "gpt2": {"layers": 1, "heads": 2, "width": 32},
+    "golf": {"layers": 2, "heads": 2, "kv_heads": 1, "width": 32},
+    "llama": {"layers": 1, "heads": 2, "width": 32},
+    "frontier": {"layers": 2, "heads": 2, "width": 32, "window": 8},
+}
+OF_FLASH4 = {name + end for name in ("flash_attention", "packed_flash_attention", "qkv_attention") for end in ("", "_backward")}
+OF_PRODUCTS = {name + end for name in ("mlp", "gated_mlp") for end in ("", "_backward")}
+
+
+def config(family="gpt2", documents=False, deterministic=False):
+    settings = {"model": {"family": family, **MODELS[family]}, "data": {"seq_len": 16, "document_mask": documents}}
+    return Config.model_validate({**settings, "training": {"device": "cpu", "max_steps": 1, "deterministic": deterministic}})
+
+
+class Operations(TorchDispatchMode):
+    """The names of our own operations that are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "ingot":
+            self.used.add(function.name().split("::")[1])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_program_computes_one_row_by_what_it_is_to_build(family, documents):
+    for build, found in (("attention", OF_FLASH4), ("products", OF_PRODUCTS)):
+        with Operations() as operations:
+            OneRow.of(config(family, documents), 64).make(build, 16, documents)
+        assert {name.endswith("backward") for name in operations.used & found} == {True, False}, (build, operations.used)
+        assert not operations.used & (OF_FLASH4 | OF_PRODUCTS) - found
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_program_ends_well(build):
+    code = "from ingot.backends.torch.builders import main; main(*sys.argv[1:])"
+    with subprocess.Popen(python_command(code, build, config().model_dump_json(), "64"), stdin=subprocess.PIPE) as program:
+        assert program.wait() == 0
+
+
+@pytest.fixture
+def able(monkeypatch):
+    """A machine on which programs are worth their time, and a note of those that were started."""
+    started = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, command, **kwargs):
+            started.append(self)
+            super().__init__(python_command("import time; time.sleep(sys.maxsize >> 40)"), **kwargs)
+
+    monkeypatch.setattr(builders, "has_flash4", lambda: True)
+    monkeypatch.setattr(builders, "cpu_count", lambda: builders.ENOUGH_CORES)
+    monkeypatch.setattr(builders.subprocess, "Popen", Noted)
+    return started
+
+
+def programs(deterministic=False, precision="bf16", world_size=1, new=True):
+    settings = config(deterministic=deterministic)
+    return Builders(settings, 64, precision, Ranks(world_size=world_size), SimpleNamespace(are_to_be_found=lambda: new))
+
+
+def test_programs_that_do_not_end_are_ended(able, monkeypatch):
+    monkeypatch.setattr(builders, "PATIENCE", 0.2)
+    running = programs()
+    assert len(able) == len(BUILDS) and all(program.poll() is None for program in able)
+    running.wait()
+    assert all(program.poll() is not None for program in able)
+    running.wait()
+
+
+def test_a_run_that_ends_early_ends_them(able):
+    running, began = programs(), time.monotonic()
+    running.stop()
+    assert time.monotonic() - began < builders.PATIENCE and all(program.poll() is not None for program in able)
+
+
+@pytest.mark.parametrize("lack", [{"new": False}, {"precision": "fp32"}, {"world_size": 2}, {"deterministic": True}], ids=str)
+def test_there_are_none_for_a_run_that_needs_none(able, lack):
+    programs(**lack).wait()
+    assert able == []
+
+
+@pytest.mark.parametrize(("name", "answer"), [("cpu_count", builders.ENOUGH_CORES - 1), ("has_flash4", False)])
+def test_there_are_none_on_a_machine_without_cores_or_the_package(able, monkeypatch, name, answer):
+    monkeypatch.setattr(builders, name, lambda: answer)
+    programs().wait()
+    assert able == []
