@@ -37,7 +37,7 @@ SKIPPED = 10  # steps at the beginning, in which the memory of the GPU still gro
 ALWAYS = {
     "data.tokenizer": "byte", "data.trust_tokens": True, "budget.seconds": None, "budget.artifact_bytes": None,
     "evaluation.every": 0, "evaluation.at_start": False, "evaluation.at_end": False, "artifact.write": False,
-    "training.save_seconds": 3600,
+    "training.save_seconds": 3600, "training.priming_steps": 2,
 }  # fmt: skip
 
 
