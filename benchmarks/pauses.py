@@ -1,9 +1,10 @@
 """What interrupts training: seconds that a checkpoint costs, and milliseconds that the change to another shard of the data does.
 
-Steps are timed by when they are told of, in one run each through the engine. `checkpoints` trains the 124M shape of 64 x 1024
-tokens and saves it every 100 steps: the steps around a checkpoint (10 before it, 60 after it, in which it is written) against
-the median of the others. `shards` trains golf's shape at 131,072 tokens a step on shards of eight steps, in their order, none of
-which is in the system's memory when the run begins: steps that begin in another shard against those that do not.
+Steps are timed by when they are told of, in one run each through the engine, and those around an interruption are compared with
+the mean of the others. `checkpoints` trains the 124M shape of 64 x 1024 tokens and saves it every 100 steps: 10 steps before a
+checkpoint and 60 after it, in which it is written. `shards` trains golf's shape at 131,072 tokens a step on shards of 17 MB, in
+their order, which are no longer in the system's memory where that can be asked for: 6 steps before the first of a shard, for
+which tokens are read ahead, and 3 after it.
 
     python benchmarks/pauses.py [--rows checkpoints shards] [--results pauses.jsonl] [--toy]
 """
@@ -15,7 +16,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
@@ -32,8 +33,8 @@ TOY = replace(TINY, changes={**TINY.changes, "model.vocab_size": 512})
 ROWS = ("checkpoints", "shards")
 SAVE_EVERY, AROUND = 100, (10, 60)  # steps; those before and after a checkpoint that are counted with it
 CHECKPOINTS = 4
-SHARD_STEPS, SHARDS = 8, 20
-SKIPPED = 10  # steps at the beginning, in which the memory of the GPU still grows
+SHARD_STEPS, SHARDS, AROUND_SHARD = 64, 6, (6, 3)
+SKIPPED = 4  # steps at the beginning, in which the memory of the GPU still grows
 ALWAYS = {
     "data.tokenizer": "byte", "data.trust_tokens": True, "budget.seconds": None, "budget.artifact_bytes": None,
     "evaluation.every": 0, "evaluation.at_start": False, "evaluation.at_end": False, "artifact.write": False,
@@ -76,7 +77,8 @@ def write_shards(folder: Path, tokens: int, count: int) -> None:
                 writer.close()
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def checkpoints(shape: Shape, folder: Path) -> dict[str, Any]:
@@ -91,36 +93,38 @@ def checkpoints(shape: Shape, folder: Path) -> dict[str, Any]:
             "training.output_dir": str(folder / "run"),
         },
     )  # fmt: skip
-    each = np.diff(times)  # each[i]: until step i + 2 was told of
-    saved = range(save_every, steps - around[1] + 1, save_every)
-    near = [slice(step - 1 - around[0], step - 1 + around[1]) for step in saved]
-    others = np.ones(len(each), bool)
-    others[:SKIPPED] = False
-    for part in near:
-        others[part] = False
-    usual = median(each[others])
-    extra = [float(each[part].sum() - usual * len(each[part])) for part in near]
+    saved = [save_every * (number + 1) for number in range(CHECKPOINTS)]
+    usual, extra = compared(times, saved, around)
     return {"usual": usual, "every": save_every, "extra": extra, "part": sum(extra) / len(extra) / (usual * save_every)}
 
 
 def shards(shape: Shape, folder: Path) -> dict[str, Any]:
-    """Milliseconds that a step takes longer when it begins in another shard."""
-    count = SHARDS if shape is not TOY else 4
-    write_shards(folder / "data", SHARD_STEPS * tokens_of(shape), count)
-    steps = (count - 1) * SHARD_STEPS
+    """Seconds that the change to another shard costs."""
+    each, count = (SHARD_STEPS, SHARDS) if shape is not TOY else (16, 4)
+    write_shards(folder / "data", each * tokens_of(shape), count)
     times = told_at(
         shape,
         {
-            "data.path": str(folder / "data"), "data.sampling": "stream", "training.max_steps": steps,
+            "data.path": str(folder / "data"), "data.sampling": "stream", "training.max_steps": count * each - each // 2,
             "training.output_dir": str(folder / "run"),
         },
     )  # fmt: skip
-    each = np.diff(times)
-    # The last token of a shard is predicted from the one before it, so a step reads the first token of the next shard too.
-    changes = [step for step in range(SKIPPED, len(each)) if (step + 1) % SHARD_STEPS in (0, SHARD_STEPS - 1)]
-    usual = median(float(each[step]) for step in range(SKIPPED, len(each)) if step not in changes)
-    extra = [float(each[step]) - usual for step in changes]
+    usual, extra = compared(times, [each * number for number in range(1, count)], AROUND_SHARD)
     return {"usual": usual, "extra": extra, "median": median(extra), "worst": max(extra)}
+
+
+def compared(times: Sequence[float], interruptions: Sequence[int], around: tuple[int, int]) -> tuple[float, list[float]]:
+    """The mean seconds of a step, and what so many steps before and after each interruption took longer than that.
+
+    An interruption is named by how many steps come before it.
+    """
+    each = np.diff(times)  # each[i]: from when step i, counted from 0, was told of until step i + 1 was
+    near = [slice(step - 1 - around[0], step - 1 + around[1]) for step in interruptions]
+    others = np.ones(len(each), bool)
+    for part in (slice(SKIPPED), *near):
+        others[part] = False
+    usual = float(each[others].mean())
+    return usual, [float(each[part].sum() - usual * len(each[part])) for part in near]
 
 
 def tokens_of(shape: Shape) -> int:
@@ -136,8 +140,8 @@ def told(row: str, found: dict[str, Any]) -> str:
         each = ", ".join(f"{1000 * extra:.0f}" for extra in found["extra"])
         return f"a checkpoint costs {each} ms, every {found['every']} steps of {usual:.1f} ms: {100 * found['part']:.2f}%"
     return (
-        f"a step of {usual:.1f} ms takes {1000 * found['median']:.2f} ms longer in another shard, at most "
-        f"{1000 * found['worst']:.2f} of {len(found['extra'])}"
+        f"another shard costs {1000 * found['median']:.2f} ms among steps of {usual:.1f} ms, the median of "
+        f"{len(found['extra'])}, and at most {1000 * found['worst']:.2f}"
     )
 
 
