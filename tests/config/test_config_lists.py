@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.loading import load_config
@@ -64,12 +64,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 )
 
 
-@given(
-    names=st.lists(NAMES, max_size=3, unique=True),
-    rate=st.floats(0, 1e6),
-    numbers=st.dictionaries(NAMES, st.integers() | st.floats(-9, 9)),
-)
-def test_written_lists_load_back_equal(tmp_path_factory: Any, names: list[str], rate: float, numbers: dict[str, float]) -> None:
+def load_back_equal(tmp_path_factory: Any, names: list[str], rate: float, numbers: dict[str, float]) -> None:
     groups = [{"name": name, "match": f"*{name}", "learning_rate": rate} for name in names]
     config = Config(
         optimizer={"groups": groups},
@@ -80,6 +75,26 @@ def test_written_lists_load_back_equal(tmp_path_factory: Any, names: list[str], 
     for text in (dump_yaml(config, {"training.stages": "recipe x"}), commented_yaml(config, "A heading.")):
         file.write_text(text, encoding="utf-8")
         assert load_config(file=file, environment={}).config == config
+
+
+LISTS = given(
+    names=st.lists(NAMES, max_size=3, unique=True),
+    rate=st.floats(0, 1e6),
+    numbers=st.dictionaries(NAMES, st.integers() | st.floats(-9, 9)),
+)
+
+
+@settings(max_examples=25)
+@LISTS
+def test_written_lists_load_back_equal(tmp_path_factory: Any, **drawn: Any) -> None:
+    load_back_equal(tmp_path_factory, **drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=200)
+@LISTS
+def test_more_written_lists_load_back_equal(tmp_path_factory: Any, **drawn: Any) -> None:
+    load_back_equal(tmp_path_factory, **drawn)
 
 
 def test_a_list_is_written_an_entry_a_line_with_its_origin() -> None:

@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from ingot.config.fields import known, settings
@@ -43,14 +45,7 @@ def test_any_value_survives_being_written_and_read(value: Any) -> None:
     assert plain_data(parse_yaml(format_value(value), "text")) == value
 
 
-@given(
-    layers=st.integers(1, 99),
-    rate=st.floats(0, 1e9),
-    prompt=TEXT,
-    output=st.none() | TEXT.filter(lambda text: "\0" not in text),
-    mine=st.none() | st.dictionaries(TEXT, DATA, max_size=3),
-)
-def test_written_configs_load_back_equal(
+def load_back_equal(
     tmp_path_factory: Any, layers: int, rate: float, prompt: str, output: str | None, mine: dict[str, Any] | None
 ) -> None:
     model: dict[str, Any] = {"layers": layers} if mine is None else {"layers": layers, "file": "mine.py", "settings": mine}
@@ -63,6 +58,28 @@ def test_written_configs_load_back_equal(
     folder = tmp_path_factory.getbasetemp()
     assert load_text(dump_yaml(config), folder) == config
     assert load_text(commented_yaml(config, "A heading."), folder) == config
+
+
+CONFIGS = given(
+    layers=st.integers(1, 99),
+    rate=st.floats(0, 1e9),
+    prompt=TEXT,
+    output=st.none() | TEXT.filter(lambda text: "\0" not in text),
+    mine=st.none() | st.dictionaries(TEXT, DATA, max_size=3),
+)
+
+
+@examples(max_examples=25)
+@CONFIGS
+def test_written_configs_load_back_equal(tmp_path_factory: Any, **drawn: Any) -> None:
+    load_back_equal(tmp_path_factory, **drawn)
+
+
+@pytest.mark.long
+@examples(max_examples=200)
+@CONFIGS
+def test_more_written_configs_load_back_equal(tmp_path_factory: Any, **drawn: Any) -> None:
+    load_back_equal(tmp_path_factory, **drawn)
 
 
 def test_the_yaml_of_a_run_names_the_origin_of_every_value(tmp_path: Path) -> None:
