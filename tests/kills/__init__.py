@@ -1,6 +1,6 @@
 """Kills: runs that are ended again and again, at any moment, and must end bit for bit like one that nothing happened to.
 
-    python -m tests.kills                        15 kills, as CI runs them
+    python -m tests.kills                        15 kills or more, and every setting at least once
     python -m tests.kills --kills 1000 --seed 7  any number of others
     python -m tests.kills --seed 7 --case 41     one case again, with all that its sessions printed
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .cases import Case, make_case
+from .cases import SETTINGS, Case, make_case
 from .ends import differences, end_of
 
 KILLS = 15
@@ -23,7 +23,7 @@ KILLS = 15
 def main(arguments: list[str] | None = None) -> int:
     """Kill runs; 1 where one ended differently or left something."""
     parser = argparse.ArgumentParser("python -m tests.kills", description="Kill runs at any moment and compare how they end.")
-    parser.add_argument("--kills", type=int, default=KILLS, metavar="N", help=f"how many kills ({KILLS})")
+    parser.add_argument("--kills", type=int, default=KILLS, metavar="N", help=f"how many kills at least ({KILLS})")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="which cases (1)")
     parser.add_argument("--case", type=int, metavar="N", help="one case, with what its sessions print")
     given = parser.parse_args(arguments)
@@ -39,7 +39,7 @@ def _run(home: Path, seed: int, wanted: int, one: int | None) -> int:
     began, counts, unbroken = time.monotonic(), Counter[str](), dict[tuple[str, int], dict[str, Any]]()
     number, runs, failed = one or 0, 0, 0
     _in_child(lambda: _write_data(home))
-    while sum(counts.values()) < wanted and (one is None or number == one):
+    while (sum(counts.values()) < wanted or runs < len(SETTINGS)) if one is None else not runs:
         case = make_case(seed, number)
         try:
             killed, wrong = _life(case, home, unbroken)

@@ -88,7 +88,7 @@ def make_case(seed: int, number: int) -> Case:
     if name == SCORED:
         moments = [Moment(words="scoring the artifact", operations=0), _moment(draw, ranks)]
     else:
-        moments = [_moment(draw, ranks) for _ in range(3)]
+        moments = [_moment(draw, ranks) for _ in range(draw.randint(1, 3))]
     return Case(number, name, ranks, moments)
 
 
@@ -96,7 +96,7 @@ def _moment(draw: random.Random, ranks: int) -> Moment:
     number = signal.SIGTERM if draw.random() < 0.15 else signal.SIGKILL
     rank, all_at_once = draw.randrange(ranks), draw.random() < 0.5
     if rank or draw.random() < 0.25:  # other ranks than the first say nothing
-        return Moment(number, seconds=draw.uniform(0.02, 0.8) * (2 if ranks > 1 else 1), rank=rank, all_at_once=all_at_once)
+        return Moment(number, seconds=draw.uniform(0.02, 0.4) * (2 if ranks > 1 else 1), rank=rank, all_at_once=all_at_once)
     words = draw.choice(list(WORDS))
     operations = draw.randrange(OPERATIONS) if words is None or draw.random() < 0.7 else 0
     return Moment(number, words, draw.randint(1, WORDS[words]), operations, all_at_once=all_at_once)
