@@ -22,6 +22,7 @@ LARGE = [
     "--training.tokens_per_step=256", "--data.seq_len=32", "--model.layers=1", "--model.width=32", "--model.heads=2",
     "--evaluation.stride=32", "--optimizer.warmup_steps=0", "--training.compile=false",
 ]  # fmt: skip
+WIDE = ["--training.tokens_per_step=512", "--artifact.codec=zlib"]  # for a vocabulary of 50,257
 NANOGPT = [
     "--compile=False", "--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4",
     "--max_iters=2", "--eval_iters=1", "--eval_interval=1",
@@ -82,7 +83,8 @@ def smaller(words: list[str]) -> list[str]:
             return [*words, "--budget.seconds=1", *TRAIN[1:]]
         case ["ingot", "train", *rest]:
             steps = [] if "--training.stages" in rest else ["--training.max_steps=2"]  # stages say how many
-            return [*words, *TRAIN, *steps, *(LARGE if "--recipe" in rest and "demo" not in rest else [])]
+            large = LARGE if "--recipe" in rest and "demo" not in rest else []
+            return [*words, *TRAIN, *steps, *large, *(WIDE if "gpt2" in rest and "demo" in rest else [])]
         case ["ingot", "sweep", *_]:
             return [*words, *TRAIN, "--training.max_steps=2"]
         case ["ingot", "export", *_]:
