@@ -12,11 +12,13 @@ train: $(READY)
 	@$(BIN)/ingot train --recipe demo
 	@echo "(the ingot command is in $(BIN); put it on your path with: source $(BIN)/activate)"
 
+# Compiled first: tests start many programs, and where PYTHONDONTWRITEBYTECODE is set each would compile it again.
 test: $(READY) $(ORIGINAL)/.ready $(MLX)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2
 
 # The cases that `make test` leaves out.
