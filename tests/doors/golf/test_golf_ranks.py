@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
-import sys
 from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from forks import forks
 from golf_toys import Golf, Ran, run_here, variables
+from programs import PATIENCE
 
 from ingot.doors import entry
 
@@ -50,10 +51,13 @@ def worlds(toys: Path, alone: tuple[Path, Ran], tmp_path_factory: pytest.TempPat
         shutil.copytree(alone[0], root / f"score-{ranks}")
         given = {"EVAL_ONLY_PATH": "final_model.int8.ptz", "VAL_BATCH_SIZE": str(600 * ranks)}
         jobs.append((str(root / f"score-{ranks}"), ranks, variables(toys, **given)))
-    command = [sys.executable, str(Path(__file__).with_name("golf_worlds.py")), json.dumps(jobs)]
-    ended = subprocess.run(command, env=Golf(toys).environment(), capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == [[0] * ranks for _, ranks, _ in jobs], [path.read_text() for path in root.rglob("*.out")]
+    out, err, environment = root / "out", root / "err", Golf(toys).environment()
+    words = [str(Path(__file__).with_name("golf_worlds.py")), json.dumps(jobs)]
+    ended = forks(environment["PYTHONPATH"]).start(words, root, environment, (os.devnull, out, err))
+    assert ended.wait(PATIENCE) == 0, err.read_text()
+    assert json.loads(out.read_text()) == [[0] * ranks for _, ranks, _ in jobs], [
+        path.read_text() for path in root.rglob("*.out")
+    ]
     return Worlds(root)
 
 
