@@ -65,7 +65,7 @@ class Folder:
         if hub is None:
             hub = Hub(REPO)
             hub.offline = True
-        request = {"val_documents": 1, "chunk_tokens": 5, "notify": self.lines.append, **request}
+        request = {"val_documents": 1, "chunk_tokens": 500, "notify": self.lines.append, **request}
         return export(self.path, self.specs(*(records or [BYTE]), **options), hub, "datasets", **request)
 
     def split(self, dataset, split):

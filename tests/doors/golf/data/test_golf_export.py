@@ -49,7 +49,7 @@ def repository(tmp_path):
 
 
 def test_splits_share_no_file_and_every_document_begins_with_its_mark(folder):
-    result = folder()
+    result = folder(chunk_tokens=5)
     assert folder.split("fineweb10B_byte260", "val") == [byte_ids("é1")]
     train = folder.split("fineweb10B_byte260", "train")
     assert list(chain.from_iterable(train)) == byte_ids("") + byte_ids("two words here")
@@ -297,7 +297,7 @@ def test_the_manifest_has_golfs_schema_with_paths_below_the_output(folder):
         "version", "num_docs", "num_val_docs", "shuffle_seed", "shard_size", "append_eos", "docs_jsonl", "docs_meta",
         "tokenizer_specs", "tokenizers", "datasets",
     ]  # fmt: skip
-    assert (manifest["version"], manifest["num_docs"], manifest["num_val_docs"], manifest["shard_size"]) == ("10B", 60, 1, 5)
+    assert (manifest["version"], manifest["num_docs"], manifest["num_val_docs"], manifest["shard_size"]) == ("10B", 60, 1, 500)
     assert manifest["docs_meta"] == {
         "remote_repo_id": None,
         "remote_root": None,
@@ -329,7 +329,7 @@ def test_five_times_the_vocabulary_is_recommended_for_pairs(size, rows):
 
 
 def test_what_is_exported_can_be_downloaded(folder):
-    folder()
+    folder(chunk_tokens=5)
     plan = plan_files(folder.manifest(), "byte260", None, REPO, "manifest.json")
     assert all((folder / name).is_file() for name in plan.files)
     assert len(plan.train) == 4
@@ -341,7 +341,7 @@ def test_the_exported_specs_export_the_same_again(folder, tmp_path):
     again = Folder(tmp_path / "again", TEXTS)
     hub = Hub(REPO)
     hub.offline = True
-    export(again.path, load_specs(folder / "tokenizer_config.export.json"), hub, "datasets", val_documents=1, chunk_tokens=5)
+    export(again.path, load_specs(folder / "tokenizer_config.export.json"), hub, "datasets", val_documents=1, chunk_tokens=500)
     assert again.manifest() == folder.manifest()
 
 
