@@ -76,3 +76,21 @@ def test_the_door_to_the_frameworks_loads_none_of_them():
         "import sys, ingot.backends.open, ingot.train.trainer; sys.exit('torch' in sys.modules or 'mlx.core' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_model_is_opened_without_torchs_compiler():
+    program = """
+import sys
+from ingot.backends.open import open_inference
+from ingot.backends.torch.build import build_model
+from ingot.backends.torch.state import model_records
+from ingot.config.schema import Config
+
+config = Config(model={"layers": 1, "heads": 2, "width": 8}, data={"seq_len": 4}, training={"max_steps": 1, "device": "cpu"})
+weights = {record.name: record for record in model_records(build_model(config, 40))}
+opened = open_inference(config, 40)
+opened.load_weights(weights, "here")
+assert all(bytes(record.data) == bytes(weights[record.name].data) for record in opened.weights())
+sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from ingot.backends.torch.state import NAMES
@@ -15,6 +16,8 @@ from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.model.registry import build
 from ingot.optim.groups import facing_vocabulary
+
+DRAWS = {Tensor.normal_, Tensor.uniform_}
 
 
 def build_model(config: Config, vocab_size: int) -> nn.Module:
@@ -55,8 +58,28 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
 
 def build_outline(config: Config, vocab_size: int) -> nn.Module:
     """The model of a config without numbers: drawing them takes longer than reading them, and a stranger's may be any size."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Outlines():
         return build_model(config, vocab_size)
+
+
+def fill_outline(outline: nn.Module, device: torch.device) -> nn.Module:
+    """Give an outline memory on a device, whatever is in it."""
+    with _Outlines():
+        return outline.to_empty(device=device)
+
+
+class _Outlines(TorchFunctionMode):
+    """Draws and copies nothing for tensors without numbers: torch would import its compiler for it, which takes two seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = kwargs or {}
+        tensor = args[0] if args else given.get("tensor")
+        if isinstance(tensor, Tensor) and tensor.is_meta:
+            if func in DRAWS or getattr(func, "__module__", None) == nn.init.__name__:
+                return tensor
+            if func is torch.empty_like:
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, **given)
+        return func(*args, **given)
 
 
 def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ingot.backends.torch.attention import form_of, use_form
 from ingot.backends.torch.average import WeightAverage
-from ingot.backends.torch.build import build_model, build_outline
+from ingot.backends.torch.build import build_model, build_outline, fill_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.documents import boundaries, upload
@@ -63,7 +63,7 @@ class TorchInference:
         device = find_torch_device(config.training.device)
         asked = config.training.precision
         precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be scored anywhere
-        if config.model.family == "file":  # it may compute buffers, which `to_empty` would leave undefined
+        if config.model.family == "file":  # it may compute buffers, which `fill_outline` would leave undefined
             model = build_model(config, vocab_size).to(torch_device(device))
         else:
             model = build_outline(config, vocab_size)
@@ -117,7 +117,7 @@ class TorchInference:
         self._show(average=False)
         if any(p.is_meta for p in self.model.parameters()):
             check_fits(self.model, weights, where)  # before memory is taken: a stranger's settings may ask for any size
-            self.model = self.model.to_empty(device=self._device)
+            self.model = fill_outline(self.model, self._device)
         load_model(self.model, weights, where)
         if self._average is not None:
             self._average.load({})
