@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from door import Door
-from original import LOOK, PHASES, SITE, Original, TheirRun, make_data, run_original, write_config, write_tokenizers
+from original import LOOK, NAMES, PHASES, SITE, Original, TheirRun, make_data, run_original, write_config, write_tokenizers
 from programs import once
 
 from ingot.doors.gpt_simple.main import main
@@ -49,7 +49,7 @@ def their_run(original: Original, gpts_data: Path, shared: Path) -> TheirRun:
         write_config(folder / "config.yaml", data={"curriculum": PHASES, "allow_budget_mismatch": True})
         write_tokenizers(folder)
         train = ["train", "--config", "config.yaml", "--skip-runtime-probe"]
-        (folder / "said.json").write_text(json.dumps(original([train, LOOK], folder)))
+        (folder / "said.json").write_text(json.dumps(original([train, LOOK, NAMES], folder)))
 
     folder = once(shared / "their-run", make)
     trained, *said = json.loads((folder / "said.json").read_text())

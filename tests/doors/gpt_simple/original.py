@@ -90,6 +90,21 @@ said.append([item["input_ids"].tolist() for item in rows])
 from gpt_simple.tokenizer import SimpleLLMTokenizer
 said.append([SimpleLLMTokenizer(name).encode("the quick fox over 12") for name in ("sentencepiece", "gpt2-files")])
 """
+# The parameters of everything that is called, and the fields of the results, of both packages in the same words.
+SIGNATURES = """
+import inspect
+def told(value):
+    try:
+        return [[one.name, str(one.kind), repr(one.default)] for one in inspect.signature(value).parameters.values()]
+    except (TypeError, ValueError):
+        return []
+calls = ["train", "generate", "load_for_inference", "validate_checkpoint", "TrainingResult", "CurriculumPhase", "ModelConfig",
+         "DataConfig", "OptimizerConfig", "TrainingConfig", "SimpleLLM"]
+said.append({"names": sorted(module.__all__), "calls": {name: told(getattr(module, name)) for name in calls},
+             "methods": {name: told(getattr(module.SimpleLLM, name)) for name in ("forward", "generate", "get_num_params")},
+             "errors": [getattr(module, f"{name}Error").exit_code for name in ("GptSimple", "Config", "Data", "Checkpoint")]})
+"""
+NAMES = f"import gpt_simple as module\nsaid.append(module.Config().to_dict()){SIGNATURES}"
 # Two phases: after some six of twelve steps the second begins, and the original its files anew.
 PHASES = [
     {"duration_tokens": 1500, "mix": {"books": 0.8, "web": 0.2}},
@@ -107,6 +122,8 @@ class TheirRun:
     shapes: list[Any]  # the logits of the models in shape-0, shape-1
     rows: list[list[int]]  # of the bucket web, from its first file to its last
     tokens: list[list[int]]  # of a text, by the tokenizers that ours wrote for it: SentencePiece's, GPT-2's
+    settings: dict[str, Any]  # the keys of a config with their defaults
+    signatures: dict[str, Any]  # what SIGNATURES says of its package
 
 
 def run_original(commands: Sequence[Sequence[str] | str], folder: Path) -> list[Any]:

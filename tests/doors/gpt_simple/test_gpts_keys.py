@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from original import Original
+from original import TheirRun
 
 from ingot.artifact.gpt_simple import MODEL_KEYS
 from ingot.config.fields import settings
@@ -39,9 +39,8 @@ def test_the_names_of_model_settings_are_those_that_its_files_are_read_with() ->
     }
 
 
-def test_keys_and_defaults_are_the_originals(original: Original, tmp_path: Path) -> None:
-    [theirs] = original(["from gpt_simple import Config; said.append(Config().to_dict())"], tmp_path)
-    assert Config().to_dict() == theirs
+def test_keys_and_defaults_are_the_originals(their_run: TheirRun) -> None:
+    assert Config().to_dict() == their_run.settings
 
 
 def test_numbers_words_and_empty_sections_are_read_as_people_write_them(tmp_path: Path) -> None:

@@ -8,32 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from original import Original
+from original import SIGNATURES, TheirRun
 
 import ingot.doors.gpt_simple as gpt_simple
 from ingot.doors.gpt_simple import ConfigError, ModelConfig, SimpleLLM, SimpleLLMTokenizer
 
-# The parameters of everything that is called, and the fields of the results, of both packages in the same words.
-SIGNATURES = """
-import inspect
-def told(value):
-    try:
-        return [[one.name, str(one.kind), repr(one.default)] for one in inspect.signature(value).parameters.values()]
-    except (TypeError, ValueError):
-        return []
-calls = ["train", "generate", "load_for_inference", "validate_checkpoint", "TrainingResult", "CurriculumPhase", "ModelConfig",
-         "DataConfig", "OptimizerConfig", "TrainingConfig", "SimpleLLM"]
-said.append({"names": sorted(module.__all__), "calls": {name: told(getattr(module, name)) for name in calls},
-             "methods": {name: told(getattr(module.SimpleLLM, name)) for name in ("forward", "generate", "get_num_params")},
-             "errors": [getattr(module, f"{name}Error").exit_code for name in ("GptSimple", "Config", "Data", "Checkpoint")]})
-"""
 
-
-def test_names_signatures_and_exit_codes_are_the_originals(original: Original, tmp_path: Path) -> None:
-    [theirs] = original([f"import gpt_simple as module\n{SIGNATURES}"], tmp_path)
+def test_names_signatures_and_exit_codes_are_the_originals(their_run: TheirRun) -> None:
     said: list[object] = []
     exec(SIGNATURES, {"module": gpt_simple, "said": said})
-    assert said == [theirs]
+    assert said == [their_run.signatures]
 
 
 def test_the_package_is_imported_without_torch() -> None:
