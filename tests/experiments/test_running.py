@@ -99,19 +99,30 @@ def test_a_process_that_fails_unforeseen_is_told_with_the_last_line_of_why(long)
     assert error.endswith(f"; {long.folder}.txt has what it printed") and "\n" not in error
 
 
+SPOILS = {
+    "nothing": "",
+    "torch's own call": "import torch\ntorch.version.cuda = '13.0'\ntorch.cuda._is_in_bad_fork = lambda: True\n",
+    "a package's call": "import torch\ntorch.version.cuda = '13.0'\ntorch.cuda.is_available = lambda: False\n",
+    "its end": "raise RuntimeError",
+}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="runs are forks on Linux")
-@pytest.mark.parametrize("spoilt", [False, True])
+@pytest.mark.parametrize("spoilt", SPOILS)
 def test_runs_are_forks_unless_these_could_not_use_the_device(tmp_path, resolve, monkeypatch, spoilt):
     trial = plan_trials(make_arms(["training.device=auto"]), [1], tmp_path / "sweep", resolve)[0]
-    (tmp_path / "spoils.py").write_text("import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n")
+    (tmp_path / "spoils.py").write_text(SPOILS[spoilt])
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 9.0\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(running, "PRELOADED", (*running.PRELOADED, *(["spoils"] if spoilt else [])))
+    monkeypatch.setattr(running, "PRELOADED", (*running.PRELOADED, "spoils"))
     forkserver._forkserver._stop()  # it loads modules when it begins
     running._processes.cache_clear()
     try:
-        assert running._processes("auto").get_start_method() == ("spawn" if spoilt else "forkserver")
-        assert running._processes("cpu").get_start_method() == "forkserver"
-        assert train_apart(trial) is None and Run.open(trial.folder).status().status == "completed"
+        assert running._processes("auto").get_start_method() == ("forkserver" if spoilt == "nothing" else "spawn")
+        if spoilt in ("nothing", "its end"):
+            assert train_apart(trial) is None and Run.open(trial.folder).status().status == "completed"
     finally:
         forkserver._forkserver._stop()
         running._processes.cache_clear()

@@ -79,13 +79,17 @@ def modules(device: str) -> tuple[str, ...]:
     return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.preloaded"]))
 
 
-def computes_here(device: str) -> bool:
-    """Whether a process that is a fork of one with the `modules` of a device loaded can compute on it."""
+def fork_can_use(device: str) -> bool:
+    """Whether this process, a fork of one that has loaded the `modules` of a device, can compute on it."""
     if device in ("cpu", MLX):
         return True
     import torch
 
-    return not torch.cuda._is_in_bad_fork()
+    from ingot.backends.torch.preloaded import compute_capability
+
+    if torch.version.cuda is None or compute_capability() is None:
+        return True
+    return not torch.cuda._is_in_bad_fork() and torch.cuda.is_available()
 
 
 def packages(device: str) -> tuple[str, ...]:

@@ -13,12 +13,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.open import computes_here, modules
+from ingot.backends.open import fork_can_use, modules
 from ingot.config.loading import ResolvedConfig
 from ingot.errors import IngotError
 from ingot.experiments.arms import Trial
@@ -51,6 +52,7 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     receive, send = context.Pipe(duplex=False)
     output = trial.folder.with_name(trial.folder.name + OUTPUT)
     output.parent.mkdir(parents=True, exist_ok=True)
+    earlier = output.stat().st_size if output.exists() else 0
     process = context.Process(target=_train, args=(trial.resolved, output, send), name=str(trial.folder))
     process.start()
     send.close()
@@ -66,7 +68,7 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     try:
         return str(error) if (error := receive.recv()) is not None else None
     except EOFError:  # it had no time to say why
-        why = _last_line(output) if process.exitcode > 0 else ""  # below: by a signal, whatever it printed before
+        why = _last_line(output, earlier) if process.exitcode > 0 else ""  # below: by a signal, whatever it printed before
         return f"its process ended with exit code {process.exitcode}{why and f': {why}'}; {output} has what it printed"
 
 
@@ -77,15 +79,16 @@ def _processes(device: str) -> Any:
         forks = multiprocessing.get_context("forkserver")
         forks.set_forkserver_preload([*PRELOADED, *modules(device)])
         first = forks.Process(target=_ask, args=(device,))
-        first.start()
-        first.join()
+        with suppress(OSError, EOFError):  # what it loads ended it
+            first.start()
+            first.join()
         if first.exitcode == 0:
             return forks
     return multiprocessing.get_context("spawn")
 
 
 def _ask(device: str) -> None:
-    sys.exit(not computes_here(device))
+    sys.exit(not fork_can_use(device))
 
 
 def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:
@@ -105,10 +108,10 @@ def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:
         sys.exit(error.exit_code)
 
 
-def _last_line(path: Path) -> str:
-    """The last thing a process printed, which is why it ended where Python ended it."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def _last_line(path: Path, begin: int) -> str:
+    """The last thing a process printed, which is why it ended where Python ended it; what lies before `begin` is another's."""
+    text = path.read_bytes()[begin:].decode(errors="replace") if path.exists() else ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _print_into(path: Path) -> None:

@@ -142,13 +142,18 @@ def test_packages_that_ask_for_the_gpu_find_an_answer_for_as_long_as_they_are_im
     assert asked == [["90", "1"]] and answers() == ["100", None]
 
 
-def test_what_is_imported_for_forks_touches_no_device_and_leaves_no_thread(nvidia_smi):
+def test_what_is_imported_for_forks_keeps_them_fit_for_the_device(nvidia_smi):
     nvidia_smi("9.0")
     code = """
-import sys, threading, torch
+import os, sys, threading, torch
+asks, checks = torch.cuda.is_available, []
+torch.cuda.is_available = lambda: checks.append(os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")) or asks()
 from ingot.backends.torch import preloaded
 assert "torch._inductor.compile_fx" in sys.modules
-assert not torch.cuda.is_initialized()
+assert set(checks) <= {"1"}, checks  # else it asks the driver
 assert threading.active_count() == 1
+if child := os.fork():
+    sys.exit(os.waitpid(child, 0)[1] != 0)
+os._exit(torch.cuda._is_in_bad_fork())
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,10 +5,13 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_kit import make
 
-from ingot.backends.torch import builders
-from ingot.backends.torch.builders import BUILDS, Builders, OneRow
+from ingot.backends.torch import backend, builders
+from ingot.backends.torch.builders import BUILDS, Builders, OneRow, builds
+from ingot.backends.torch.tuning import Tuned
 from ingot.config.schema import Config
 from ingot.runtime.children import python_command
 from ingot.runtime.ranks import Ranks
@@ -23,9 +26,11 @@ OF_FLASH4 = {name + end for name in ("flash_attention", "packed_flash_attention"
 OF_PRODUCTS = {name + end for name in ("mlp", "gated_mlp") for end in ("", "_backward")}
 
 
-def config(family="gpt2", documents=False, deterministic=False):
+def config(family="gpt2", documents=False, **training):
     settings = {"model": {"family": family, **MODELS[family]}, "data": {"seq_len": 16, "document_mask": documents}}
-    return Config.model_validate({**settings, "training": {"device": "cpu", "max_steps": 1, "deterministic": deterministic}})
+    return Config.model_validate(
+        {**settings, "training": {"device": "cpu", "max_steps": 1, "tokens_per_step": 65536, **training}}
+    )
 
 
 class Operations(TorchDispatchMode):
@@ -79,6 +84,50 @@ def programs(deterministic=False, precision="bf16", world_size=1, new=True):
     return Builders(settings, 64, precision, Ranks(world_size=world_size), SimpleNamespace(are_to_be_found=lambda: new))
 
 
+def test_products_are_built_for_runs_that_try_kernels_with_them():
+    assert builds(config()) == builds(config(kernels=["mlp"])) == builds(config(tokens_per_step=8192, kernels=["gate"]))
+    assert builds(config()) == ["attention", "products"]
+    for less in ({"kernels": "off"}, {"kernels": ["loss"]}, {"tokens_per_step": 8192}):
+        assert builds(config(**less)) == ["attention"]
+
+
+def test_a_model_whose_memory_the_run_may_need_is_not_built(monkeypatch):
+    row = OneRow.of(config(), 64)
+    row._device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * row.parameters * 31, 0))
+    row.make("attention", 16, False)
+    assert all(weight.is_meta for weight in row.model.parameters())
+
+
+def test_a_program_whose_run_is_gone_ends():
+    code = "import time; from ingot.backends.torch.builders import OneRow, main; OneRow.make = lambda *_: time.sleep(600); "
+    command = python_command(code + "main(*sys.argv[1:])", "attention", config().model_dump_json(), "64")
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
+        program.stdin.close()
+        assert program.wait(60) == 1
+
+
+def test_a_run_waits_for_them_before_it_measures_and_stops_them_at_its_end(monkeypatch):
+    calls = []
+
+    class Noting(Builders):
+        def __init__(self, *_):
+            self._programs = []
+
+        def wait(self):
+            calls.append("wait")
+
+        def stop(self):
+            calls.append("stop")
+
+    monkeypatch.setattr(backend, "Builders", Noting)
+    monkeypatch.setattr(backend.TorchBackend, "_tune", lambda *_: calls.append("tune") or Tuned(1, "default"))
+    opened = make()
+    assert calls == ["wait", "tune"]
+    opened.close()
+    assert calls == ["wait", "tune", "stop"]
+
+
 def test_programs_that_do_not_end_are_ended(able, monkeypatch):
     monkeypatch.setattr(builders, "PATIENCE", 0.2)
     running = programs()
@@ -92,6 +141,12 @@ def test_a_run_that_ends_early_ends_them(able):
     running, began = programs(), time.monotonic()
     running.stop()
     assert time.monotonic() - began < builders.PATIENCE and all(program.poll() is not None for program in able)
+
+
+def test_a_model_of_ones_own_has_none(able):
+    own = SimpleNamespace(model=SimpleNamespace(family="file"), training=config().training)
+    Builders(own, 64, "bf16", Ranks(), SimpleNamespace(are_to_be_found=lambda: True)).wait()
+    assert able == []
 
 
 @pytest.mark.parametrize("lack", [{"new": False}, {"precision": "fp32"}, {"world_size": 2}, {"deterministic": True}], ids=str)

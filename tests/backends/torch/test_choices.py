@@ -85,3 +85,10 @@ def test_a_cpu_keeps_no_note(tmp_path, monkeypatch):
     note.keep(FOUND)
     note.forget()
     assert note.recall() == {} and not (tmp_path / "cache").exists()
+
+
+def test_they_are_to_be_found_where_a_gpu_has_no_note_of_them(free):
+    assert choices().are_to_be_found()
+    assert not choices(device=Device("cpu", 0, "a CPU", None, ("fp32",))).are_to_be_found()
+    kept()
+    assert not choices().are_to_be_found()

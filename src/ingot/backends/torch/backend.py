@@ -247,7 +247,7 @@ class TorchBackend(TorchInference):
 
     def _try_kernel(self, batch: Batch, attention: str | None) -> None:
         if attention == FLASH4:
-            self._builders.wait()  # two need not compile it
+            self._builders.wait()  # quack-kernels waits by itself for whoever compiles the same, this package does not
         self._try(batch, attention=attention)
 
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:

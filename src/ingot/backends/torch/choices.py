@@ -25,7 +25,7 @@ SHAPING = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "fp8_head", "gradient_checkpointing", "ddp_python_reducer", "cuda_graphs",
 )  # fmt: skip
-TRIALS = 4  # changes with what is tried and how: notes of other trials are not believed
+TRIALS = 5  # changes with what is tried and how: notes of other trials are not believed
 FREE = 0.98  # of the memory that was free then has to be free now
 
 
@@ -33,7 +33,7 @@ class Choices:
     """The note of one shape; without a GPU there is none, as a CPU's choices follow from the settings."""
 
     def __init__(self, config: Config, device: Device, world_size: int):
-        self._device, self._free = device, 0
+        self._device = device
         self._path = cache_root() / "choices" / self._name(config, world_size) if device.kind == "cuda" else None
 
     def _name(self, config: Config, world_size: int) -> str:
@@ -63,10 +63,9 @@ class Choices:
         """What was found out, as `keep` was given it; nothing where there is no note or less memory is free."""
         if self._path is None:
             return {}
-        self._free = torch.cuda.mem_get_info(self._device.index)[0]
         with suppress(OSError, ValueError, KeyError, TypeError):
             note = read_json(self._path)
-            if note["free"] * FREE <= self._free:
+            if note["free"] * FREE <= self._room():
                 return dict(note["choices"])
         return {}
 
@@ -75,7 +74,11 @@ class Choices:
         if self._path is not None:
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self._path, json.dumps({"free": self._free, "choices": choices}, indent=1), durable=False)
+                write_atomically(self._path, json.dumps({"free": self._room(), "choices": choices}, indent=1), durable=False)
+
+    def _room(self) -> int:
+        """The bytes that this process has of the GPU or could have: what others hold of it is not among them."""
+        return torch.cuda.mem_get_info(self._device.index)[0] + torch.cuda.memory_reserved(self._device.index)
 
     def forget(self) -> None:
         """What the note says did not fit after all."""

@@ -45,6 +45,13 @@ def is_short(batch: Batch, maximum: Agree) -> bool:
     return maximum([batch[:, 0].size])[0] <= SHORT  # shares of a step may differ by a row
 
 
+def worth_trying(asked: Asked, waits: bool) -> list[str]:
+    """The kernels that a run tries where its model has them; `waits`: whether a step waits for the host to launch them."""
+    fast = [name for name in NAMES if not (waits and name in LAUNCHED_SLOWLY)]
+    wanted = {"auto": fast, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
+    return [name for name in NAMES if name in wanted]
+
+
 def settle_kernels(
     model: nn.Module,
     asked: Asked,
@@ -60,9 +67,7 @@ def settle_kernels(
     here. `able`: whether the device and the number format are those that they are made for; `waits`: whether a step waits for the
     host to launch them. A kernel that is asked for by its name and does not run is an error.
     """
-    fast = [name for name in NAMES if not (waits and name in LAUNCHED_SLOWLY)]
-    wanted = {"auto": fast, "off": ()}.get(asked, asked) if isinstance(asked, str) else asked
-    present = [name for name in NAMES if name in wanted and able and has_kernel(model, name)]
+    present = [name for name in worth_trying(asked, waits) if able and has_kernel(model, name)]
     if kept is not None:
         present = [name for name in present if name in kept]
     if attempt is None:
