@@ -1,3 +1,6 @@
+import sys
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -142,3 +145,12 @@ def test_a_file_that_ends_the_program_is_a_mistake_whatever_code_it_gives(make, 
     source = "import sys\nfrom torch import nn\nclass Model(nn.Module):\n    def __init__(self, width):\n"
     with pytest.raises(ValueError, match=r"mine\.py:5.*cannot be built: SystemExit"):
         make(f"{source}        sys.exit({code})\n")
+
+
+@pytest.mark.parametrize("source", [GOOD, GOOD + "\nraise RuntimeError"])
+def test_nothing_is_left_beside_a_users_file(make, tmp_path, monkeypatch, source):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    with nullcontext() if source == GOOD else pytest.raises(ValueError, match="cannot be imported"):
+        make(source)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"] and not sys.dont_write_bytecode

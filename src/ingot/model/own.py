@@ -40,10 +40,13 @@ def load_class(file: str) -> Callable[..., nn.Module]:
         raise ValueError(f"model.file={file} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look their annotations up
+    keeps_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside a user's file
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"model.file={where_in(file, error)} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.dont_write_bytecode = keeps_none
     if not callable(getattr(module, "Model", None)):
         raise ValueError(f"model.file={file} has no class Model")
     return module.Model
