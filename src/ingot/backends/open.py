@@ -83,13 +83,9 @@ def fork_can_use(device: str) -> bool:
     """Whether this process, a fork of one that has loaded the `modules` of a device, can compute on it."""
     if device in ("cpu", MLX):
         return True
-    import torch
+    from ingot.backends.torch.preloaded import fork_can_use_gpu
 
-    from ingot.backends.torch.preloaded import compute_capability
-
-    if torch.version.cuda is None or compute_capability() is None:
-        return True
-    return not torch.cuda._is_in_bad_fork() and torch.cuda.is_available()
+    return fork_can_use_gpu()
 
 
 def packages(device: str) -> tuple[str, ...]:

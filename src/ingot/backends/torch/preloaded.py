@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from ingot.backends.torch.ahead import hash_triton, import_compiler
 from ingot.backends.torch.attention import load_flash4
 
@@ -30,6 +32,13 @@ def compute_capability() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return lines[0].replace(".", "") if lines else None
+
+
+def fork_can_use_gpu() -> bool:
+    """Whether this process, a fork of one in which this was imported, can use the GPU; also where there is none to use."""
+    if torch.version.cuda is None or compute_capability() is None:
+        return True
+    return not torch.cuda._is_in_bad_fork() and torch.cuda.is_available()
 
 
 @contextmanager
