@@ -64,37 +64,28 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 )
 
 
-def load_back_equal(tmp_path_factory: Any, names: list[str], rate: float, numbers: dict[str, float]) -> None:
-    groups = [{"name": name, "match": f"*{name}", "learning_rate": rate} for name in names]
-    config = Config(
-        optimizer={"groups": groups},
-        data={"seq_len": 64},
-        training={"max_steps": 9, "stages": [{"share": 1.0, "rates": dict.fromkeys(names, rate), "model": numbers}]},
+@pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.long)])
+def test_written_lists_load_back_equal(tmp_path: Path, examples: int) -> None:
+    file = tmp_path / "lists.yaml"
+
+    @settings(max_examples=examples)
+    @given(
+        names=st.lists(NAMES, max_size=3, unique=True),
+        rate=st.floats(0, 1e6),
+        numbers=st.dictionaries(NAMES, st.integers() | st.floats(-9, 9)),
     )
-    file = tmp_path_factory.getbasetemp() / "lists.yaml"
-    for text in (dump_yaml(config, {"training.stages": "recipe x"}), commented_yaml(config, "A heading.")):
-        file.write_text(text, encoding="utf-8")
-        assert load_config(file=file, environment={}).config == config
+    def load_back_equal(names: list[str], rate: float, numbers: dict[str, float]) -> None:
+        groups = [{"name": name, "match": f"*{name}", "learning_rate": rate} for name in names]
+        config = Config(
+            optimizer={"groups": groups},
+            data={"seq_len": 64},
+            training={"max_steps": 9, "stages": [{"share": 1.0, "rates": dict.fromkeys(names, rate), "model": numbers}]},
+        )
+        for text in (dump_yaml(config, {"training.stages": "recipe x"}), commented_yaml(config, "A heading.")):
+            file.write_text(text, encoding="utf-8")
+            assert load_config(file=file, environment={}).config == config
 
-
-LISTS = given(
-    names=st.lists(NAMES, max_size=3, unique=True),
-    rate=st.floats(0, 1e6),
-    numbers=st.dictionaries(NAMES, st.integers() | st.floats(-9, 9)),
-)
-
-
-@settings(max_examples=25)
-@LISTS
-def test_written_lists_load_back_equal(tmp_path_factory: Any, **drawn: Any) -> None:
-    load_back_equal(tmp_path_factory, **drawn)
-
-
-@pytest.mark.long
-@settings(max_examples=200)
-@LISTS
-def test_more_written_lists_load_back_equal(tmp_path_factory: Any, **drawn: Any) -> None:
-    load_back_equal(tmp_path_factory, **drawn)
+    load_back_equal()
 
 
 def test_a_list_is_written_an_entry_a_line_with_its_origin() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given
-from hypothesis import settings as examples
+from hypothesis import settings as drawn
 from hypothesis import strategies as st
 
 from ingot.config.fields import known, settings
@@ -45,41 +45,27 @@ def test_any_value_survives_being_written_and_read(value: Any) -> None:
     assert plain_data(parse_yaml(format_value(value), "text")) == value
 
 
-def load_back_equal(
-    tmp_path_factory: Any, layers: int, rate: float, prompt: str, output: str | None, mine: dict[str, Any] | None
-) -> None:
-    model: dict[str, Any] = {"layers": layers} if mine is None else {"layers": layers, "file": "mine.py", "settings": mine}
-    config = config_of(
-        model=model,
-        optimizer={"learning_rate": rate},
-        evaluation={"sample_prompt": prompt},
-        training={"max_steps": 5, "output_dir": output},
+@pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.long)])
+def test_written_configs_load_back_equal(tmp_path: Path, examples: int) -> None:
+    @drawn(max_examples=examples)
+    @given(
+        layers=st.integers(1, 99),
+        rate=st.floats(0, 1e9),
+        prompt=TEXT,
+        output=st.none() | TEXT.filter(lambda text: "\0" not in text),
+        mine=st.none() | st.dictionaries(TEXT, DATA, max_size=3),
     )
-    folder = tmp_path_factory.getbasetemp()
-    assert load_text(dump_yaml(config), folder) == config
-    assert load_text(commented_yaml(config, "A heading."), folder) == config
+    def load_back_equal(layers: int, rate: float, prompt: str, output: str | None, mine: dict[str, Any] | None) -> None:
+        config = config_of(
+            model={"layers": layers} if mine is None else {"layers": layers, "file": "mine.py", "settings": mine},
+            optimizer={"learning_rate": rate},
+            evaluation={"sample_prompt": prompt},
+            training={"max_steps": 5, "output_dir": output},
+        )
+        assert load_text(dump_yaml(config), tmp_path) == config
+        assert load_text(commented_yaml(config, "A heading."), tmp_path) == config
 
-
-CONFIGS = given(
-    layers=st.integers(1, 99),
-    rate=st.floats(0, 1e9),
-    prompt=TEXT,
-    output=st.none() | TEXT.filter(lambda text: "\0" not in text),
-    mine=st.none() | st.dictionaries(TEXT, DATA, max_size=3),
-)
-
-
-@examples(max_examples=25)
-@CONFIGS
-def test_written_configs_load_back_equal(tmp_path_factory: Any, **drawn: Any) -> None:
-    load_back_equal(tmp_path_factory, **drawn)
-
-
-@pytest.mark.long
-@examples(max_examples=200)
-@CONFIGS
-def test_more_written_configs_load_back_equal(tmp_path_factory: Any, **drawn: Any) -> None:
-    load_back_equal(tmp_path_factory, **drawn)
+    load_back_equal()
 
 
 def test_the_yaml_of_a_run_names_the_origin_of_every_value(tmp_path: Path) -> None:
