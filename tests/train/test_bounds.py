@@ -83,6 +83,18 @@ def test_a_number_of_final_rows_is_what_is_scored(data):
     assert (trainer.progress.val_rows, trainer.progress.val_whole) == (20, False)
 
 
+@pytest.mark.parametrize(("every", "at_start", "rows"), [(0, False, 20), (0, True, 8 + 20 + 8), (1, False, 20 + 8)])
+def test_rows_that_nothing_is_compared_by_are_not_scored_beside_the_final_ones(data, every, at_start, rows):
+    device = SlowBackend(Time())
+    trainer = make(
+        data, device, training__max_steps=5, evaluation__every=every, evaluation__rows=8, evaluation__final_rows=20,
+    )  # fmt: skip
+    if at_start:
+        trainer.evaluate(8)
+    trainer.evaluate(trainer.bounds.final_limit, final=True)
+    assert device.scored == rows
+
+
 def test_short_evaluations_are_never_cut(data):
     """Ten seconds are a wait that nobody minds, however short the training."""
     trainer = make(data, SlowBackend(Time(), row_seconds=0.05), **{**BOUNDED, "budget__seconds": 1.0})

@@ -190,10 +190,10 @@ class TrainingSection(Section):
         "auto", description="Compile Muon's step on CUDA: fewer kernels, a longer start. auto: NorMuon's, where the model is."
     )
     cuda_graphs: bool | Literal["auto"] = Field(
-        False,
+        "auto",
         description="Record the passes of a compiled model once and replay them, on one CUDA device: a short step then does not "
         "wait for the host to launch its kernels. Takes more memory. auto: steps of at most 32,768 tokens, of our families, "
-        "without stages and document_mask.",
+        "without stages, document_mask and deterministic.",
     )
     deterministic: bool = Field(
         False,

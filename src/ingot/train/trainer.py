@@ -282,8 +282,8 @@ class Trainer:
             began = self.clock.now()
             during, limit = self.bounds.during_and(limit, self.evaluator("val"), self.clock.now)
             found = self.score("val", limit)
-            # The best is chosen by the rows that evaluations during training read: like is compared with like.
-            compared = found if limit == during else self.score("val", during)
+            # The best is chosen by the rows that evaluations during training read, if there are any: like with like.
+            compared = self.score("val", during) if limit != during and (c.evaluation.every or p.best_step is not None) else found
             train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
             seconds = self.clock.now() - began
             # A stop in here leaves the step without a score.

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_kit import by_name, make, take
+from torch_kit import by_name, make, rows_of, take
 
 from ingot.backends.torch import backend as backends
 from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
@@ -34,6 +34,7 @@ def test_auto_records_short_steps_that_are_all_alike():
     assert not auto(compiles=False)
     assert not auto(compile="blocks")
     assert not auto(world_size=2)
+    assert not auto(deterministic=True)
     assert not auto(data={"document_mask": True})
     assert not auto(stages=[{"share": 0.5}, {"share": 0.5}])
     assert not auto(model={"family": "file", "file": "mine.py"})
@@ -79,6 +80,21 @@ def test_a_recorded_run_learns_what_one_that_is_not_does(micro_batch, optimizer)
         )
         losses.append([found.loss for found in take(backend, 12)])
     assert losses[1] == pytest.approx(losses[0], abs=2e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("model", [{"family": "gpt2"}, {"family": "llama"}, {"family": "frontier", "window": 4, "pattern": "SL"}])
+def test_every_family_is_recorded_by_auto_and_evaluated_as_one_that_is_not(model):
+    found = []
+    for graphs in (False, "auto"):
+        backend = make(
+            {"layers": 2, "heads": 4, "width": 64} | model, device="cuda", precision="bf16", compile=True, cuda_graphs=graphs
+        )
+        assert backend._cuda_graphs == bool(graphs)
+        before = [r.loss for r in take(backend, 4)]
+        scores = [backend.score(rows) / rows[:, 1].size for rows in (rows_of(90), rows_of(91, 3))]
+        found.append([*before, *scores, *(r.loss for r in take(backend, 4, first=4))])
+    assert found[1] == pytest.approx(found[0], abs=2e-3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

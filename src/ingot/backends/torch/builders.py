@@ -17,8 +17,10 @@ import torch
 from ingot.backends.torch.attention import has_flash4, keep_compiled
 from ingot.backends.torch.build import fill_outline
 from ingot.backends.torch.choices import Choices
+from ingot.backends.torch.cuda_graphs import uses_cuda_graphs
 from ingot.backends.torch.inference import TorchInference
 from ingot.backends.torch.kernels import SHORT, has_kernel, use_kernels, worth_trying
+from ingot.backends.torch.parallel import compiles
 from ingot.backends.torch.precision import FLASH4
 from ingot.config.schema import Config
 from ingot.runtime.children import cpu_count, end_with_parent, python_command
@@ -60,7 +62,8 @@ class Builders:
 def builds(config: Config) -> list[str]:
     """What a run of this config may use: attention is always tried, products where one of the kernels that call them is."""
     t = config.training
-    tried = worth_trying(t.kernels, waits=t.tokens_per_step <= SHORT and not t.cuda_graphs)
+    recorded = uses_cuda_graphs(config, compiles(config, True), on_cuda=True, ranks=Ranks())
+    tried = worth_trying(t.kernels, waits=t.tokens_per_step <= SHORT and not recorded)
     return [build for build, (_, names) in BUILDS.items() if build == "attention" or any(name in tried for name in names)]
 
 

@@ -19,7 +19,7 @@ def uses_cuda_graphs(config: Config, compiles: bool, on_cuda: bool, ranks: Ranks
     if not (t.cuda_graphs and on_cuda):
         return False
     if t.cuda_graphs == "auto":
-        whole = compiles and t.compile != "blocks" and ranks.world_size == 1
+        whole = compiles and t.compile != "blocks" and ranks.world_size == 1 and not t.deterministic
         alike = config.model.family != "file" and not config.data.document_mask and not t.stages
         return whole and alike and t.tokens_per_step <= SHORT
     if not compiles or t.compile == "blocks":
