@@ -1,5 +1,6 @@
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, plan_of, raw, rows_of, step, take, weights, written
 
+from ingot.backends.torch import attention
 from ingot.backends.torch import backend as torch_backend
 from ingot.backends.torch.backend import TorchBackend
 from ingot.backends.torch.parallel import compiles, compiles_optimizer
+from ingot.backends.torch.precision import FLASH4
 from ingot.backends.torch.state import tensor
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
@@ -435,3 +438,40 @@ def test_ranks_without_a_meeting_place_are_a_config_error(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"MASTER_ADDR is not set; start ranks with torchrun"):
         make(ranks=Ranks(0, 2, 0))
+
+
+WINDOWED = {"family": "frontier", "layers": 2, "heads": 2, "width": 32, "window": 4, "pattern": "SL"}
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Gives a backend, tuned as if its device were a GPU, and the attention kernels of all passes that were tried."""
+
+    def tuned(model, has_flash4=True, runs=True, deterministic=False):
+        backend, found = make(model), []
+        plain = backend._try
+
+        def noted(batch, times=1, attention=None):
+            found.append(attention or backend._attention)
+            if found[-1] == FLASH4 and not runs:
+                raise RuntimeError("no kernel")
+            plain(batch, times, attention)
+
+        monkeypatch.setattr(attention, "has_flash4", lambda: has_flash4)
+        monkeypatch.setattr(torch_backend, "fastest_attention", lambda *_: found.append("timed") or "default")
+        monkeypatch.setattr(backend, "wait", lambda: None)
+        monkeypatch.setattr(backend, "_try", noted)
+        backend.device, backend.precision = replace(backend.device, kind="cuda"), "bf16"
+        backend._deterministic = deterministic
+        backend.tune([(plan_of(backend), rows_of(0))], {})
+        return backend.tuned()["attention"], set(found)
+
+    return tuned
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_windows_are_flash_attentions_where_it_runs_and_no_mask_is_compiled_for_a_trial(tried):
+    assert tried(WINDOWED) == (FLASH4, {FLASH4})
+    assert tried(WINDOWED, runs=False) == ("default", {FLASH4, "default", "default-grouped", "timed"})
+    for other in ({"has_flash4": False}, {"deterministic": True}, {"model": {**WINDOWED, "pattern": "L"}}):
+        assert tried(**{"model": WINDOWED, **other}) == ("default", {"default", "default-grouped", "timed"})

@@ -81,7 +81,7 @@ def able(monkeypatch):
 
 def programs(deterministic=False, precision="bf16", world_size=1, new=True):
     settings = config(deterministic=deterministic)
-    return Builders(settings, 64, precision, Ranks(world_size=world_size), SimpleNamespace(are_to_be_found=lambda: new))
+    return Builders(settings, 64, precision, Ranks(world_size=world_size), SimpleNamespace(kernels_are_new=lambda: new))
 
 
 def test_products_are_built_for_runs_that_try_kernels_with_them():
@@ -145,7 +145,7 @@ def test_a_run_that_ends_early_ends_them(able):
 
 def test_a_model_of_ones_own_has_none(able):
     own = SimpleNamespace(model=SimpleNamespace(family="file"), training=config().training)
-    Builders(own, 64, "bf16", Ranks(), SimpleNamespace(are_to_be_found=lambda: True)).wait()
+    Builders(own, 64, "bf16", Ranks(), SimpleNamespace(kernels_are_new=lambda: True)).wait()
     assert able == []
 
 

@@ -87,8 +87,14 @@ def test_a_cpu_keeps_no_note(tmp_path, monkeypatch):
     assert note.recall() == {} and not (tmp_path / "cache").exists()
 
 
-def test_they_are_to_be_found_where_a_gpu_has_no_note_of_them(free):
-    assert choices().are_to_be_found()
-    assert not choices(device=Device("cpu", 0, "a CPU", None, ("fp32",))).are_to_be_found()
+def test_kernels_are_new_until_a_run_on_this_gpu_has_used_the_same(free, tmp_path):
+    other = Device("cuda", 0, "NVIDIA A100", None, ("bf16",))
+    assert choices().kernels_are_new()
+    assert not choices(device=Device("cpu", 0, "a CPU", None, ("fp32",))).kernels_are_new()
     kept()
-    assert not choices().are_to_be_found()
+    (tmp_path / "cache" / "choices" / "damaged.json").write_text("[]")
+    assert not choices().kernels_are_new()
+    assert not choices(model={"layers": 3}, training={"tokens_per_step": 32768}).kernels_are_new()
+    assert choices(model={"heads": 6}).kernels_are_new()
+    assert choices(training={"kernels": "off"}).kernels_are_new()
+    assert choices(device=other).kernels_are_new()

@@ -21,6 +21,7 @@ from ingot.backends.torch.tuning import Agree
 from ingot.model.kernels.flash import library, packed_flash_attention
 from ingot.model.layers import Form, causal_attention, repeat_kv, takes_flash
 from ingot.model.registry import OURS
+from ingot.runtime.batch import Batch
 from ingot.runtime.cache import cache_root
 
 
@@ -98,6 +99,11 @@ def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: Agree) 
     theirs = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
     whole = any(getattr(module, "fused_qkv", False) for module in model.modules())  # one operation, by FlashAttention alone
     return [*theirs, FLASH4, *([] if fewer or whole else [CUDNN_FLASH4])] if calls and takes_flash4 else theirs
+
+
+def may_count_windows(model: nn.Module, batch: Batch, maximum: Agree) -> bool:
+    """Whether FlashAttention 4 may take the windows of a model, which are masks for FlexAttention to all others."""
+    return getattr(model, "windowed", False) and batch.shape[1] == 2 and _takes_flash4(model, maximum)
 
 
 def form_of(name: str) -> Form:

@@ -12,7 +12,6 @@ import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import State, StepPlan
 from ingot.backends.torch.ahead import prepare_ahead
-from ingot.backends.torch.attention import Calls, candidates, enough, form_of, recorded_attention, replayed
+from ingot.backends.torch.attention import Calls, candidates, enough, form_of, may_count_windows, recorded_attention, replayed
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.builders import Builders
@@ -142,15 +141,17 @@ class TorchBackend(TorchInference):
         able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
         waits = not self._cuda_graphs and is_short(stages[0][1], self.maximum)
         used = kept.get("kernels", []) if kept else None
+        windows = able and not (noted or self._deterministic) and may_count_windows(self.model, one, self.maximum)
+        if windows := windows and self._runs(one, FLASH4):
+            self._attention = FLASH4  # of trials too: for each of their shapes FlexAttention would be compiled
         if getattr(self.model, "fp8_head", False):
             refuse_unless_it_runs(lambda: self._try(one), self.maximum)
-        # A pass may compile masked attention for this one row: seconds, for what the note answers.
-        attempt = None if noted else partial(self._try_kernel, one)
+        attempt = None if noted else lambda attention: self._try(one, attention=attention)  # the note answers without a pass
         self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, waits, attempt, self.maximum)
         self._builders.wait()
         for plan, batch in stages:
             self._set(plan.model)
-            self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}, noted))
+            self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}, noted, windows))
             if plan.seq_len == self._seq_len:
                 self._attention = self._stages[-1].attention  # of evaluation, which has rows of this length
         if self.ranks.world_size > 1:
@@ -171,7 +172,7 @@ class TorchBackend(TorchInference):
         threads = settle_threads(self._asked_threads, kept, measures, lambda: self._try(part), self.maximum)
         self.device = replace(self.device, name=cpu_name(threads))
 
-    def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool) -> Tuned:
+    def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool, windows: bool) -> Tuned:
         rows, _, seq_len = batch.shape
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
             kept = {}  # its package is not here, or the number format is another: found out anew
@@ -182,7 +183,7 @@ class TorchBackend(TorchInference):
         if self.device.kind == "cuda" and not kept:
             if self._asked_micro_batch == "auto":
                 micro_batch = self._smallest_micro_batch(batch, micro_batch)
-            attention = self._fastest_attention(batch[:micro_batch])
+            attention = FLASH4 if windows else self._fastest_attention(batch[:micro_batch])
             if not self._runs(batch[:1], attention):  # calls by themselves have no windows, nor one gradient for three products
                 attention = "default"
         return Tuned(micro_batch, attention)
@@ -245,13 +246,10 @@ class TorchBackend(TorchInference):
             set_numbers(self.model, numbers, "training.stages")
             self._numbers = numbers
 
-    def _try_kernel(self, batch: Batch, attention: str | None) -> None:
-        if attention == FLASH4:
-            self._builders.wait()  # quack-kernels waits by itself for whoever compiles the same, this package does not
-        self._try(batch, attention=attention)
-
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
         """Forward and backward passes to their end, whose gradients are of no use."""
+        if (attention or self._attention) == FLASH4:
+            self._builders.wait()  # quack-kernels waits by itself for whoever compiles the same, this package does not
         try:
             for _ in range(times):
                 with self._arithmetic(attention):

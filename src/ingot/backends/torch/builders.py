@@ -38,7 +38,7 @@ class Builders:
 
     def __init__(self, config: Config, vocab_size: int, precision: str, ranks: Ranks, choices: Choices):
         self._programs: list[subprocess.Popen[bytes]] = []
-        tries = choices.are_to_be_found() and not config.training.deterministic and config.model.family != "file"
+        tries = choices.kernels_are_new() and not config.training.deterministic and config.model.family != "file"
         if tries and precision == "bf16" and ranks.world_size == 1 and cpu_count() >= ENOUGH_CORES and has_flash4():
             keep_compiled()
             with suppress(OSError):  # too many processes

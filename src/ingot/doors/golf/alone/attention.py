@@ -25,6 +25,11 @@ def candidates(*_: Any) -> Any:
     return ATTENTION
 
 
+def may_count_windows(*_: Any) -> bool:
+    """Its model has none."""
+    return False
+
+
 def replayed(*_: Any) -> Any: ...
 
 
