@@ -1,7 +1,8 @@
 """Seconds from the start of a program to its first training step, by phase: of a shape new to the machine and of one seen before.
 
 Every column is a fresh process that goes the way of `ingot train`, with caches of its own (compiled code, what was found out
-about kernels): `new` finds them empty, `seen` as `new` left them. The text is the packaged sample, prepared before, unless --data
+about kernels): `new` finds them empty, `seen` as `new` left them; with --near a third, `near`, is of a shape that differs from
+them in a setting, as the next arm of a sweep does. The text is the packaged sample, prepared before, unless --data
 names other; the model is one of step_profile.py or a recipe with all of its stages. A phase begins when the display would name
 it; lines in brackets are parts of phases. Below the table: modules that have no bytecode even now, which every start compiles
 from their sources; for every phase that compiled, graphs, what the compiler took and what it found in its caches.
@@ -9,7 +10,7 @@ from their sources; for every phase that compiled, graphs, what the compiler too
 while Python still imports torch, to see what that would save.
 
     python benchmarks/first_step.py [--shape 124m-64x1024 ...] [--recipe golf/frontier ...] [--set training.compile=blocks ...]
-        [--sample 12] [--driver] [--results first.jsonl]
+        [--near model.softcap=null ...] [--sample 12] [--driver] [--results first.jsonl]
 """
 
 from __future__ import annotations
@@ -300,6 +301,7 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="another setting of the run; JSON or text"
     )
+    parser.add_argument("--near", action="append", default=[], metavar="NAME=VALUE", help="by which a third shape differs")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="print the N functions most often seen in each phase")
     parser.add_argument("--driver", action="store_true", help="begin the GPU's driver before torch is imported")
     parser.add_argument("--results", type=Path, help="file that a line of JSON per program is appended to")
@@ -315,7 +317,9 @@ def main() -> None:
             prepare(folder)
             more = changes | {"sample": arguments.sample, "driver": arguments.driver}
             more |= {"model.vocab_size": 260} if arguments.toy else {}
-            rows = {kind: started(shape, more, folder, number) for number, kind in enumerate(("new", "seen"))}
+            near = settings_of(arguments.near)
+            kinds = {"new": {}, "seen": {}} | ({"near": near} if near else {})
+            rows = {kind: started(shape, more | other, folder, number) for number, (kind, other) in enumerate(kinds.items())}
         show(name, rows)
         if arguments.results:
             with arguments.results.open("a") as file:

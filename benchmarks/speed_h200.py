@@ -70,7 +70,8 @@ LINES = (
 )
 ROWS = tuple(dict.fromkeys(line.row for line in LINES))
 FIRST_STEP_SHAPE = "124m-64x1024"
-SECONDS = {"golf-393k": 150, "gpt-simple": 200, "first-step": 180}  # that a figure may take; the others 120
+SECONDS = {"golf-393k": 150, "gpt-simple": 130, "golf-131k": 110, "first-step": 90}  # that a figure may take
+OTHER_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def measure_all(arguments: argparse.Namespace, began: float) -> bool:
         if case.name in {line["name"] for line in read(arguments.results)}:
             continue
         left = arguments.limit - (time.perf_counter() - began)
-        if left < SECONDS.get(case.row, 120):
+        if left < SECONDS.get(case.row, OTHER_SECONDS):
             say(f"{case.name} | not begun: {left:.0f} s are left")
             whole = False
             continue

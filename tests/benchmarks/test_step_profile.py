@@ -68,7 +68,8 @@ def test_without_a_gpu_no_time_is_counted_twice():
 def test_the_shapes_are_those_that_are_tracked():
     rows = {name: (shape.config().rows_per_step, shape.config().data.seq_len) for name, shape in SHAPES.items()}
     assert rows == {
-        "golf-393k": (96, 4096), "golf-131k": (32, 4096), "frontier": (64, 2048), "frontier-c": (32, 4096),
+        "golf-393k": (96, 4096), "golf-131k": (32, 4096), "frontier": (64, 2048), "frontier-a": (128, 1024),
+        "frontier-c": (32, 4096),
         "124m-64x1024": (64, 1024), "124m-12x1024": (12, 1024), "llama-64x1024": (64, 1024), "packed-64x1024": (64, 1024),
     }  # fmt: skip
 
