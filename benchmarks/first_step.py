@@ -318,7 +318,7 @@ def main() -> None:
             more = changes | {"sample": arguments.sample, "driver": arguments.driver}
             more |= {"model.vocab_size": 260} if arguments.toy else {}
             near = settings_of(arguments.near)
-            kinds = {"new": {}, "seen": {}} | ({"near": near} if near else {})
+            kinds: dict[str, dict[str, Any]] = {"new": {}, "seen": {}} | ({"near": near} if near else {})
             rows = {kind: started(shape, more | other, folder, number) for number, (kind, other) in enumerate(kinds.items())}
         show(name, rows)
         if arguments.results:

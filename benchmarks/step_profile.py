@@ -55,7 +55,7 @@ GOLF_8192: dict[str, Setting] = {
     "model.vocab_size": 8192, "model.layers": 10, "model.heads": 4, "model.mlp_multiple": 4, "data.seq_len": 2048,
     "training.tokens_per_step": 131072,
 }  # fmt: skip
-LAST_STAGE: dict[str, Setting] = {"training.stages": [], "model.vocab_size": 8192}  # of golf/frontier
+ONE_STAGE: dict[str, Setting] = {"training.stages": [], "model.vocab_size": 8192}  # of golf/frontier, the last
 GPT2: dict[str, Setting] = {"model.bias": False}
 
 
@@ -74,8 +74,8 @@ SHAPES = {
     "golf-393k": Shape("golf/seq4096", {}),
     "golf-131k": Shape("golf/seq4096", {"training.tokens_per_step": 131072}),
     "frontier": Shape("golf/baseline", GOLF_8192),
-    "frontier-a": Shape("golf/frontier", {**LAST_STAGE, "data.seq_len": 1024}),  # as long as its first
-    "frontier-c": Shape("golf/frontier", LAST_STAGE),
+    "frontier-a": Shape("golf/frontier", {**ONE_STAGE, "data.seq_len": 1024}),  # as long as its first
+    "frontier-c": Shape("golf/frontier", ONE_STAGE),
     "124m-64x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 65536}),
     "124m-12x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 12288}),
     "llama-64x1024": Shape("gpt2", {"model.family": "llama", "training.tokens_per_step": 65536}),  # gpt-simple's 124M

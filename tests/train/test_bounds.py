@@ -23,11 +23,12 @@ class SlowBackend(Device):
     row_seconds: float = 1.0
     first_extra: float = 0.0
     scored: int = 0
+    loss: float = 1.0
 
     def score(self, batch: Any) -> float:
         self.time.now += self.row_seconds * len(batch) + (self.first_extra if not self.scored else 0.0)
         self.scored += len(batch)
-        return 1.0
+        return self.loss
 
     def total(self, values: Any) -> list[float]:
         return [value * self.ranks.world_size for value in values]  # ranks have equal work here
@@ -87,12 +88,24 @@ def test_a_number_of_final_rows_is_what_is_scored(data):
 def test_rows_that_nothing_is_compared_by_are_not_scored_beside_the_final_ones(data, every, at_start, rows):
     device = SlowBackend(Time())
     trainer = make(
-        data, device, training__max_steps=5, evaluation__every=every, evaluation__rows=8, evaluation__final_rows=20,
+        data, device, training__max_steps=5, evaluation__every=every, evaluation__at_start=at_start, evaluation__rows=8,
+        evaluation__final_rows=20,
     )  # fmt: skip
     if at_start:
         trainer.evaluate(8)
     trainer.evaluate(trainer.bounds.final_limit, final=True)
     assert device.scored == rows
+
+
+def test_the_best_of_runs_that_evaluate_at_their_end_is_chosen_by_what_they_read_there(data):
+    rows = {"evaluation__every": 0, "evaluation__rows": 8, "evaluation__final_rows": 20}
+    trainer = make(data, SlowBackend(Time()), training__max_steps=5, **rows)
+    trainer.evaluate(20, final=True)
+    before = trainer.progress.best_bpb
+    device = SlowBackend(Time(), loss=0.9)  # of all rows, so that any part of them would say the same
+    again = make(data, device, progress=trainer.progress, training__max_steps=9, **rows)
+    assert again.evaluate(20, final=True) and again.progress.best_bpb == again.progress.val_bpb < before
+    assert device.scored == 20
 
 
 def test_short_evaluations_are_never_cut(data):

@@ -192,8 +192,8 @@ class TrainingSection(Section):
     cuda_graphs: bool | Literal["auto"] = Field(
         "auto",
         description="Record the passes of a compiled model once and replay them, on one CUDA device: a short step then does not "
-        "wait for the host to launch its kernels. Takes more memory. auto: steps of at most 32,768 tokens, of our families, "
-        "without stages, document_mask and deterministic.",
+        "wait for the host to launch its kernels. Takes more memory. auto: steps of at most 32,768 tokens, of models of "
+        "ours with at most 200 million weights, without stages, document_mask and deterministic.",
     )
     deterministic: bool = Field(
         False,

@@ -81,14 +81,16 @@ def _try(report: Report, ranks: Ranks) -> None:
 
 
 def _alone(config: Config, world_size: int) -> Config:
-    """The config of a rank by itself, with the rows that it has of a step."""
-    rows = -(-config.rows_per_step // world_size)
+    """The config of a rank by itself, with the rows that it has of a step; shorter than the whole, it still records no graphs."""
+    rows, t = -(-config.rows_per_step // world_size), config.training
     changes: dict[str, Any] = {"tokens_per_step": rows * config.data.seq_len, "stages": []}
+    if t.cuda_graphs == "auto" and (world_size > 1 or t.stages):
+        changes["cuda_graphs"] = False
     return config.model_copy(update={"training": config.training.model_copy(update=changes)})
 
 
 def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, str]:
-    """The seconds of a step after the first, which compiles, the loss of the first, and the most memory that was used."""
+    """The seconds of a step after those that compile and record, the loss of the first, and the most memory that was used."""
     dataset, rows = open_data(config, 1, report.data.dataset)
     backend: Backend = open_backend(config, dataset.tokenizer.vocab_size, alone)
     if config.training.weights is not None and begins_new(config):
@@ -99,6 +101,8 @@ def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, s
     backend.tune([(plan, batch.batch)], {})
     with backend.without_trace():
         result = backend.step(batch.batch, batch.targets, plan).result()
+        if backend.tuned().get("compile"):  # a second time passes may be recorded
+            backend.step(batch.batch, batch.targets, plan).result()
         began = time.perf_counter()
         backend.step(batch.batch, batch.targets, plan).result()
         seconds = time.perf_counter() - began

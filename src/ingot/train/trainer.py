@@ -282,11 +282,11 @@ class Trainer:
             began = self.clock.now()
             during, limit = self.bounds.during_and(limit, self.evaluator("val"), self.clock.now)
             found = self.score("val", limit)
-            # The best is chosen by the rows that evaluations during training read, if there are any: like with like.
-            compared = self.score("val", during) if limit != during and (c.evaluation.every or p.best_step is not None) else found
+            # The best is chosen by the rows that evaluations before the last one read, if there are any: like with like.
+            several = c.evaluation.every or c.evaluation.at_start
+            compared = self.score("val", during) if several and limit != during else found
             train = self.score("train", c.evaluation.train_rows).loss if c.evaluation.train_rows else None
-            seconds = self.clock.now() - began
-            # A stop in here leaves the step without a score.
+            seconds = self.clock.now() - began  # a stop from here on leaves the step without a score
             tasks = task_records(self.tasks, self.backend, self.reporter, self._asked_to_stop) if self.tasks is not None else {}
             text = self._sample() if c.evaluation.sample_tokens else None
             p.val_loss, p.val_bpb = found.loss, found.bits_per_byte

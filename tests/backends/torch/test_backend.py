@@ -1,6 +1,7 @@
 import math
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from ingot.backends.torch import attention
 from ingot.backends.torch import backend as torch_backend
 from ingot.backends.torch.backend import TorchBackend
 from ingot.backends.torch.parallel import compiles, compiles_optimizer
-from ingot.backends.torch.precision import FLASH4
+from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.backends.torch.state import tensor
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
@@ -56,7 +57,7 @@ def test_ranks_with_unequal_shares_try_the_same_micro_batches(monkeypatch):
     for share in (ROWS - 1, ROWS):
         agreed = []
         monkeypatch.setattr(backend, "maximum", lambda values, agreed=agreed: agreed.append(values) or list(values))
-        tried[share] = backend._smallest_micro_batch(rows_of(0)[:share], ROWS), len(agreed)
+        tried[share] = backend._smallest_micro_batch(rows_of(0)[:share], ROWS, None), len(agreed)
     assert tried[ROWS - 1] == tried[ROWS] == (ROWS, 1)
 
 
@@ -106,7 +107,9 @@ def test_heads_are_grouped_while_a_kernel_that_takes_them_so_is_used():
         assert all(part.form == "grouped" for part in parts)
     take(backend, 1)
     assert all(part.form == "repeated" for part in parts)
-    assert backend._fastest_attention(rows_of(0)).removesuffix("-grouped") in ("cudnn", "flash", "efficient"), "none was timed"
+    assert backend._fastest_attention(rows_of(0), []).removesuffix("-grouped") in ("cudnn", "flash", "efficient"), (
+        "none was timed"
+    )
 
 
 def test_a_run_goes_on_where_the_attention_that_it_kept_is_not_installed(monkeypatch):
@@ -445,33 +448,69 @@ WINDOWED = {"family": "frontier", "layers": 2, "heads": 2, "width": 32, "window"
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Gives a backend, tuned as if its device were a GPU, and the attention kernels of all passes that were tried."""
+    """Gives the attention of two stages, the second of longer rows, chosen as if for a GPU, and the kernels of all trials."""
 
-    def tuned(model, has_flash4=True, runs=True, deterministic=False):
-        backend, found = make(model), []
+    def tuned(model, has_flash4=True, longest=SEQ_LEN, bf16=True, deterministic=False):
+        backend, found = make(model), set()
         plain = backend._try
 
         def noted(batch, times=1, attention=None):
-            found.append(attention or backend._attention)
-            if found[-1] == FLASH4 and not runs:
+            name = attention or backend._attention
+            found.add(name)
+            if name.endswith("flash4") and batch.shape[2] > longest:
                 raise RuntimeError("no kernel")
             plain(batch, times, attention)
 
         monkeypatch.setattr(attention, "has_flash4", lambda: has_flash4)
-        monkeypatch.setattr(torch_backend, "fastest_attention", lambda *_: found.append("timed") or "default")
+        monkeypatch.setattr(torch_backend, "fastest_attention", lambda names, *_: names[-1])
         monkeypatch.setattr(backend, "wait", lambda: None)
         monkeypatch.setattr(backend, "_try", noted)
-        backend.device, backend.precision = replace(backend.device, kind="cuda"), "bf16"
-        backend._deterministic = deterministic
-        backend.tune([(plan_of(backend), rows_of(0))], {})
-        return backend.tuned()["attention"], set(found)
+        backend.device = replace(backend.device, kind="cuda")
+        backend._takes_kernels, backend._deterministic = bf16, deterministic
+        plan, rows = plan_of(backend), rows_of(0)
+        half = SEQ_LEN // 2
+        backend.tune([(replace(plan, seq_len=half), rows[:, :, :half]), (replace(plan, stage=1), rows)], {})
+        return [stage["attention"] for stage in backend.tuned()["stages"]], found
 
     return tuned
 
 
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_windows_are_flash_attentions_where_it_runs_and_no_mask_is_compiled_for_a_trial(tried):
-    assert tried(WINDOWED) == (FLASH4, {FLASH4})
-    assert tried(WINDOWED, runs=False) == ("default", {FLASH4, "default", "default-grouped", "timed"})
-    for other in ({"has_flash4": False}, {"deterministic": True}, {"model": {**WINDOWED, "pattern": "L"}}):
-        assert tried(**{"model": WINDOWED, **other}) == ("default", {"default", "default-grouped", "timed"})
+    assert tried({**WINDOWED, "kv_heads": 1}) == ([FLASH4, FLASH4], {FLASH4})
+    assert tried(WINDOWED) == ([CUDNN_FLASH4, CUDNN_FLASH4], {FLASH4, CUDNN_FLASH4})
+
+
+def test_where_it_does_not_run_others_are_tried(tried):
+    chosen, names = tried(WINDOWED, longest=SEQ_LEN // 2)
+    assert chosen[0] == CUDNN_FLASH4 and "default" in names
+    assert tried(WINDOWED, longest=0)[1] >= {FLASH4, "default"}
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        {"has_flash4": False},
+        {"bf16": False},
+        {"deterministic": True},
+        {"model": {**WINDOWED, "pattern": "L"}},
+        {"model": {**WINDOWED, "window": SEQ_LEN}},
+    ],
+)
+def test_rows_without_windows_and_runs_without_the_package_are_tried_as_ever(tried, lack):
+    assert tried(**{"model": WINDOWED, **lack})[1] >= {"default", "default-grouped"}
+
+
+def test_rows_of_documents_are_not_told_by_their_windows_alone(monkeypatch):
+    monkeypatch.setattr(attention, "has_flash4", lambda: True)
+    model = make(WINDOWED).model
+    assert attention.without_masks(model, rows_of(0), list) == [FLASH4, CUDNN_FLASH4]
+    assert attention.without_masks(model, np.zeros((ROWS, 3, SEQ_LEN), np.int32), list) == []
+
+
+def test_kernels_that_are_being_built_are_waited_for_before_they_are_tried():
+    backend, waited = make(WINDOWED), []
+    backend._builders = SimpleNamespace(wait=lambda: waited.append(True), stop=lambda: None)
+    backend._try(rows_of(0), attention="default")
+    assert not waited
+    backend._try(rows_of(0), attention=FLASH4)
+    assert waited

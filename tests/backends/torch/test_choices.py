@@ -94,7 +94,8 @@ def test_kernels_are_new_until_a_run_on_this_gpu_has_used_the_same(free, tmp_pat
     kept()
     (tmp_path / "cache" / "choices" / "damaged.json").write_text("[]")
     assert not choices().kernels_are_new()
-    assert not choices(model={"layers": 3}, training={"tokens_per_step": 32768}).kernels_are_new()
-    assert choices(model={"heads": 6}).kernels_are_new()
-    assert choices(training={"kernels": "off"}).kernels_are_new()
+    assert not choices(model={"layers": 3}, data={"seq_len": 128}, training={"loss_chunk": 64}).kernels_are_new()
+    others = [{"model": {"heads": 6}}, {"model": {"bias": False}}, {"data": {"document_mask": True}}]
+    others += [{"training": {"kernels": "off"}}, {"training": {"precision": "fp32"}}, {"training": {"cuda_graphs": False}}]
+    assert all(choices(**other).kernels_are_new() for other in others)
     assert choices(device=other).kernels_are_new()

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch_kit import by_name, make, rows_of, take
 
 from ingot.backends.torch import backend as backends
-from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
+from ingot.backends.torch.cuda_graphs import LARGEST, begin_pass, uses_cuda_graphs
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks
@@ -18,19 +19,20 @@ def config(**training):
 
 
 def test_they_are_recorded_on_cuda_where_they_are_asked_for():
-    assert uses_cuda_graphs(config(), True, on_cuda=True, ranks=Ranks())
-    assert not uses_cuda_graphs(config(), True, on_cuda=False, ranks=Ranks())
-    assert not uses_cuda_graphs(config(cuda_graphs=False), True, on_cuda=True, ranks=Ranks())
+    assert uses_cuda_graphs(config(), 64, True, on_cuda=True, ranks=Ranks())
+    assert not uses_cuda_graphs(config(), 64, True, on_cuda=False, ranks=Ranks())
+    assert not uses_cuda_graphs(config(cuda_graphs=False), 64, True, on_cuda=True, ranks=Ranks())
 
 
-def auto(compiles=True, world_size=1, data=None, model=MODEL, **training):
+def auto(compiles=True, world_size=1, data=None, model=MODEL, vocab_size=64, **training):
     found = Config(model=model, data=data or {}, training={"max_steps": 1, "cuda_graphs": "auto", **training})
-    return uses_cuda_graphs(found, compiles, on_cuda=True, ranks=Ranks(world_size=world_size))
+    return uses_cuda_graphs(found, vocab_size, compiles, on_cuda=True, ranks=Ranks(world_size=world_size))
 
 
 def test_auto_records_short_steps_that_are_all_alike():
     assert auto(tokens_per_step=32768)
     assert not auto(tokens_per_step=65536)
+    assert not auto(tokens_per_step=32768, vocab_size=LARGEST // 64)
     assert not auto(compiles=False)
     assert not auto(compile="blocks")
     assert not auto(world_size=2)
@@ -42,11 +44,11 @@ def test_auto_records_short_steps_that_are_all_alike():
 
 def test_what_cannot_be_recorded_is_refused():
     with pytest.raises(ConfigError, match="needs a model that is compiled as a whole"):
-        uses_cuda_graphs(config(compile=False), False, on_cuda=True, ranks=Ranks())
+        uses_cuda_graphs(config(compile=False), 64, False, on_cuda=True, ranks=Ranks())
     with pytest.raises(ConfigError, match="needs a model that is compiled as a whole"):
-        uses_cuda_graphs(config(compile="blocks"), True, on_cuda=True, ranks=Ranks())
+        uses_cuda_graphs(config(compile="blocks"), 64, True, on_cuda=True, ranks=Ranks())
     with pytest.raises(ConfigError, match="is for one GPU"):
-        uses_cuda_graphs(config(), True, on_cuda=True, ranks=Ranks(rank=0, world_size=2))
+        uses_cuda_graphs(config(), 64, True, on_cuda=True, ranks=Ranks(rank=0, world_size=2))
 
 
 def test_gradients_of_a_pass_are_copied_before_the_next_one_adds_to_them(monkeypatch):
@@ -70,14 +72,20 @@ def test_gradients_of_a_pass_are_copied_before_the_next_one_adds_to_them(monkeyp
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("micro_batch", [7, 3])
-@pytest.mark.parametrize("optimizer", [{"name": "muon", "ema_decay": 0.9}, {"name": "adamw", "clip_norm": 1.0}])
-def test_a_recorded_run_learns_what_one_that_is_not_does(micro_batch, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "training"),
+    [
+        ({"name": "muon", "ema_decay": 0.9}, {"micro_batch": 7}),
+        ({"name": "adamw", "clip_norm": 1.0}, {"micro_batch": 3}),
+        ({"name": "adamw"}, {"micro_batch": 3, "precision": "fp16"}),
+        ({"name": "muon"}, {"micro_batch": 7, "gradient_checkpointing": True, "loss_chunk": 16}),
+    ],
+)
+def test_a_recorded_run_learns_what_one_that_is_not_does(optimizer, training):
     losses = []
     for recorded in (False, True):
-        backend = make(
-            MODEL, optimizer, device="cuda", precision="bf16", micro_batch=micro_batch, compile=True, cuda_graphs=recorded
-        )
+        asked = {"device": "cuda", "precision": "bf16", "compile": True, "cuda_graphs": recorded}
+        backend = make(MODEL, optimizer, **asked | training)
         losses.append([found.loss for found in take(backend, 12)])
     assert losses[1] == pytest.approx(losses[0], abs=2e-3)
 
@@ -91,9 +99,11 @@ def test_every_family_is_recorded_by_auto_and_evaluated_as_one_that_is_not(model
             {"layers": 2, "heads": 4, "width": 64} | model, device="cuda", precision="bf16", compile=True, cuda_graphs=graphs
         )
         assert backend._cuda_graphs == bool(graphs)
+        counters["inductor"].clear()
         before = [r.loss for r in take(backend, 4)]
         scores = [backend.score(rows) / rows[:, 1].size for rows in (rows_of(90), rows_of(91, 3))]
         found.append([*before, *scores, *(r.loss for r in take(backend, 4, first=4))])
+        assert not counters["inductor"]["cudagraph_skips"]
     assert found[1] == pytest.approx(found[0], abs=2e-3)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch_kit import make, plan_of, rows_of
 
-from ingot.backends.torch import threads
+from ingot.backends.torch import threads, tuning
 from ingot.backends.torch.threads import VARIABLE, fastest_threads, settle_threads
+
+NOW = [0.0]  # seconds, which pass in the passes that are measured alone
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +21,7 @@ def torch_has_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(4)
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(threads, "cpu_count", lambda: 4)
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
     yield
     torch.set_num_threads(before)
 
@@ -29,7 +32,11 @@ def alone(values: Sequence[float]) -> list[float]:
 
 def passes(seconds: Callable[[int], float]) -> Callable[[], None]:
     """A pass that takes so long with the threads it finds."""
-    return lambda: time.sleep(seconds(torch.get_num_threads()))
+
+    def attempt() -> None:
+        NOW[0] += seconds(torch.get_num_threads())
+
+    return attempt
 
 
 def never() -> None:

@@ -101,9 +101,12 @@ def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: Agree) 
     return [*theirs, FLASH4, *([] if fewer or whole else [CUDNN_FLASH4])] if calls and takes_flash4 else theirs
 
 
-def may_count_windows(model: nn.Module, batch: Batch, maximum: Agree) -> bool:
-    """Whether FlashAttention 4 may take the windows of a model, which are masks for FlexAttention to all others."""
-    return getattr(model, "windowed", False) and batch.shape[1] == 2 and _takes_flash4(model, maximum)
+def without_masks(model: nn.Module, batch: Batch, maximum: Agree) -> list[str]:
+    """The kernels that count the windows that such rows have; to others they are masks, for which FlexAttention is compiled."""
+    if not getattr(model, "windowed", False) or model.window >= batch.shape[2] or batch.shape[1] == 3:  # type: ignore[operator]
+        return []
+    grouped = model.kv_heads * model.head_size != model.embedding.weight.size(1)  # type: ignore[operator,union-attr]
+    return [FLASH4, *([] if grouped else [CUDNN_FLASH4])] if _takes_flash4(model, maximum) else []
 
 
 def form_of(name: str) -> Form:

@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import State, StepPlan
 from ingot.backends.torch.ahead import prepare_ahead
-from ingot.backends.torch.attention import Calls, candidates, enough, form_of, may_count_windows, recorded_attention, replayed
+from ingot.backends.torch.attention import Calls, candidates, enough, form_of, recorded_attention, replayed, without_masks
 from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.builders import Builders
@@ -52,11 +52,12 @@ from ingot.backends.torch.tuning import (
     Tuned,
     fastest_attention,
     largest_micro_batch,
+    memory_is_full,
     smallest_micro_batch,
     works,
 )
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, RunError, Setting
+from ingot.errors import ConfigError
 from ingot.model.settings import FileSettings
 from ingot.optim.groups import has_own_optimizers, make_optimizers
 from ingot.runtime.batch import IGNORED, Batch
@@ -98,7 +99,7 @@ class TorchBackend(TorchInference):
         closing.callback(self._group.close)
         closing.callback(self._builders.stop)
         self.close = closing.close
-        self._deterministic = t.deterministic
+        self._deterministic, self._takes_kernels = t.deterministic, device.kind == "cuda" and precision == "bf16"
         self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
         self._asked_micro_batch, self._asked_threads, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
         self._stages: list[Tuned] = []  # what was found out for each
@@ -119,7 +120,7 @@ class TorchBackend(TorchInference):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
-        self._cuda_graphs = uses_cuda_graphs(config, self._compile, device.kind == "cuda", ranks)
+        self._cuda_graphs = uses_cuda_graphs(config, vocab_size, self._compile, device.kind == "cuda", ranks)
         module = compiled(model, nested, stages, self._python_reducer, blocks, self._cuda_graphs) if self._compile else model
         self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
 
@@ -138,20 +139,19 @@ class TorchBackend(TorchInference):
         self._stages = []
         if self.device.kind == "cpu":
             self._settle_threads(*stages[0], kept)
-        able, one = self.device.kind == "cuda" and self.precision == "bf16", stages[0][1][:1]
+        one = stages[0][1][:1]
         waits = not self._cuda_graphs and is_short(stages[0][1], self.maximum)
         used = kept.get("kernels", []) if kept else None
-        windows = able and not (noted or self._deterministic) and may_count_windows(self.model, one, self.maximum)
-        if windows := windows and self._runs(one, FLASH4):
-            self._attention = FLASH4  # of trials too: for each of their shapes FlexAttention would be compiled
+        self._set(stages[0][0].model)
+        trial = None if kept else next(iter(self._without_masks(one)), None)
         if getattr(self.model, "fp8_head", False):
-            refuse_unless_it_runs(lambda: self._try(one), self.maximum)
-        attempt = None if noted else lambda attention: self._try(one, attention=attention)  # the note answers without a pass
-        self._kernels = settle_kernels(self.model, self._asked_kernels, used, able, waits, attempt, self.maximum)
+            refuse_unless_it_runs(lambda: self._try(one, attention=trial), self.maximum)
+        attempt = None if noted else lambda attention: self._try(one, attention=attention or trial)  # a note needs no pass
+        self._kernels = settle_kernels(self.model, self._asked_kernels, used, self._takes_kernels, waits, attempt, self.maximum)
         self._builders.wait()
         for plan, batch in stages:
             self._set(plan.model)
-            self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}, noted, windows))
+            self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}, noted))
             if plan.seq_len == self._seq_len:
                 self._attention = self._stages[-1].attention  # of evaluation, which has rows of this length
         if self.ranks.world_size > 1:
@@ -168,11 +168,10 @@ class TorchBackend(TorchInference):
     def _settle_threads(self, plan: StepPlan, batch: Batch, kept: Mapping[str, Any]) -> None:
         self._set(plan.model)
         part = batch[: max(1, HOST_MICRO_BATCH_TOKENS // plan.seq_len)]
-        measures = not self._deterministic  # times differ from run to run
-        threads = settle_threads(self._asked_threads, kept, measures, lambda: self._try(part), self.maximum)
+        threads = settle_threads(self._asked_threads, kept, not self._deterministic, lambda: self._try(part), self.maximum)
         self.device = replace(self.device, name=cpu_name(threads))
 
-    def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool, windows: bool) -> Tuned:
+    def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool) -> Tuned:
         rows, _, seq_len = batch.shape
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
             kept = {}  # its package is not here, or the number format is another: found out anew
@@ -181,9 +180,10 @@ class TorchBackend(TorchInference):
         micro_batch = int(self.maximum([min(int(asked), rows)])[0])  # one for all ranks, kept with the run
         attention = str(kept.get("attention", "default"))
         if self.device.kind == "cuda" and not kept:
+            names = self._without_masks(batch)
             if self._asked_micro_batch == "auto":
-                micro_batch = self._smallest_micro_batch(batch, micro_batch)
-            attention = FLASH4 if windows else self._fastest_attention(batch[:micro_batch])
+                micro_batch = self._smallest_micro_batch(batch, micro_batch, next(iter(names), None))
+            attention = self._fastest_attention(batch[:micro_batch], names)
             if not self._runs(batch[:1], attention):  # calls by themselves have no windows, nor one gradient for three products
                 attention = "default"
         return Tuned(micro_batch, attention)
@@ -192,11 +192,16 @@ class TorchBackend(TorchInference):
         """Whether a whole pass with this attention kernel runs on every rank."""
         return attention == "default" or not self.maximum([not works(lambda: self._try(batch, attention=attention))])[0]
 
-    def _smallest_micro_batch(self, batch: Batch, rows: int) -> int:
+    def _without_masks(self, batch: Batch) -> list[str]:
+        """The kernels that count the windows of these rows and run; without one a trial compiles FlexAttention for its shape."""
+        names = without_masks(self.model, batch, self.maximum) if self._takes_kernels and not self._deterministic else []
+        return [name for name in names if self._runs(batch[:1], name)]
+
+    def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
         """Of `rows`, the most that a rank has: shares of a step may differ by one, and all ranks try the same sizes."""
 
         def attempt(size: int, times: int = 1) -> None:
-            self._try(batch[:size], times)
+            self._try(batch[:size], times, attention)
 
         found = largest_micro_batch(rows, attempt, self.maximum)
         if not self._deterministic:  # times differ from run to run
@@ -204,9 +209,9 @@ class TorchBackend(TorchInference):
         self.release()  # what the largest took
         return found
 
-    def _fastest_attention(self, batch: Batch) -> str:
+    def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
         calls, documents = Calls(), batch.shape[1] == 3  # what documents cost depends on how long they are: whole passes tell
-        if not documents:
+        if not (documents or names):
             with recorded_attention(self.model) as seen:  # before keys and values are repeated, which is timed too
                 self._try(batch[:1], attention=f"default{GROUPED}")
             calls = enough(seen, len(batch))
@@ -223,7 +228,7 @@ class TorchBackend(TorchInference):
                     made[name]()
             return self.wait()
 
-        names = candidates(self.model, calls, documents, self.maximum)
+        names = names or candidates(self.model, calls, documents, self.maximum)
         return fastest_attention(names, attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
@@ -248,7 +253,7 @@ class TorchBackend(TorchInference):
 
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
         """Forward and backward passes to their end, whose gradients are of no use."""
-        if (attention or self._attention) == FLASH4:
+        if attention == FLASH4:
             self._builders.wait()  # quack-kernels waits by itself for whoever compiles the same, this package does not
         try:
             for _ in range(times):
@@ -274,12 +279,7 @@ class TorchBackend(TorchInference):
             loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
             self._choices.forget()
-            raise RunError(
-                f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows",
-                Setting("training.micro_batch"),
-                Setting("training.gradient_checkpointing", "true"),
-                advice="lower {0} or set {1}, and start again",
-            ) from None
+            raise memory_is_full(plan.step + 1, tuned.micro_batch, self._cuda_graphs) from None
         # 3. The norm of the gradients, which are clipped to it.
         grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)

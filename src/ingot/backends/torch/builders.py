@@ -42,7 +42,7 @@ class Builders:
         if tries and precision == "bf16" and ranks.world_size == 1 and cpu_count() >= ENOUGH_CORES and has_flash4():
             keep_compiled()
             with suppress(OSError):  # too many processes
-                self._programs += (_start(build, config, vocab_size) for build in builds(config))
+                self._programs += (_start(build, config, vocab_size) for build in builds(config, vocab_size))
 
     def wait(self) -> None:
         """Let them end: what they make is on the disk then, and the device's time and memory are the run's alone."""
@@ -59,10 +59,10 @@ class Builders:
         self._programs.clear()
 
 
-def builds(config: Config) -> list[str]:
+def builds(config: Config, vocab_size: int) -> list[str]:
     """What a run of this config may use: attention is always tried, products where one of the kernels that call them is."""
     t = config.training
-    recorded = uses_cuda_graphs(config, compiles(config, True), on_cuda=True, ranks=Ranks())
+    recorded = uses_cuda_graphs(config, vocab_size, compiles(config, True), on_cuda=True, ranks=Ranks())
     tried = worth_trying(t.kernels, waits=t.tokens_per_step <= SHORT and not recorded)
     return [build for build, (_, names) in BUILDS.items() if build == "attention" or any(name in tried for name in names)]
 

@@ -25,10 +25,12 @@ SHAPING = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "fp8_head", "gradient_checkpointing", "ddp_python_reducer", "cuda_graphs",
 )  # fmt: skip
-# Settings of a model that kernels of other packages are compiled for; those of another depth or softcap are the same.
+# What kernels of other packages are compiled for; those of another depth or softcap are the same.
 COMPILED_FOR = {
-    "family", "heads", "kv_heads", "width", "window", "pattern", "mlp", "mlp_multiple", "inner_width", "activation", "gelu",
+    "family", "heads", "kv_heads", "width", "dropout", "window", "pattern", "mlp", "mlp_multiple", "inner_width", "mlp_bias",
+    "bias", "activation", "gelu",
 }  # fmt: skip
+TRIED_BY = {"tokens_per_step", "precision", "compile", "deterministic", "kernels", "cuda_graphs"}
 TRIALS = 6  # changes with what is tried and how: notes of other trials are not believed
 FREE = 0.98  # of the memory that was free then has to be free now
 
@@ -49,7 +51,8 @@ class Choices:
                 "world_size": world_size,
             }
             self._path = cache_root() / "choices" / f"{self._digest(shape)}.json"
-            self._kernels = self._digest([model.model_dump(mode="json", include=COMPILED_FOR), data.document_mask, t.kernels])
+            kernels = [model.model_dump(mode="json", include=COMPILED_FOR), t.model_dump(mode="json", include=TRIED_BY)]
+            self._kernels = self._digest([*kernels, data.document_mask])
 
     def _digest(self, known: Any) -> str:
         """A name for something on this machine, with these versions."""

@@ -9,19 +9,23 @@ from torch import nn
 
 from ingot.backends.torch.kernels import SHORT
 from ingot.config.schema import Config
+from ingot.config.size import model_size
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
 
+LARGEST = 200_000_000  # weights of a model that `auto` records: larger ones wait for no launch, and miss the memory
 
-def uses_cuda_graphs(config: Config, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
+
+def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
     """Whether passes are CUDA graphs: where that is asked for, on CUDA; by `auto` where steps are short and all alike."""
     t = config.training
     if not (t.cuda_graphs and on_cuda):
         return False
     if t.cuda_graphs == "auto":
         whole = compiles and t.compile != "blocks" and ranks.world_size == 1 and not t.deterministic
-        alike = config.model.family != "file" and not config.data.document_mask and not t.stages
-        return whole and alike and t.tokens_per_step <= SHORT
+        size = model_size(config, vocab_size)  # None: of a model of one's own, of which nothing is known
+        short = size is not None and size.total <= LARGEST and t.tokens_per_step <= SHORT
+        return whole and short and not (config.data.document_mask or t.stages)
     if not compiles or t.compile == "blocks":
         raise ConfigError("{0} needs a model that is compiled as a whole", Setting("training.cuda_graphs"))
     if ranks.world_size > 1:

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from ingot.errors import ConfigError, Setting
+from ingot.errors import ConfigError, RunError, Setting
 
 Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
@@ -51,6 +51,17 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: Agre
                 advice="shorten it, shrink the model or set {1}",
             )
         size = (size + 1) // 2
+
+
+def memory_is_full(step: int, micro_batch: int, recorded: bool) -> RunError:
+    """What ends a run whose step does not fit after all; `recorded`: whether its passes are CUDA graphs."""
+    return RunError(
+        f"the GPU's memory is full at step {step} with micro-batches of {micro_batch} rows",
+        Setting("training.micro_batch"),
+        Setting("training.gradient_checkpointing", "true"),
+        Setting("training.cuda_graphs", "false"),
+        advice="lower {0}, or set {1} or {2}, and start again" if recorded else "lower {0} or set {1}, and start again",
+    )
 
 
 def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maximum: Agree) -> int:
@@ -95,9 +106,11 @@ def fastest_attention(names: Sequence[str], attempt: Callable[[str, int], None],
             if deterministic:
                 return name
             there.append(name)
+    if len(there) < 2:
+        return there[0] if there else "default"
     # In turns: what slows the device down for a while, such as having waited for a compiler, then meets no kernel alone.
     turns = [[maximum([seconds_of(partial(attempt, name, 3))])[0] for name in there] for _ in range(2)]
-    return min(zip(map(min, *turns), there, strict=True))[1] if there else "default"
+    return min(zip(map(min, *turns), there, strict=True))[1]
 
 
 def seconds_of(attempt: Callable[[], None]) -> float:

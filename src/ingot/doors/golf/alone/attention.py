@@ -25,9 +25,9 @@ def candidates(*_: Any) -> Any:
     return ATTENTION
 
 
-def may_count_windows(*_: Any) -> bool:
-    """Its model has none."""
-    return False
+def without_masks(*_: Any) -> Any:
+    """FlashAttention 4 is no part of the file."""
+    return []
 
 
 def replayed(*_: Any) -> Any: ...

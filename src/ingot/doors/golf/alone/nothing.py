@@ -97,7 +97,7 @@ def settle_kernels(*_: Any) -> list[str]:
     return []
 
 
-# Of backends.torch.cuda_graphs: no variable asks for them.
+# Of backends.torch.cuda_graphs: the file records nothing.
 def uses_cuda_graphs(*_: Any) -> bool:
     """No."""
     return False
