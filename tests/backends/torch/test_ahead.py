@@ -91,6 +91,19 @@ def test_the_compiler_finds_the_hash_of_triton_that_was_made_ahead():
     assert cache.triton_key.cache_info().misses == 1
 
 
+def test_what_triton_needs_of_the_driver_is_made_ahead(monkeypatch):
+    made = []
+
+    class Lazy:
+        @property
+        def active(self):
+            made.append(True)
+
+    monkeypatch.setitem(sys.modules, "triton.runtime.driver", SimpleNamespace(driver=Lazy()))
+    ahead._make_ready("cpu")
+    assert made
+
+
 def test_a_device_that_is_not_there_is_told_by_those_who_need_it():
     ahead._make_ready("cpu")
     ahead._make_ready("no such device")

@@ -62,7 +62,12 @@ def import_compiler() -> None:
 
 
 def _make_ready(device: str) -> None:
-    """A first product: the driver makes its context, and the library of products is loaded."""
+    """A first product: the driver makes its context, and the library of products is loaded; then what Triton needs of it.
+
+    That is a C program, which the first run of a machine compiles.
+    """
     with contextlib.suppress(RuntimeError):  # said by whoever needs the device
         one = torch.ones(16, 16, device=device)
         one @ one
+    with contextlib.suppress(Exception):  # not installed, or no compiler: said by whoever has a kernel
+        _ = import_module("triton.runtime.driver").driver.active
