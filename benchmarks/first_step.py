@@ -184,10 +184,17 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     if settings.pop("driver", False):
         threading.Thread(target=wake_driver, args=[phases], name="driver", daemon=True).start()
     phases.mark("imports")
+    from ingot.backends.torch import builders
+    from ingot.config.loading import load_config
+    from ingot.runtime.ranks import Ranks
+
+    resolved = load_config(recipe=settings.pop("recipe"), overrides=settings, environment={})
+    begun = builders.Builders(resolved.config, resolved.config.model.vocab_size or 260, Ranks())  # as `open_backend` does
+    builders.Builders = lambda *_: begun
+    begun.wait = phases.timed("waiting for builders", begun.wait)
     import torch
 
-    from ingot.backends.torch import backend, builders, kernels
-    from ingot.config.loading import load_config
+    from ingot.backends.torch import backend, kernels
     from ingot.plan.validate import check_before_training
     from ingot.runs.report import Reporter
     from ingot.train.start import run
@@ -195,7 +202,6 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     for name in PARTS:
         owner = backend if hasattr(backend, name) else backend.TorchBackend
         setattr(owner, name, phases.timed(name, getattr(owner, name)))
-    builders.Builders.wait = phases.timed("waiting for builders", builders.Builders.wait)
     use, fails = kernels.use_kernels, kernels.failure_of
     tried: list[str] = []
 
@@ -205,7 +211,6 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
 
     kernels.use_kernels = use_kernels
     kernels.failure_of = lambda attempt: phases.timed(f"settle_kernels: {tried[-1]}", fails)(attempt)
-    resolved = load_config(recipe=settings.pop("recipe"), overrides=settings, environment={})
     names = priming_names(resolved.config)
 
     class Marking(Reporter):

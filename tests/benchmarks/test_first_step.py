@@ -8,7 +8,7 @@ import first_step
 import pytest
 from step_profile import TOY
 
-from ingot.backends.torch import backend
+from ingot.backends.torch import backend, builders
 
 
 @pytest.fixture
@@ -17,6 +17,7 @@ def unpatched(monkeypatch):
     for name in first_step.PARTS:
         owner = backend if hasattr(backend, name) else backend.TorchBackend
         monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(builders, "Builders", builders.Builders)
 
 
 def test_the_phases_of_a_toy_add_up_to_its_first_step(tmp_path, unpatched, capsys):

@@ -23,9 +23,16 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
         with _mlx_installed():
             from ingot.backends.mlx.backend import MLXBackend
         return MLXBackend(config, vocab_size, ranks)
-    from ingot.backends.torch.backend import TorchBackend
+    from ingot.backends.torch.builders import Builders
 
-    return TorchBackend(config, vocab_size, ranks)
+    builders = Builders(config, vocab_size, ranks)  # before torch is imported, beside which they do so
+    try:
+        from ingot.backends.torch.backend import TorchBackend
+
+        return TorchBackend(config, vocab_size, ranks, builders)
+    except BaseException:
+        builders.stop()
+        raise
 
 
 def open_inference(config: Config, vocab_size: int) -> Inference:

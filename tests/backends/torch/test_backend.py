@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, plan_of, raw, rows_of, step, take, weights, written
 
+from ingot.backends.open import open_backend
 from ingot.backends.torch import attention
 from ingot.backends.torch import backend as torch_backend
-from ingot.backends.torch.backend import TorchBackend
 from ingot.backends.torch.parallel import compiles, compiles_optimizer
 from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.backends.torch.state import tensor
@@ -406,7 +406,7 @@ def test_flops_are_nanogpts(monkeypatch):
         model={"bias": False, "vocab_size": 50304}, data={"seq_len": 1024}, training={"max_steps": 1, "compile": False}
     )
     with torch.device("meta"):
-        backend = TorchBackend(config, 50257, Ranks())
+        backend = open_backend(config, 50257, Ranks())
     assert backend.parameters == 124_373_760
     assert backend.flops_per_token(1024) * 480 * 1024 / 312e12 == pytest.approx(1.3466, abs=1e-4)
 

@@ -1,70 +1,25 @@
-"""Programs that make kernels of other packages beside a run: what they compute, when they are started, and that they end."""
+"""Programs that make kernels of other packages beside a run: when they are started, and that they end."""
 
 import subprocess
+import sys
 import time
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_kit import make
 
+from ingot.backends import open as opening
 from ingot.backends.torch import backend, builders
-from ingot.backends.torch.builders import BUILDS, Builders, OneRow, builds
+from ingot.backends.torch.builders import PROGRAMS, Builders
 from ingot.backends.torch.tuning import Tuned
 from ingot.config.schema import Config
+from ingot.errors import ConfigError
 from ingot.runtime.children import python_command
 from ingot.runtime.ranks import Ranks
 
-MODELS = {
-    "gpt2": {"layers": 1, "heads": 2, "width": 32},
-    "golf": {"layers": 2, "heads": 2, "kv_heads": 1, "width": 32},
-    "llama": {"layers": 1, "heads": 2, "width": 32},
-    "frontier": {"layers": 2, "heads": 2, "width": 32, "window": 8},
-}
-OF_FLASH4 = {name + end for name in ("flash_attention", "packed_flash_attention", "qkv_attention") for end in ("", "_backward")}
-OF_PRODUCTS = {name + end for name in ("mlp", "gated_mlp") for end in ("", "_backward")}
-
-
-def config(family="gpt2", documents=False, **training):
-    settings = {"model": {"family": family, **MODELS[family]}, "data": {"seq_len": 16, "document_mask": documents}}
-    return Config.model_validate(
-        {**settings, "training": {"device": "cpu", "max_steps": 1, "tokens_per_step": 65536, **training}}
-    )
-
-
-class Operations(TorchDispatchMode):
-    """The names of our own operations that are used."""
-
-    def __init__(self):
-        super().__init__()
-        self.used = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "ingot":
-            self.used.add(function.name().split("::")[1])
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("documents", [False, True])
-def test_a_program_computes_one_row_by_what_it_is_to_build(family, documents):
-    for build, found in (("attention", OF_FLASH4), ("products", OF_PRODUCTS)):
-        with Operations() as operations:
-            OneRow.of(config(family, documents), 64).make(build, 16, documents)
-        assert {name.endswith("backward") for name in operations.used & found} == {True, False}, (build, operations.used)
-        assert not operations.used & (OF_FLASH4 | OF_PRODUCTS) - found
-
-
-@pytest.mark.parametrize("build", BUILDS)
-def test_a_program_ends_well(build):
-    code = "from ingot.backends.torch.builders import main; main(*sys.argv[1:])"
-    with subprocess.Popen(python_command(code, build, config().model_dump_json(), "64"), stdin=subprocess.PIPE) as program:
-        assert program.wait() == 0
-
 
 @pytest.fixture
-def able(monkeypatch):
+def able(monkeypatch, tmp_path):
     """A machine on which programs are worth their time, and a note of those that were started."""
     started = []
 
@@ -73,55 +28,37 @@ def able(monkeypatch):
             started.append(self)
             super().__init__(python_command("import time; time.sleep(sys.maxsize >> 40)"), **kwargs)
 
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(builders, "NVIDIA", (str(tmp_path),))
     monkeypatch.setattr(builders, "has_flash4", lambda: True)
     monkeypatch.setattr(builders, "cpu_count", lambda: builders.ENOUGH_CORES)
     monkeypatch.setattr(builders.subprocess, "Popen", Noted)
     return started
 
 
-def programs(deterministic=False, precision="bf16", world_size=1, new=True):
-    settings = config(deterministic=deterministic)
-    return Builders(settings, 64, precision, Ranks(world_size=world_size), SimpleNamespace(kernels_are_new=lambda: new))
+def programs(world_size=1, model=None, data=None, **training):
+    settings = Config(model=model or {}, data=data or {}, training={"max_steps": 1, **training})
+    return Builders(settings, 64, Ranks(world_size=world_size))
 
 
-def test_products_are_built_for_runs_that_try_kernels_with_them():
-    for all_of_them in ({}, {"kernels": ["mlp"]}, {"tokens_per_step": 8192}, {"tokens_per_step": 8192, "kernels": ["gate"]}):
-        assert builds(config(**all_of_them), 64) == ["attention", "products"]
-    for less in ({"kernels": "off"}, {"kernels": ["loss"]}, {"tokens_per_step": 8192, "cuda_graphs": False}):
-        assert builds(config(**less), 64) == ["attention"]
-    assert builds(config(tokens_per_step=8192, deterministic=True), 64) == ["attention"], "auto records nothing there"
-
-
-def test_a_model_whose_memory_the_run_may_need_is_not_built(monkeypatch):
-    row = OneRow.of(config(), 64)
-    row._device = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * row.parameters * 31, 0))
-    row.make("attention", 16, False)
-    assert all(weight.is_meta for weight in row.model.parameters())
-
-
-def test_a_program_whose_run_is_gone_ends():
-    code = "import time; from ingot.backends.torch.builders import OneRow, main; OneRow.make = lambda *_: time.sleep(600); "
-    command = python_command(code + "main(*sys.argv[1:])", "attention", config().model_dump_json(), "64")
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
-        program.stdin.close()
-        assert program.wait(60) == 1
+def ended(running):
+    """Let them have done what they do."""
+    for program in running._programs:
+        program.kill()
+    running.wait()
 
 
 def test_a_run_waits_for_them_before_it_measures_and_stops_them_at_its_end(monkeypatch):
     calls = []
 
     class Noting(Builders):
-        def __init__(self, *_):
-            self._programs = []
-
         def wait(self):
             calls.append("wait")
 
         def stop(self):
             calls.append("stop")
 
-    monkeypatch.setattr(backend, "Builders", Noting)
+    monkeypatch.setattr(builders, "Builders", Noting)
     monkeypatch.setattr(backend.TorchBackend, "_tune", lambda *_: calls.append("tune") or Tuned(1, "default"))
     opened = make()
     assert calls == ["wait", "tune"]
@@ -129,13 +66,25 @@ def test_a_run_waits_for_them_before_it_measures_and_stops_them_at_its_end(monke
     assert calls == ["wait", "tune", "stop"]
 
 
+def test_a_run_that_cannot_begin_ends_them(able):
+    with pytest.raises(ConfigError):
+        opening.open_backend(Config(model={"vocab_size": 8}, training={"max_steps": 1}), 64, Ranks())
+    assert len(able) == len(PROGRAMS) and all(program.poll() is not None for program in able)
+
+
+def test_they_begin_before_torch_is_imported():
+    code = "import sys, ingot.backends.torch.builders; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_programs_that_do_not_end_are_ended(able, monkeypatch):
     monkeypatch.setattr(builders, "PATIENCE", 0.2)
     running = programs()
-    assert len(able) == len(BUILDS) and all(program.poll() is None for program in able)
+    assert len(able) == len(PROGRAMS) and all(program.poll() is None for program in able)
     running.wait()
     assert all(program.poll() is not None for program in able)
     running.wait()
+    assert programs()._programs, "what they had no time for is not done"
 
 
 def test_a_run_that_ends_early_ends_them(able):
@@ -144,13 +93,29 @@ def test_a_run_that_ends_early_ends_them(able):
     assert time.monotonic() - began < builders.PATIENCE and all(program.poll() is not None for program in able)
 
 
-def test_a_model_of_ones_own_has_none(able):
-    own = SimpleNamespace(model=SimpleNamespace(family="file"), training=config().training)
-    Builders(own, 64, "bf16", Ranks(), SimpleNamespace(kernels_are_new=lambda: True)).wait()
-    assert able == []
+def test_what_was_made_is_not_made_again(able):
+    ended(programs())
+    assert len(able) == len(PROGRAMS)
+    for same in ({}, {"model": {"layers": 3}}, {"data": {"seq_len": 128}}, {"loss_chunk": 64}):
+        assert not programs(**same)._programs
+    others = [{"model": {"heads": 6}}, {"model": {"bias": False}}, {"data": {"document_mask": True}}]
+    for other in [*others, {"kernels": "off"}, {"cuda_graphs": False}, {"tokens_per_step": 65536}]:
+        ended(running := programs(**other))
+        assert not programs(**other)._programs and running is not None
+    assert len(able) == len(PROGRAMS) * 7
 
 
-@pytest.mark.parametrize("lack", [{"new": False}, {"precision": "fp32"}, {"world_size": 2}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize(
+    "lack",
+    [
+        {"precision": "fp32"},
+        {"world_size": 2},
+        {"deterministic": True},
+        {"device": "cpu"},
+        {"model": {"family": "file", "file": __file__}},
+    ],
+    ids=str,
+)
 def test_there_are_none_for_a_run_that_needs_none(able, lack):
     programs(**lack).wait()
     assert able == []
@@ -161,3 +126,15 @@ def test_there_are_none_on_a_machine_without_cores_or_the_package(able, monkeypa
     monkeypatch.setattr(builders, name, lambda: answer)
     programs().wait()
     assert able == []
+
+
+def test_there_are_none_without_a_driver(able, monkeypatch, tmp_path):
+    monkeypatch.setattr(builders, "NVIDIA", (str(tmp_path / "none"),))
+    programs().wait()
+    assert able == []
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(able, monkeypatch):
+    monkeypatch.setenv("INGOT_CACHE", str(Path(__file__)))
+    ended(programs())
+    assert len(able) == len(PROGRAMS)

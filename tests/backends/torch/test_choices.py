@@ -85,17 +85,3 @@ def test_a_cpu_keeps_no_note(tmp_path, monkeypatch):
     note.keep(FOUND)
     note.forget()
     assert note.recall() == {} and not (tmp_path / "cache").exists()
-
-
-def test_kernels_are_new_until_a_run_on_this_gpu_has_used_the_same(free, tmp_path):
-    other = Device("cuda", 0, "NVIDIA A100", None, ("bf16",))
-    assert choices().kernels_are_new()
-    assert not choices(device=Device("cpu", 0, "a CPU", None, ("fp32",))).kernels_are_new()
-    kept()
-    (tmp_path / "cache" / "choices" / "damaged.json").write_text("[]")
-    assert not choices().kernels_are_new()
-    assert not choices(model={"layers": 3}, data={"seq_len": 128}, training={"loss_chunk": 64}).kernels_are_new()
-    others = [{"model": {"heads": 6}}, {"model": {"bias": False}}, {"data": {"document_mask": True}}]
-    others += [{"training": {"kernels": "off"}}, {"training": {"precision": "fp32"}}, {"training": {"cuda_graphs": False}}]
-    assert all(choices(**other).kernels_are_new() for other in others)
-    assert choices(device=other).kernels_are_new()

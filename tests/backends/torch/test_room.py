@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.backends.torch.backend import TorchBackend
+from ingot.backends.open import open_backend
 from ingot.config.loading import load_config
 from ingot.errors import ConfigError
 from ingot.runtime.memory import host_bytes
@@ -32,7 +32,7 @@ def test_what_the_machine_cannot_hold_is_refused_before_memory_is_taken(family, 
     more = {"model.kv_heads": 1} if family == "golf" else {}
     config = load_config(python={**TINY, **more, "model.family": family, **given}, environment={}).config
     with pytest.raises(ConfigError, match=r"parameters takes at least [\d,.]+ GiB and this machine has .* GiB; take a"):
-        TorchBackend(config, 300, Ranks())
+        open_backend(config, 300, Ranks())
 
 
 def test_a_model_just_too_large_is_refused_and_one_that_fits_is_not():
@@ -43,7 +43,7 @@ def test_a_model_just_too_large_is_refused_and_one_that_fits_is_not():
         given = {**TINY, "model.width": 64, "model.vocab_size": min(int(factor * rows), 2**31 - 1)}
         config = load_config(python=given, environment={}).config
         if fits:
-            assert isinstance(TorchBackend(config, 300, Ranks()).model, torch.nn.Module)
+            assert isinstance(open_backend(config, 300, Ranks()).model, torch.nn.Module)
         else:
             with pytest.raises(ConfigError, match="take a smaller model"):
-                TorchBackend(config, 300, Ranks())
+                open_backend(config, 300, Ranks())

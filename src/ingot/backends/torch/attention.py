@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.backends.torch.flash4 import has_flash4, keep_compiled
 from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, FLASH4, GROUPED
 from ingot.backends.torch.tuning import Agree
 from ingot.model.kernels.flash import library, packed_flash_attention
 from ingot.model.layers import Form, causal_attention, repeat_kv, takes_flash
 from ingot.model.registry import OURS
 from ingot.runtime.batch import Batch
-from ingot.runtime.cache import cache_root
 
 
 class Operand(NamedTuple):
@@ -121,12 +119,6 @@ def _takes_flash4(model: nn.Module, maximum: Agree) -> bool:
     return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
 
-def has_flash4() -> bool:
-    with suppress(Exception):  # an older FlashAttention of that name may be there, and be for another torch
-        return find_spec("flash_attn.cute") is not None
-    return False
-
-
 def load_flash4() -> None:
     """Import the package and that of products, which comes with it, where they are installed.
 
@@ -137,13 +129,6 @@ def load_flash4() -> None:
         with suppress(Exception):
             library()
             import_module("ingot.model.kernels.quack_products")
-
-
-def keep_compiled() -> None:
-    """Before the package is imported: it compiles kernels when they are first used, which takes seconds; later runs find them."""
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
-    os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))  # of products, by a package that comes with it
 
 
 def use_form(model: nn.Module, form: Form) -> None:

@@ -73,7 +73,7 @@ class TorchBackend(TorchInference):
 
     records_steps = False
 
-    def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
+    def __init__(self, config: Config, vocab_size: int, ranks: Ranks, builders: Builders):
         t, own_model = config.training, config.model.family == "file"
         shield_compile_workers()
         if t.deterministic:  # before the first product, by which torch settles how it makes them
@@ -89,7 +89,7 @@ class TorchBackend(TorchInference):
         if isinstance(config.model, FileSettings):
             check_own_model(config, config.model.file, vocab_size, torch_device(device))
         self._choices = Choices(config, device, ranks.world_size)
-        self._builders = Builders(config, vocab_size, precision, ranks, self._choices)
+        self._builders = builders
         model = build_model(config, vocab_size).to(torch_device(device))
         if t.fp8_head:
             use_fp8_head(model, config, device, precision)

@@ -25,12 +25,6 @@ SHAPING = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "fp8_head", "gradient_checkpointing", "ddp_python_reducer", "cuda_graphs",
 )  # fmt: skip
-# What kernels of other packages are compiled for; those of another depth or softcap are the same.
-COMPILED_FOR = {
-    "family", "heads", "kv_heads", "width", "dropout", "window", "pattern", "mlp", "mlp_multiple", "inner_width", "mlp_bias",
-    "bias", "activation", "gelu",
-}  # fmt: skip
-TRIED_BY = {"tokens_per_step", "precision", "compile", "deterministic", "kernels", "cuda_graphs"}
 TRIALS = 6  # changes with what is tried and how: notes of other trials are not believed
 FREE = 0.98  # of the memory that was free then has to be free now
 
@@ -39,43 +33,27 @@ class Choices:
     """The note of one shape; without a GPU there is none, as a CPU's choices follow from the settings."""
 
     def __init__(self, config: Config, device: Device, world_size: int):
-        self._device, self._path = device, None
-        if device.kind == "cuda":
-            model, t, data = config.model, config.training, config.data
-            file = user_path(model.file) if isinstance(model, FileSettings) else None
-            shape = {
-                "model": model.model_dump(mode="json"),
-                "file": file_sha256(file) if file is not None else None,
-                "data": [data.seq_len, data.document_mask],
-                "training": t.model_dump(mode="json", include=set(SHAPING)),
-                "world_size": world_size,
-            }
-            self._path = cache_root() / "choices" / f"{self._digest(shape)}.json"
-            kernels = [model.model_dump(mode="json", include=COMPILED_FOR), t.model_dump(mode="json", include=TRIED_BY)]
-            self._kernels = self._digest([*kernels, data.document_mask])
+        self._device = device
+        self._path = cache_root() / "choices" / self._name(config, world_size) if device.kind == "cuda" else None
 
-    def _digest(self, known: Any) -> str:
-        """A name for something on this machine, with these versions."""
-        versions = [
-            TRIALS,
-            made_by(),
-            torch.__version__,
-            torch.version.cuda,
-            torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-            installed(OF_KERNELS),
-        ]
-        text = json.dumps([known, self._device.name, versions], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def kernels_are_new(self) -> bool:
-        """Whether no run of this shape, or of one with the same kernels, was on this GPU before."""
-        if self._path is None:
-            return False
-        for path in self._path.parent.glob("*.json"):
-            with suppress(OSError, ValueError, AttributeError):
-                if read_json(path).get("kernels") == self._kernels:
-                    return False
-        return True
+    def _name(self, config: Config, world_size: int) -> str:
+        file = user_path(config.model.file) if isinstance(config.model, FileSettings) else None
+        known = {
+            "model": config.model.model_dump(mode="json"),
+            "file": file_sha256(file) if file is not None else None,
+            "data": [config.data.seq_len, config.data.document_mask],
+            "training": config.training.model_dump(mode="json", include=set(SHAPING)),
+            "device": [self._device.name, world_size],
+            "versions": [
+                TRIALS,
+                made_by(),
+                torch.__version__,
+                torch.version.cuda,
+                torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+                installed(OF_KERNELS),
+            ],
+        }
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32] + ".json"
 
     def recall(self) -> dict[str, Any]:
         """What was found out, as `keep` was given it; nothing where there is no note or less memory is free."""
@@ -92,8 +70,7 @@ class Choices:
         if self._path is not None:
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                note = {"free": self._room(), "kernels": self._kernels, "choices": choices}
-                write_atomically(self._path, json.dumps(note, indent=1), durable=False)
+                write_atomically(self._path, json.dumps({"free": self._room(), "choices": choices}, indent=1), durable=False)
 
     def _room(self) -> int:
         """The bytes that this process has of the GPU or could have: what others hold of it is not among them."""

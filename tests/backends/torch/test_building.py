@@ -1,0 +1,83 @@
+"""What programs beside a run compute, so that kernels of other packages are compiled."""
+
+import subprocess
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ingot.backends.torch.builders import PROGRAMS
+from ingot.backends.torch.building import BUILDS, OneRow, builds
+from ingot.config.schema import Config
+from ingot.runtime.children import python_command
+
+MODELS = {
+    "gpt2": {"layers": 1, "heads": 2, "width": 32},
+    "golf": {"layers": 2, "heads": 2, "kv_heads": 1, "width": 32},
+    "llama": {"layers": 1, "heads": 2, "width": 32},
+    "frontier": {"layers": 2, "heads": 2, "width": 32, "window": 8},
+}
+OF_FLASH4 = {name + end for name in ("flash_attention", "packed_flash_attention", "qkv_attention") for end in ("", "_backward")}
+OF_PRODUCTS = {name + end for name in ("mlp", "gated_mlp") for end in ("", "_backward")}
+
+
+def config(family="gpt2", documents=False, **training):
+    settings = {"model": {"family": family, **MODELS[family]}, "data": {"seq_len": 16, "document_mask": documents}}
+    return Config.model_validate(
+        {**settings, "training": {"device": "cpu", "max_steps": 1, "tokens_per_step": 65536, **training}}
+    )
+
+
+class Operations(TorchDispatchMode):
+    """The names of our own operations that are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "ingot":
+            self.used.add(function.name().split("::")[1])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_program_computes_one_row_by_what_it_is_to_build(family, documents):
+    for build, found in (("attention", OF_FLASH4), ("products", OF_PRODUCTS)):
+        with Operations() as operations:
+            OneRow.of(config(family, documents), 64).make(build, 16, documents)
+        assert {name.endswith("backward") for name in operations.used & found} == {True, False}, (build, operations.used)
+        assert not operations.used & (OF_FLASH4 | OF_PRODUCTS) - found
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_program_ends_well(build):
+    code = "from ingot.backends.torch.building import main; main(*sys.argv[1:])"
+    with subprocess.Popen(python_command(code, build, config().model_dump_json(), "64"), stdin=subprocess.PIPE) as program:
+        assert program.wait() == 0
+
+
+def test_products_are_built_for_runs_that_try_kernels_with_them():
+    assert tuple(BUILDS) == PROGRAMS
+    for all_of_them in ({}, {"kernels": ["mlp"]}, {"tokens_per_step": 8192}, {"tokens_per_step": 8192, "kernels": ["gate"]}):
+        assert builds(config(**all_of_them), 64) == ["attention", "products"]
+    for less in ({"kernels": "off"}, {"kernels": ["loss"]}, {"tokens_per_step": 8192, "cuda_graphs": False}):
+        assert builds(config(**less), 64) == ["attention"]
+    assert builds(config(tokens_per_step=8192, deterministic=True), 64) == ["attention"], "auto records nothing there"
+
+
+def test_a_model_whose_memory_the_run_may_need_is_not_built(monkeypatch):
+    row = OneRow.of(config(), 64)
+    row._device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * row.parameters * 31, 0))
+    row.make("attention", 16, False)
+    assert all(weight.is_meta for weight in row.model.parameters())
+
+
+def test_a_program_whose_run_is_gone_ends():
+    code = "import time; from ingot.backends.torch.building import OneRow, main; OneRow.make = lambda *_: time.sleep(600); "
+    command = python_command(code + "main(*sys.argv[1:])", "attention", config().model_dump_json(), "64")
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
+        program.stdin.close()
+        assert program.wait(60) == 1
