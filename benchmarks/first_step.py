@@ -186,18 +186,22 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     phases.mark("imports")
     from ingot.backends.torch import builders
     from ingot.config.loading import load_config
+    from ingot.plan.validate import check_before_training
+    from ingot.runs.report import Reporter
     from ingot.runtime.ranks import Ranks
+    from ingot.train.start import run
 
     resolved = load_config(recipe=settings.pop("recipe"), overrides=settings, environment={})
-    begun = builders.Builders(resolved.config, resolved.config.model.vocab_size or 260, Ranks())  # as `open_backend` does
+    phases.mark("checking the run")
+    dataset = check_before_training(resolved.config, 1, lambda text: None)
+    # Begun here as `open_backend` does, so that torch can be imported, and its parts timed, before the run does so.
+    begun = builders.Builders(resolved.config, resolved.config.model.vocab_size or 260, Ranks())
     builders.Builders = lambda *_: begun
     begun.wait = phases.timed("waiting for builders", begun.wait)
+    phases.mark("importing torch")
     import torch
 
     from ingot.backends.torch import backend, kernels
-    from ingot.plan.validate import check_before_training
-    from ingot.runs.report import Reporter
-    from ingot.train.start import run
 
     for name in PARTS:
         owner = backend if hasattr(backend, name) else backend.TorchBackend
@@ -228,10 +232,7 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
             if self.steps == 1:
                 phases.mark("first step")
 
-    reporter = Marking()
-    reporter.waiting("checking the run")
-    dataset = check_before_training(resolved.config, 1, lambda text: None)
-    run(resolved, reporter, dataset=dataset)
+    run(resolved, Marking(), dataset=dataset)
     total = next(at for name, at in phases.marks if name == "first step")
     return {
         "total": total, "phases": phases.table(), "parts": phases.parts, "compiler": phases.compiler(),

@@ -14,7 +14,6 @@ from ingot.backends.torch.builders import PROGRAMS, Builders
 from ingot.backends.torch.tuning import Tuned
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
-from ingot.runtime.children import python_command
 from ingot.runtime.ranks import Ranks
 
 
@@ -26,7 +25,7 @@ def able(monkeypatch, tmp_path):
     class Noted(subprocess.Popen):
         def __init__(self, command, **kwargs):
             started.append(self)
-            super().__init__(python_command("import time; time.sleep(sys.maxsize >> 40)"), **kwargs)
+            super().__init__(["cat"], **kwargs)
 
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(builders, "NVIDIA", (str(tmp_path),))
@@ -36,15 +35,15 @@ def able(monkeypatch, tmp_path):
     return started
 
 
-def programs(world_size=1, model=None, data=None, **training):
+def programs(world_size=1, local_rank=0, model=None, data=None, **training):
     settings = Config(model=model or {}, data=data or {}, training={"max_steps": 1, **training})
-    return Builders(settings, 64, Ranks(world_size=world_size))
+    return Builders(settings, 64, Ranks(world_size=world_size, local_rank=local_rank))
 
 
 def ended(running):
     """Let them have done what they do."""
     for program in running._programs:
-        program.kill()
+        program.stdin.close()
     running.wait()
 
 
@@ -61,9 +60,9 @@ def test_a_run_waits_for_them_before_it_measures_and_stops_them_at_its_end(monke
     monkeypatch.setattr(builders, "Builders", Noting)
     monkeypatch.setattr(backend.TorchBackend, "_tune", lambda *_: calls.append("tune") or Tuned(1, "default"))
     opened = make()
-    assert calls == ["wait", "tune"]
+    assert calls == ["stop", "wait", "tune"], "on a CPU it stops them first"
     opened.close()
-    assert calls == ["wait", "tune", "stop"]
+    assert calls == ["stop", "wait", "tune", "stop"]
 
 
 def test_a_run_that_cannot_begin_ends_them(able):
@@ -99,10 +98,29 @@ def test_what_was_made_is_not_made_again(able):
     for same in ({}, {"model": {"layers": 3}}, {"data": {"seq_len": 128}}, {"loss_chunk": 64}):
         assert not programs(**same)._programs
     others = [{"model": {"heads": 6}}, {"model": {"bias": False}}, {"data": {"document_mask": True}}]
-    for other in [*others, {"kernels": "off"}, {"cuda_graphs": False}, {"tokens_per_step": 65536}]:
-        ended(running := programs(**other))
-        assert not programs(**other)._programs and running is not None
-    assert len(able) == len(PROGRAMS) * 7
+    for other in [*others, {"kernels": "off"}, {"cuda_graphs": False}]:
+        ended(programs(**other))
+        assert not programs(**other)._programs
+    assert len(able) == len(PROGRAMS) * 6
+
+
+def test_a_program_that_was_killed_has_made_nothing(able):
+    running = programs()
+    able[0].kill()
+    able[1].stdin.close()
+    running.wait()
+    assert programs()._programs
+
+
+def test_another_kind_of_gpu_needs_its_own(able, monkeypatch, tmp_path):
+    ended(programs())
+    (tmp_path / "gpus" / "0").mkdir(parents=True)
+    (tmp_path / "gpus" / "0" / "information").write_text("Model: \t NVIDIA H200\nIRQ: 5\n")
+    monkeypatch.setattr(builders, "GPUS", tmp_path / "gpus")
+    ended(programs())
+    assert len(able) == len(PROGRAMS) * 2
+    (tmp_path / "gpus" / "0" / "information").write_text("Model: \t NVIDIA H200\nIRQ: 7\n")
+    assert not programs()._programs
 
 
 @pytest.mark.parametrize(
@@ -112,6 +130,7 @@ def test_what_was_made_is_not_made_again(able):
         {"world_size": 2},
         {"deterministic": True},
         {"device": "cpu"},
+        {"local_rank": 1},
         {"model": {"family": "file", "file": __file__}},
     ],
     ids=str,
@@ -128,13 +147,21 @@ def test_there_are_none_on_a_machine_without_cores_or_the_package(able, monkeypa
     assert able == []
 
 
-def test_there_are_none_without_a_driver(able, monkeypatch, tmp_path):
+def test_there_are_none_without_a_gpu_to_use(able, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    programs().wait()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(builders, "NVIDIA", (str(tmp_path / "none"),))
     programs().wait()
     assert able == []
 
 
+def test_a_run_that_turns_out_to_be_on_a_cpu_ends_them_at_once(able):
+    opening.open_backend(Config(model={"layers": 1, "heads": 2, "width": 32}, training={"max_steps": 1}), 64, Ranks())
+    assert len(able) == len(PROGRAMS) and all(program.poll() is not None for program in able)
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(able, monkeypatch):
     monkeypatch.setenv("INGOT_CACHE", str(Path(__file__)))
-    ended(programs())
-    assert len(able) == len(PROGRAMS)
+    programs().wait()
+    assert able == []

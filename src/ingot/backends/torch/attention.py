@@ -101,7 +101,8 @@ def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: Agree) 
 
 def without_masks(model: nn.Module, batch: Batch, maximum: Agree) -> list[str]:
     """The kernels that count the windows that such rows have; to others they are masks, for which FlexAttention is compiled."""
-    if not getattr(model, "windowed", False) or model.window >= batch.shape[2] or batch.shape[1] == 3:  # type: ignore[operator]
+    windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
+    if not windowed or model.window >= batch.shape[2] or batch.shape[1] == 3:  # type: ignore[operator]
         return []
     grouped = model.kv_heads * model.head_size != model.embedding.weight.size(1)  # type: ignore[operator,union-attr]
     return [FLASH4, *([] if grouped else [CUDNN_FLASH4])] if _takes_flash4(model, maximum) else []

@@ -83,6 +83,8 @@ class TorchBackend(TorchInference):
         if device.kind == "cpu":
             keep_freed_memory()
         precision = device.precision(t.precision)
+        if device.kind != "cuda" or precision != "bf16":
+            builders.stop()
         self._group = Collectives(ranks, device)
         refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import time
 from contextlib import suppress
@@ -28,7 +29,8 @@ OF_MODEL = {
     "family", "heads", "kv_heads", "width", "dropout", "window", "pattern", "mlp", "mlp_multiple", "inner_width", "mlp_bias",
     "bias", "activation", "gelu",
 }  # fmt: skip
-OF_TRAINING = {"tokens_per_step", "precision", "compile", "kernels", "cuda_graphs"}  # which of them are tried
+OF_TRAINING = {"precision", "compile", "kernels", "cuda_graphs"}  # which of them are tried
+GPUS = Path("/proc/driver/nvidia/gpus")  # with a folder for each
 NVIDIA = ("/dev/nvidiactl", "/dev/dxg")  # there where a driver is, the second in a Linux inside of Windows
 ENOUGH_CORES = 4  # below, they would only take the run's own time
 PATIENCE = 30.0  # seconds
@@ -41,8 +43,9 @@ class Builders:
         self._programs: list[subprocess.Popen[bytes]] = []
         if _may_help(config, ranks) and not (note := cache_root() / "built" / _digest(config)).exists():
             self._note = note
-            keep_compiled()
-            with suppress(OSError):  # too many processes
+            with suppress(OSError):  # too many processes, or nowhere to keep anything
+                note.parent.mkdir(parents=True, exist_ok=True)
+                keep_compiled()
                 self._programs += (_start(program, config, vocab_size) for program in PROGRAMS)
 
     def wait(self) -> None:
@@ -50,10 +53,9 @@ class Builders:
         if self._programs:
             deadline = time.monotonic() + PATIENCE
             with suppress(subprocess.TimeoutExpired, OSError):
-                for program in self._programs:
-                    program.wait(max(0.0, deadline - time.monotonic()))
-                self._note.parent.mkdir(parents=True, exist_ok=True)
-                self._note.touch()  # also where they failed: they would again
+                codes = [program.wait(max(0.0, deadline - time.monotonic())) for program in self._programs]
+                if min(codes) >= 0:  # not where they were killed; where they failed they would again
+                    self._note.touch()
             self.stop()
 
     def stop(self) -> None:
@@ -66,17 +68,27 @@ class Builders:
 def _may_help(config: Config, ranks: Ranks) -> bool:
     """Whether a run may use such kernels, on a machine that has a core for each program."""
     t = config.training
-    on_gpu = (t.device == "auto" or t.device.startswith("cuda")) and any(Path(place).exists() for place in NVIDIA)
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(Path(place).exists() for place in NVIDIA)
+    on_gpu = seen and (t.device == "auto" or t.device.startswith("cuda"))
     tries = t.precision in ("auto", "bf16") and not t.deterministic and config.model.family != "file"
-    return on_gpu and tries and ranks.world_size == 1 and cpu_count() >= ENOUGH_CORES and has_flash4()
+    alone = ranks.world_size == 1 and not ranks.local_rank
+    return on_gpu and tries and alone and cpu_count() >= ENOUGH_CORES and has_flash4()
 
 
 def _digest(config: Config) -> str:
     """A name for the kernels of a run: the same where another one's are."""
     sections = ((config.model, OF_MODEL), (config.training, OF_TRAINING))
     settings = [section.model_dump(mode="json", include=names) for section, names in sections]
-    known = [*settings, config.data.document_mask, made_by(), installed(("torch", *OF_KERNELS))]
+    known = [*settings, config.data.document_mask, _gpus(), made_by(), installed(("torch", *OF_KERNELS))]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _gpus() -> list[str]:
+    """The kinds of GPU that the driver tells of."""
+    with suppress(OSError, ValueError):
+        lines = [line for told in GPUS.glob("*/information") for line in told.read_text().splitlines()]
+        return sorted({line.partition(":")[2].strip() for line in lines if line.startswith("Model:")})
+    return []
 
 
 def _start(program: str, config: Config, vocab_size: int) -> subprocess.Popen[bytes]:
