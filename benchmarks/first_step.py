@@ -177,6 +177,24 @@ def priming_names(config: Any) -> list[str]:
     return [f"priming step {step + 1}{stage}" for stage in where for step in range(steps)] + ["undoing the priming"]
 
 
+def time_parts(phases: Phases) -> None:
+    """Let the backend time what it calls, and each kernel that it tries."""
+    from ingot.backends.torch import backend, kernels
+
+    for name in PARTS:
+        owner = backend if hasattr(backend, name) else backend.TorchBackend
+        setattr(owner, name, phases.timed(name, getattr(owner, name)))
+    use, fails = kernels.use_kernels, kernels.failure_of
+    tried: list[str] = []
+
+    def use_kernels(model: Any, names: Any) -> None:
+        tried[:] = names
+        use(model, names)
+
+    kernels.use_kernels = use_kernels
+    kernels.failure_of = lambda attempt: phases.timed(f"settle_kernels: {tried[-1]}", fails)(attempt)
+
+
 def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     """Train to the first step in this process; what it took."""
     phases, count = Phases(began), settings.pop("sample", 0)
@@ -201,20 +219,7 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     phases.mark("importing torch")
     import torch
 
-    from ingot.backends.torch import backend, kernels
-
-    for name in PARTS:
-        owner = backend if hasattr(backend, name) else backend.TorchBackend
-        setattr(owner, name, phases.timed(name, getattr(owner, name)))
-    use, fails = kernels.use_kernels, kernels.failure_of
-    tried: list[str] = []
-
-    def use_kernels(model: Any, names: Any) -> None:
-        tried[:] = names
-        use(model, names)
-
-    kernels.use_kernels = use_kernels
-    kernels.failure_of = lambda attempt: phases.timed(f"settle_kernels: {tried[-1]}", fails)(attempt)
+    time_parts(phases)
     names = priming_names(resolved.config)
 
     class Marking(Reporter):

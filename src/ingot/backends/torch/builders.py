@@ -24,7 +24,7 @@ from ingot.runtime.ranks import Ranks
 from ingot.runtime.version import made_by
 
 PROGRAMS = ("attention", "products")
-# What kernels of these packages are compiled for; those of another depth, row length or softcap are the same.
+# What kernels of these packages are compiled for; those of another depth or softcap are the same.
 OF_MODEL = {
     "family", "heads", "kv_heads", "width", "dropout", "window", "pattern", "mlp", "mlp_multiple", "inner_width", "mlp_bias",
     "bias", "activation", "gelu",
