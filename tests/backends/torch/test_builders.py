@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from torch_kit import make
 
 from ingot.backends import open as opening
@@ -113,10 +114,10 @@ def test_a_program_that_was_killed_has_made_nothing(able):
 
 
 def test_another_kind_of_gpu_needs_its_own(able, monkeypatch, tmp_path):
+    monkeypatch.setattr(builders, "GPUS", tmp_path / "gpus")
     ended(programs())
     (tmp_path / "gpus" / "0").mkdir(parents=True)
     (tmp_path / "gpus" / "0" / "information").write_text("Model: \t NVIDIA H200\nIRQ: 5\n")
-    monkeypatch.setattr(builders, "GPUS", tmp_path / "gpus")
     ended(programs())
     assert len(able) == len(PROGRAMS) * 2
     (tmp_path / "gpus" / "0" / "information").write_text("Model: \t NVIDIA H200\nIRQ: 7\n")
@@ -156,7 +157,8 @@ def test_there_are_none_without_a_gpu_to_use(able, monkeypatch, tmp_path):
     assert able == []
 
 
-def test_a_run_that_turns_out_to_be_on_a_cpu_ends_them_at_once(able):
+def test_a_run_that_turns_out_to_be_on_a_cpu_ends_them_at_once(able, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     opening.open_backend(Config(model={"layers": 1, "heads": 2, "width": 32}, training={"max_steps": 1}), 64, Ranks())
     assert len(able) == len(PROGRAMS) and all(program.poll() is not None for program in able)
 
