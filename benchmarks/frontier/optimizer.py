@@ -49,8 +49,8 @@ def update_matrices(
     cautious: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of Muon on a stack (P, m, n): the new weights, momentum and running squares."""
-    momentum_buffer = momentum_buffer.lerp(grads, 1 - momentum)
-    direction = grads.lerp(momentum_buffer, momentum)
+    momentum_buffer = momentum_buffer * momentum + grads
+    direction = grads + momentum * momentum_buffer
     half = torch.bfloat16 if grads.is_cuda else torch.float32
     update = orthogonalise(direction, POLAR_EXPRESS, half)
     if normuon:

@@ -16,13 +16,16 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.plan import Position, plan_step
 
 CPU, VOCABULARY, LENGTH, ROWS, STEPS = torch.device("cpu"), 40, 32, 4, 10
-NEW = {"layers": 5, "pattern": "SSL", "rope_part": 0.5, "key_offset": True, "tokens": ROWS * LENGTH, "rows": (LENGTH,)}
+NEW = {
+    "layers": 5, "pattern": "SSL", "rope_part": 0.5, "key_offset": True, "skips": False,
+    "tokens": ROWS * LENGTH, "rows": (LENGTH,),
+}  # fmt: skip
 BY_WIDTH = math.sqrt(768 / TOY.width)  # by which the bench scales the rates that the recipe has as they are
 ARMS = {
     "golf/frontier": replace(TOY, **NEW),
     "frontier": replace(TOY_A, **NEW, embedding_rate=0.9859 / BY_WIDTH, head_rate=0.005477 / BY_WIDTH),
 }
-PARTS = {"embedding": "embedding.weight", "head": "lm_head.weight", "mix_x": "mix_x", "mix_x0": "mix_x0", "skip": "skip"}
+PARTS = {"embedding": "embedding.weight", "head": "lm_head.weight", "mix_x": "mix_x", "mix_x0": "mix_x0"}
 
 
 def engine_name(name):

@@ -47,7 +47,8 @@ def test_a_model_with_a_head_of_8_bits_learns_nearly_the_same(family, settings):
     coarse.fp8_head = True
     tokens, targets = tokens_of(), targets_of()
     found, expected = gradients(coarse, tokens, targets), gradients(plain, tokens, targets)
-    far = [(found[name] - grad).norm() / grad.norm() for name, grad in expected.items()]
+    # A number without a dimension is left out: its gradient may happen to be next to nothing.
+    far = [(found[name] - grad).norm() / grad.norm() for name, grad in expected.items() if grad.dim()]
     assert min(far) > 0 and max(far) < 0.15
     with torch.no_grad():
         assert torch.equal(coarse(tokens, targets), plain(tokens, targets))

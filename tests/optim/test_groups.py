@@ -377,4 +377,4 @@ def test_gates_and_numbers_of_the_frontier_family_are_no_matrices_to_muon():
         "attn.q.weight", "attn.k.weight", "attn.v.weight", "attn.o.weight", "mlp.fc.weight", "mlp.down.weight",
     }  # fmt: skip
     groups = {group["name"]: len(group["params"]) for group in adamw.param_groups}
-    assert groups == {"embedding": 3, "scalar": 3 * 3 + 2 + 1}  # mixes and head gates, two gates of values, one skip
+    assert groups == {"embedding": 3, "scalar": 3 * 3 + 2}  # mixes and head gates, two gates of values

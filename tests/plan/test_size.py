@@ -19,7 +19,7 @@ SHAPES = [
     {"family": "frontier"},
     {"family": "frontier", "kv_heads": 4, "layers": 5, "values": "tables", "tied": False, "mlp_multiple": 2.5},
     {"family": "frontier", "kv_heads": 4, "layers": 4, "values": "tables", "value_layers": [0]},
-    {"family": "frontier", "values": "none", "head_gate": False, "skips": False, "layers": 3},
+    {"family": "frontier", "values": "none", "head_gate": False, "layers": 3},
 ]
 
 

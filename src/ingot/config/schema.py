@@ -84,9 +84,6 @@ class OptimizerSection(Section):
         None, description="Muon: momentum of the first step, from which it moves to muon_momentum. null: no warm-up."
     )
     muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps over which the momentum moves, in a line.")
-    muon_momentum_form: Literal["sum", "mean"] = Field(
-        "sum", description="Muon: sum or running mean of the gradients; they differ only while the momentum moves."
-    )
     muon_nesterov: bool = Field(True, description="Muon: Nesterov momentum.")
     muon_iterations: Annotated[int, Field(ge=1, le=100)] = Field(5, description="Muon: iterations of the orthogonalisation.")
     muon_coefficients: Literal["newton-schulz", "polar-express"] = Field(

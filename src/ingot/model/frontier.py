@@ -185,15 +185,10 @@ class Block(nn.Module):
         self.mlp = MLP(s.width, s.inner_width)
         self.mix_x = nn.Parameter(torch.ones(()))
         self.mix_x0 = nn.Parameter(torch.full((), 0.05))
-        self.skip = nn.Parameter(torch.full((), 0.5)) if s.has_skip(layer) else None
 
-    def enter(
-        self, x: Tensor, x0: Tensor, skip: Tensor | None, tokens: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    def enter(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """The stream that the block adds to, and what its attention is given."""
-        if skip is not None and self.skip is not None:
-            x = x + self.skip * skip  # numbers without a dimension leave the stream its number format
-        x = self.mix_x * x + self.mix_x0 * x0
+        x = self.mix_x * x + self.mix_x0 * x0  # numbers without a dimension leave the stream its number format
         return x, *self.attn.project(norm(x), x0, tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, at: Places, cache: LayerCache | None) -> Tensor:
@@ -204,10 +199,8 @@ class Block(nn.Module):
         x = x + self.attn.o((y if gate is None else y * gate).flatten(1))
         return x + self.mlp(norm(x))
 
-    def forward(
-        self, x: Tensor, x0: Tensor, skip: Tensor | None, tokens: Tensor, at: Places, cache: LayerCache | None = None
-    ) -> Tensor:
-        x, q, k, v, gate = self.enter(x, x0, skip, tokens)
+    def forward(self, x: Tensor, x0: Tensor, tokens: Tensor, at: Places, cache: LayerCache | None = None) -> Tensor:
+        x, q, k, v, gate = self.enter(x, x0, tokens)
         return self.leave(x, self.attend(q, k, v, at, cache), gate)
 
 
@@ -226,7 +219,6 @@ class Frontier(nn.Module):
         s = FrontierSettings(**settings)
         self.context, self.window, self.softcap = context, s.window, s.softcap
         self.head_size, self.kv_heads = s.width // s.heads, s.kv_heads or s.heads
-        self.skips = s.layers // 2 if s.skips else 0
         self.windowed = not all(s.is_long(layer) for layer in range(s.layers))
         self.ready_mask: BlockMask | None = None
         self.embedding = nn.Embedding(vocab_size, s.width)
@@ -237,7 +229,7 @@ class Frontier(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, bound: float) -> None:
-        """Matrices and tables are drawn evenly, but what ends a branch is zero; gates, mixes and skips are as they were made."""
+        """Matrices and tables are drawn evenly, but what ends a branch is zero; gates and mixes are as they were made."""
         self.embedding.weight.normal_(std=0.02 if self.lm_head is None else 1.0)
         if self.lm_head is not None:
             self.lm_head.weight.normal_(std=0.001)
@@ -274,12 +266,8 @@ class Frontier(nn.Module):
         flat = tokens.flatten()  # (N)
         x0 = norm(self.embedding(flat).to(self._stream_dtype()))  # (N, C)
         x = x0.view_as(x0)  # a block that is given one tensor twice, as such, would be a graph of its own
-        outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):
-            skip = outputs.pop() if outputs and i >= self.skips else None  # the nearest first: block 5 of 10 is fed by block 4
-            x = block(x, x0, skip, flat, at, cache[i] if cache else None)
-            if i < self.skips:
-                outputs.append(x.view_as(x))
+            x = block(x, x0, flat, at, cache[i] if cache else None)
         return norm(x).view(*tokens.shape, -1)
 
     def _stream_dtype(self) -> torch.dtype:

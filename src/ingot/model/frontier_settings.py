@@ -8,15 +8,15 @@ from pydantic import Field, model_validator
 
 from ingot.model.settings import FAMILY, PORTABLE_FAMILIES, Count, Depth, RotarySettings, Size
 
-CONTROL = ("_gate", "mix_x", "skip")  # parts of the names of parameters that steer and do not multiply
+CONTROL = ("_gate", "mix_x")  # parts of the names of parameters that steer and do not multiply
 GATE_CHANNELS, VALUE_GATE_CHANNELS = 12, 32  # of a layer's input that the gates of heads and of values look at
 
 
 class FrontierSettings(RotarySettings):
-    """What learns most in a few minutes: short windows, a second way for values, gates and skips. Its defaults fit 16 MB."""
+    """What learns most in a few minutes: windows, a second way for values, half-rotated heads, gates. Its defaults fit 16 MB."""
 
     family: Literal["frontier"] = Field("frontier", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
-    layers: Depth = Field(10, description="Number of transformer blocks; with `skips` the first half feeds the second.")
+    layers: Depth = Field(10, description="Number of transformer blocks.")
     heads: Size = Field(4, description="Attention heads; they divide the width evenly.")
     width: Size = Field(512, description="Size of the residual stream.")
     kv_heads: Size | None = Field(
@@ -54,7 +54,6 @@ class FrontierSettings(RotarySettings):
         None, description="Layers that add to their values, the first being 0. null: the last and every second before it."
     )
     head_gate: bool = Field(True, description="Each head's output is multiplied by a gate that looks at the layer's input.")
-    skips: bool = Field(True, description="The first half of the blocks feeds the second half, from the middle outwards.")
 
     @model_validator(mode="after")
     def _offset_fits(self) -> FrontierSettings:
@@ -87,11 +86,6 @@ class FrontierSettings(RotarySettings):
         named = (self.layers - 1 - layer) % 2 == 0 if self.value_layers is None else layer in self.value_layers
         return self.values != "none" and named
 
-    def has_skip(self, layer: int) -> bool:
-        """Whether a layer is fed by one of the first half."""
-        half = self.layers // 2
-        return self.skips and half <= layer < 2 * half
-
     def is_long(self, layer: int) -> bool:
         """Whether a layer sees the whole row."""
         return layer == self.layers - 1 or self.pattern[layer % len(self.pattern)] == "L"
@@ -104,5 +98,4 @@ class FrontierSettings(RotarySettings):
         gates = self.head_gate * self.heads * min(GATE_CHANNELS, width)
         with_values = sum(self.has_values(layer) for layer in range(self.layers))
         values = kv * (rows if self.values == "tables" else width) + kv_heads * min(VALUE_GATE_CHANNELS, width)
-        skips = sum(self.has_skip(layer) for layer in range(self.layers))
-        return self.layers * (block + gates) + with_values * values + skips + (0 if self.tied else rows * width)
+        return self.layers * (block + gates) + with_values * values + (0 if self.tied else rows * width)

@@ -39,7 +39,6 @@ def equal_rows(updates: Tensor) -> Tensor:
 class Options(NamedTuple):
     """What of a step stays the same from one to the next: the graph of a compiled one."""
 
-    mean: bool  # of gradients instead of their sum
     nesterov: bool
     dtype: torch.dtype  # of the orthogonalisation
     steps: tuple[Polynomial, ...]
@@ -64,12 +63,8 @@ def update_matrices(
 
     Nothing changes where `skip` is one.
     """
-    if o.mean:
-        after = momentum_before.lerp(grads, 1 - momentum)
-        direction = grads.lerp(after, momentum) if o.nesterov else after
-    else:
-        after = momentum_before * momentum + grads
-        direction = grads + momentum * after if o.nesterov else after
+    after = momentum_before * momentum + grads
+    direction = grads + momentum * after if o.nesterov else after
     update, squares = orthogonalise(direction, o.steps, o.dtype), squares_before
     if o.normalise_rows:
         update = equal_rows(update)
@@ -103,7 +98,6 @@ class Muon(torch.optim.Optimizer):
         defaults = {
             "lr": settings.muon_learning_rate,
             "momentum": settings.muon_momentum,
-            "momentum_form": settings.muon_momentum_form,
             "nesterov": settings.muon_nesterov,
             "iterations": settings.muon_iterations,
             "weight_decay": settings.muon_weight_decay,
@@ -139,7 +133,6 @@ class Muon(torch.optim.Optimizer):
         # GPUs multiply bf16 many times faster and the iteration forgives it; CPUs gain nothing from it.
         half = group["precision"] == "bf16" or (group["precision"] == "auto" and params[0].is_cuda)
         options = Options(
-            mean=group["momentum_form"] == "mean",
             nesterov=group["nesterov"],
             dtype=torch.bfloat16 if half else torch.float32,
             steps=polynomials(group["coefficients"], group["iterations"]),

@@ -26,7 +26,7 @@ FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
     "gpt2": (gpt2.hidden, "transformer.wte.weight"),
     "llama": (llama.hidden, "wte.weight"),
 }
-TORCH_ALONE = {"muon_momentum_form": "sum", "muon_cautious": False, "muon_beta2": None}  # and what they are elsewhere
+TORCH_ALONE = {"muon_cautious": False, "muon_beta2": None}  # and what they are elsewhere
 DEVICE = Setting("training.device", "mlx")
 PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
