@@ -4,7 +4,8 @@ One engine per variant (none, each kernel alone, all of them, and each setting o
 attention kernel that the first one chose, the same seed and the same batch. Each round times some steps of every variant; a ratio
 is the median over the rounds of its ms to those of the first, below 1 where it pays. `loss apart` is the largest difference of
 the two losses over all steps. --also attention=cudnn-grouped is a variant with that attention kernel, and "A=1 + B=2" one with
-both settings.
+both settings. With --base training.kernels=auto --kernel none the first variant is a step as runs have it, and those of --also
+differ from it alone.
 
 With --alone the kernels by themselves, in several block sizes, beside what the compiler makes of the plain form; with --kernel
 those alone, and the head in 8 bits with `loss`.
@@ -19,7 +20,7 @@ import gc
 import statistics
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import date
 from typing import Any
@@ -36,6 +37,7 @@ from ingot.model.layers import Rotation, rotate
 from ingot.model.loss import head_loss
 
 FIRST = "none"
+NO_KERNELS = {"training.kernels": "off"}
 Variants = dict[str, dict[str, Any]]  # settings, by a name
 
 
@@ -46,18 +48,20 @@ def variants(model: torch.nn.Module, names: list[str], also: Variants) -> Varian
     return {**{" + ".join(kernels): {"training.kernels": kernels} for kernels in sets}, **also}
 
 
-def measure(shape: Shape, names: list[str], also: Variants, rounds: int, steps: int) -> dict[str, Any]:
-    """By variant: the median ms of each round, all losses, seconds to the first timed step and GiB."""
+def measure(
+    shape: Shape, names: list[str], also: Variants, rounds: int, steps: int, base: Mapping[str, Any] = NO_KERNELS
+) -> dict[str, Any]:
+    """By variant: the median ms of each round, all losses, seconds to the first timed step and GiB; all have what `base` sets."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         steppers: dict[str, Stepper] = {}
         kept: dict[str, Any] = {}
-        todo: Variants = {FIRST: {"training.kernels": "off"}}
+        todo: Variants = {FIRST: {}}
         while todo:
             variant, settings = next(iter(todo.items()))
             del todo[variant]
             began = time.perf_counter()
-            changes = {**shape.changes, "training.kernels": "off", **settings}
+            changes = {**shape.changes, **base, **settings}
             attention = changes.pop("attention", None)
             config = Shape(shape.recipe, changes).config()
             vocab_size = config.model.vocab_size or 0
@@ -65,7 +69,9 @@ def measure(shape: Shape, names: list[str], also: Variants, rounds: int, steps: 
             stack.callback(engine.close)
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
-            used = {**kept, "kernels": config.training.kernels, "attention": attention or kept["attention"]} if kept else {}
+            used = {**kept, "attention": attention or kept["attention"]} if kept else {}
+            if kept and "training.kernels" in settings:
+                used["kernels"] = config.training.kernels
             stepper = Stepper(config, engine, vocab_size, used)
             stepper.run(WARM_UP)
             if not kept:
@@ -278,6 +284,13 @@ def main() -> None:
     parser.add_argument(
         "--also", action="append", default=[], metavar="NAME=VALUE", help="another variant: a setting, may be often"
     )
+    parser.add_argument(
+        "--base",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of all variants; without one no kernel of ours",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
     parser.add_argument("--steps", type=int, default=6, help="timed steps of a turn")
     parser.add_argument("--alone", action="store_true", help="the kernels by themselves instead of whole steps")
@@ -286,13 +299,14 @@ def main() -> None:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     print(f"{date.today()}, {name}, torch {torch.__version__}", flush=True)
     also = {given: settings_of(given.split(" + ")) for given in arguments.also}
+    base = settings_of(arguments.base) if arguments.base else NO_KERNELS
     if arguments.alone:
         alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"), arguments.kernel or list(NAMES))
         return
     for name, shape in ({"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or SHAPES}).items():
         began = time.perf_counter()
         try:
-            show(name, measure(shape, arguments.kernel or list(NAMES), also, arguments.rounds, arguments.steps))
+            show(name, measure(shape, arguments.kernel or list(NAMES), also, arguments.rounds, arguments.steps, base))
         except Exception:  # one shape that does not run is no reason to lose the others
             traceback.print_exc()
             print(f"\n{name}: FAILED")

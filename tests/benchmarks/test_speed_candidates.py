@@ -32,3 +32,16 @@ def test_a_kernel_that_the_model_has_no_use_for_is_no_variant():
     engine = open_engine(config, config.model.vocab_size)
     assert speed_candidates.variants(engine.model, ["loss"], {}) == {"loss": {"training.kernels": ["loss"]}}
     engine.close()
+
+
+def test_all_variants_have_the_settings_of_the_base(monkeypatch, capsys):
+    seen = []
+
+    def opened(config, vocab_size):
+        seen.append((config.training.kernels, config.training.loss_chunk, config.training.micro_batch))
+        return open_engine(config, vocab_size)
+
+    monkeypatch.setattr(speed_candidates, "open_engine", opened)
+    words = ["--kernel", "none", "--rounds", "1", "--steps", "1", "--also", "training.loss_chunk=64"]
+    said = run(monkeypatch, capsys, "--toy", "--base", "training.kernels=auto", "--base", "training.micro_batch=2", *words)
+    assert seen == [("auto", None, 2), ("auto", 64, 2)] and "| training.loss_chunk=64 |" in said and "FAILED" not in said
