@@ -46,7 +46,7 @@ class Arm:
     values: Literal["none", "projections", "tables"] = "projections"  # what alternate layers add to their values
 
     # Residual stream.
-    skips: bool = True
+    skips: bool = False
     smear: bool = False
     backout: float = 0.0  # beginning of the learned part of the middle layer that is subtracted at the end; 0: none
     mix: float = 1.0  # beginning of lam in x <- lam x + mu x0
@@ -106,16 +106,14 @@ class Arm:
 
 
 C = Arm(seconds=300.0)
-A = replace(
-    C, score_rounded=False, layers=9, width=640, kv_heads=5, mlp=4.0, tied=False, values="tables", head_gate=False, skips=False
-)
+A = replace(C, score_rounded=False, layers=9, width=640, kv_heads=5, mlp=4.0, tied=False, values="tables", head_gate=False)
 # A fifth of the time has a fifth of the steps, and what is counted in steps goes with them.
 SCREEN: dict[str, Any] = {"seconds": 60.0, "ema": (0.95, 0.98, 0.99), "momentum_steps": 60}
 C60, A60 = replace(C, **SCREEN), replace(A, **SCREEN)
 TOY = replace(
     C, seconds=3.0, layers=2, width=64, head_size=16, kv_heads=2, window=8, pattern="SL", tokens=512, rows=(64,), ema=(0.9, 0.95)
 )
-TOY_A = replace(TOY, score_rounded=False, kv_heads=4, mlp=4.0, tied=False, values="tables", head_gate=False, skips=False)
+TOY_A = replace(TOY, score_rounded=False, kv_heads=4, mlp=4.0, tied=False, values="tables", head_gate=False)
 BASES = {"C": C, "A": A, "C60": C60, "A60": A60, "toy": TOY, "toyA": TOY_A}
 
 

@@ -16,10 +16,7 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.plan import Position, plan_step
 
 CPU, VOCABULARY, LENGTH, ROWS, STEPS = torch.device("cpu"), 40, 32, 4, 10
-NEW = {
-    "layers": 5, "pattern": "SSL", "rope_part": 0.5, "key_offset": True, "skips": False,
-    "tokens": ROWS * LENGTH, "rows": (LENGTH,),
-}  # fmt: skip
+NEW = {"layers": 5, "pattern": "SSL", "rope_part": 0.5, "key_offset": True, "tokens": ROWS * LENGTH, "rows": (LENGTH,)}
 BY_WIDTH = math.sqrt(768 / TOY.width)  # by which the bench scales the rates that the recipe has as they are
 ARMS = {
     "golf/frontier": replace(TOY, **NEW),

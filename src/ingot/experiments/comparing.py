@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 from ingot.config.text import format_value
 from ingot.errors import CheckpointError, ConfigError
 from ingot.eval.statistics import Welch, seeds_needed, welch
-from ingot.experiments.losses import Losses, losses_apart, losses_of
 from ingot.runs.finding import newest_index
 from ingot.runs.report import by_rows
 from ingot.runs.run import Run
@@ -40,7 +39,6 @@ class Scored:
     part: str  # said of a score of a part of the text
     sliding: str  # said of a score by rows that overlap
     settings: dict[str, Any]  # all that decide what a run comes to, but the seeds
-    losses: Losses
 
 
 Reader = Callable[[Path, ScoreName], Scored]
@@ -74,7 +72,6 @@ class Comparison:
     test: Welch
     needed: int | None  # runs of each side for p below LEVEL, if means and spreads stay; None: no sensible number is enough
     differing: dict[str, tuple[Any, Any]]  # settings that the two sides have unlike
-    loss_difference: float | None  # of training losses, B's less A's, after as many tokens and with equal seeds
     notes: tuple[str, ...]
 
     @property
@@ -110,8 +107,7 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
         notes.append(f"scores are {' and '.join(kinds)}: tokens of one side saw more before them; set evaluation.stride alike")
     elif runs[0].sliding:
         notes.append(f"scores are {kinds[0]}: rows overlap, so they are below those of rows that do not")
-    pairs = [(one.losses, other.losses) for one in sides[0].runs for other in sides[1].runs if _is_pair(one, other)]
-    return Comparison(*sides, test, needed, differing, losses_apart(pairs), tuple(notes))
+    return Comparison(*sides, test, needed, differing, tuple(notes))
 
 
 def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
@@ -128,12 +124,10 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     rows, rows_of = result.get("val_rows") or 0, result.get("val_rows_of") or 0
     part, text_bytes = by_rows(rows, rows_of).strip(), None
     sliding = by_rows(None, None, result.get("val_stride")).strip()
-    records = run.metrics()[0]
     if not part:
-        evaluations = [record for record in records if record.get("kind") == "evaluation"]
+        evaluations = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
         text_bytes = evaluations[-1].get("bytes") if evaluations else None
-    data = _fingerprint(path, result, settings)
-    return Scored(path, float(value), seeds, data, text_bytes, part, sliding, settings, losses_of(records))
+    return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, sliding, settings)
 
 
 def verdict(found: Comparison) -> str:
@@ -159,11 +153,6 @@ def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
                 f"{first.path} and {run.path} are scored on different data, {paths[0]} (fingerprint {first.data[:12]}) and "
                 f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
             )
-
-
-def _is_pair(one: Scored, other: Scored) -> bool:
-    """Whether the training losses of two runs are of the same text in the same tokens."""
-    return one.seeds == other.seeds and one.data == other.data
 
 
 def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ingot.eval.statistics import welch
 from ingot.experiments.arms import Trial
 from ingot.experiments.comparing import ScoreName
-from ingot.experiments.losses import Losses, losses_apart, losses_of
 from ingot.runs.result import read_result
 from ingot.runs.run import Run
 from ingot.runs.state import read_state
@@ -32,7 +31,7 @@ class TrialSummary:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm; `difference`, `p` and `loss_difference` are against the first arm."""
+    """One arm; `difference` and `p` are against the first arm."""
 
     arm: str
     trials: tuple[TrialSummary, ...]
@@ -42,7 +41,6 @@ class ArmSummary:
     difference: float | None
     p: float | None
     best: bool = False
-    loss_difference: float | None = None  # of its training losses, after as many tokens
 
 
 def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, str] | None = None) -> list[ArmSummary]:
@@ -67,25 +65,6 @@ def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, s
         )
         for arm, found in arms.items()
     ]
-
-
-def with_losses(found: Sequence[ArmSummary]) -> list[ArmSummary]:
-    """The arms with what their training losses say of equal seeds; all records of complete runs are read for it."""
-    first = {one.seed: _losses(one) for one in found[0].trials}
-    arms = [found[0]]
-    for arm in found[1:]:
-        pairs = [(first[one.seed], _losses(one)) for one in arm.trials if one.seed in first]
-        same = [(before[1], after[1]) for before, after in pairs if before[0] == after[0]]
-        arms.append(replace(arm, loss_difference=losses_apart(same)))
-    return arms
-
-
-def _losses(trial: TrialSummary) -> tuple[str | None, Losses]:
-    """Of a complete run, with the fingerprint of its data: in other tokens a loss is another."""
-    if trial.status != "completed":
-        return None, {}
-    result = read_result(Path(trial.run)) or {}
-    return result.get("data_fingerprint"), losses_of(Run(Path(trial.run)).metrics()[0])
 
 
 def _look(trial: Trial, score: ScoreName, errors: Mapping[Path, str]) -> TrialSummary:

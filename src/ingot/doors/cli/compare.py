@@ -71,7 +71,6 @@ def _record(found: Comparison, score: str) -> dict[str, Any]:
         "degrees_of_freedom": finite(found.test.freedom),
         "p": found.test.p,
         "more_seeds": list(found.more) if found.more is not None else None,
-        "loss_difference": found.loss_difference,
         "differing": {name: list(values) for name, values in found.differing.items()},
         "notes": list(found.notes),
     }
@@ -88,8 +87,6 @@ def _print(found: Comparison, score: str) -> None:
     print_columns(rows)
     share = f" ({100 * found.difference / found.a.mean:+.2f}%)" if found.a.mean else ""
     print(f"\nB - A  {found.difference:+.5f}{share}, {verdict(found)}")
-    if found.loss_difference is not None:
-        print(f"training loss after as many tokens, of equal seeds: B - A {found.loss_difference:+.4f}")
     for name, values in found.differing.items():
         print(f"differ in {name}: {values[0]} and {values[1]}")
     for note in found.notes:

@@ -50,7 +50,7 @@ def sweep(
     from ingot.config.loading import load_config
     from ingot.experiments.arms import make_arms, plan_trials, read_seeds, refuse_fixed
     from ingot.experiments.running import run_trials
-    from ingot.experiments.summary import summarise, with_losses
+    from ingot.experiments.summary import summarise
 
     given = given_settings(ctx)
     refuse_fixed(given, "a sweep")
@@ -68,7 +68,7 @@ def sweep(
     except KeyboardInterrupt:
         warn("its run has saved and stopped; the same command goes on with the sweep")
         raise
-    found = with_losses(summarise(trials, score, errors))
+    found = summarise(trials, score, errors)
     if as_json:
         print_json({"output": str(output), "score": score, "arms": [asdict(arm) for arm in found]})
     else:
@@ -120,13 +120,13 @@ def table(found: Sequence[ArmSummary]) -> list[Sequence[str]]:
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    rows: list[Sequence[str]] = [("arm", "n", "mean", "std", "vs first", "p", "loss vs first", "tok/s", "")]
+    rows: list[Sequence[str]] = [("arm", "n", "mean", "std", "vs first", "p", "tok/s", "")]
     for arm in found:
         speeds = [one.tokens_per_second for one in arm.trials if one.tokens_per_second]
         speed = number(sum(speeds) / len(speeds) if speeds else None, ",.0f")
         counted = f"{arm.n}/{len(arm.trials)}"
-        scores = (number(arm.mean, ".4f"), number(arm.std, ".4f"), number(arm.difference, "+.4f"), number(arm.p, ".2g"))
-        rows.append((arm.arm, counted, *scores, number(arm.loss_difference, "+.4f"), speed, _now(arm)))
+        against = (number(arm.difference, "+.4f"), number(arm.p, ".2g"))
+        rows.append((arm.arm, counted, number(arm.mean, ".4f"), number(arm.std, ".4f"), *against, speed, _now(arm)))
     return rows
 
 
