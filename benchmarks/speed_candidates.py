@@ -81,6 +81,7 @@ def measure(
             steppers[variant] = stepper
             gib = engine.peak_memory()[0] / 2**30
             found[variant] = {"ms": [], "ready": time.perf_counter() - began, "gib": gib}
+            print(f"{variant} is ready after {found[variant]['ready']:.0f} s", flush=True)
         for _ in range(rounds):
             for variant, stepper in steppers.items():
                 stepper.run(1)  # what the variant before left in the caches is not timed
