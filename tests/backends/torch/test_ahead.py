@@ -26,30 +26,36 @@ def started(monkeypatch):
             self.name, self.args = name, args
 
         def start(self):
-            found[self.name] = next(iter(self.args), None)
+            found[self.name] = self.args
 
-        def join(self, timeout):
-            assert timeout == ahead.PATIENCE
+        def join(self, timeout=None):
+            assert timeout in (None, ahead.PATIENCE)
+            found["waited for"] = self.name
 
     monkeypatch.setattr(threading, "Thread", Noted)
     return found
 
 
 @pytest.mark.parametrize(
-    ("device", "compile_as", "there", "expected"),
+    ("device", "compile_as", "there", "expected", "imports"),
     [
-        ("auto", "auto", True, {"triton", "compiler", "attention", "device"}),
-        ("cuda:1", False, True, {"attention", "device"}),
-        ("auto", "auto", False, set()),
-        ("cpu", "auto", True, set()),
-        ("cpu", True, False, {"triton", "compiler"}),
+        ("auto", "auto", True, {"triton", "imports", "device"}, (ahead._start_compiler, ahead.load_flash4)),
+        ("cuda:1", False, True, {"imports", "device"}, (ahead.load_flash4,)),
+        ("auto", "auto", False, set(), None),
+        ("cpu", "auto", True, set(), None),
+        ("cpu", True, False, {"triton", "imports"}, (ahead._start_compiler,)),
     ],
 )
-def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(started, monkeypatch, device, compile_as, there, expected):
+def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(
+    started, monkeypatch, device, compile_as, there, expected, imports
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    ahead.prepare_ahead(Config(training={"max_steps": 1, "device": device, "compile": compile_as}), Ranks())
+    wait = ahead.prepare_ahead(Config(training={"max_steps": 1, "device": device, "compile": compile_as}), Ranks())
     assert started.keys() == expected
-    assert started.get("device") in (None, "cuda:1" if ":" in device else "cuda:0")
+    assert started.get("device") in (None, ("cuda:1" if ":" in device else "cuda:0",))
+    assert started.get("imports") == imports  # one after another, all in one thread
+    wait()
+    assert started.get("waited for") == (imports and "imports")
 
 
 def test_a_program_that_ends_waits_for_threads_in_native_code_which_would_abort_it(started, monkeypatch):
@@ -57,7 +63,51 @@ def test_a_program_that_ends_waits_for_threads_in_native_code_which_would_abort_
     monkeypatch.setattr(ahead.atexit, "register", lambda join, seconds: waited.append((join.__self__.name, seconds)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     ahead.prepare_ahead(Config(training={"max_steps": 1, "device": "cuda"}), Ranks())
-    assert waited == [(name, ahead.PATIENCE) for name in ("attention", "device")]
+    assert waited == [(name, ahead.PATIENCE) for name in ("device", "imports")]
+
+
+# 6 s: what is imported are torch and its compiler, in a program of its own.
+def test_only_one_thread_at_a_time_imports_the_compiler():
+    """Two of them could meet in its circles, and one would get a module that is half made."""
+    code = """
+import sys, threading
+
+class Witness:
+    met = []
+
+    def find_spec(self, name, *_):
+        here, there = threading.current_thread(), [t.name for t in threading.enumerate()]
+        if name.startswith(("torch._dynamo", "torch._inductor", "triton")) and here.name != "imports" and "imports" in there:
+            self.met.append((here.name, name))
+
+sys.meta_path.insert(0, Witness())
+from ingot.backends.open import open_backend
+from ingot.config.schema import Config
+from ingot.runtime.ranks import Ranks
+
+model = {"family": "golf", "layers": 2, "heads": 2, "kv_heads": 1, "width": 16}
+training = {"max_steps": 1, "tokens_per_step": 32, "device": "cpu", "compile": True}
+open_backend(Config(model=model, data={"seq_len": 16}, training=training), 64, Ranks()).close()
+assert "torch._inductor.compile_fx" in sys.modules
+assert not Witness.met, Witness.met
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# 3 s: torch in a program of its own.
+def test_models_are_built_without_the_compiler_which_a_thread_imports_meanwhile():
+    code = """
+import sys
+from ingot.config.schema import Config
+from ingot.backends.torch.build import build_model
+
+small = {"layers": 2, "heads": 2, "width": 16}
+for family in ("gpt2", "golf", "llama", "frontier"):
+    fewer = {"context": 16} if family == "gpt2" else {"kv_heads": 1}
+    build_model(Config(model={**small, **fewer, "family": family}, data={"seq_len": 16}, training={"max_steps": 1}), 64)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_processes_that_compile_start_before_the_compiler_is_imported(monkeypatch):

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -20,24 +21,44 @@ from ingot.runtime.ranks import Ranks
 PATIENCE = 10
 
 
-def prepare_ahead(config: Config, ranks: Ranks) -> None:
-    """Import the compiler and FlashAttention 4 and make the GPU ready while the model is built: nothing depends on them yet."""
+def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
+    """Import the compiler and FlashAttention 4 and make the GPU ready while the model is built: nothing depends on them yet.
+
+    Returns what waits for the imports, to be called before anything that could begin one of them too. Only one thread may import:
+    modules of the compiler import each other in a circle, and so do Triton's, so of two threads that enter it at two places each
+    has the module that the other waits for, and Python gives one of them a module that is half made.
+    """
     name = config.training.device
     on_cuda = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
-    if compiles(config, on_cuda):
-        for thread, target in (("triton", hash_triton), ("compiler", _start_compiler)):
-            threading.Thread(target=target, args=(), name=thread, daemon=True).start()
+    compiling = compiles(config, on_cuda)
+    imports = [_start_compiler] if compiling else []
     if on_cuda and config.training.precision != "fp32":
-        _start("attention", load_flash4)
+        imports.append(load_flash4)
+    if compiling or on_cuda:
+        _import_triton()  # a tenth of a second; the threads below need it
+    if compiling:
+        threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
     if on_cuda:
         _start("device", _make_ready, name if ":" in name else f"cuda:{ranks.local_rank}")
+    return _start("imports", _one_by_one, *imports).join if imports else lambda: None
 
 
-def _start(name: str, target: Callable[..., None], *args: str) -> None:
+def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
     """Do it in a thread that the end of the program waits for."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     thread.start()
     atexit.register(thread.join, PATIENCE)
+    return thread
+
+
+def _one_by_one(*parts: Callable[[], None]) -> None:
+    for part in parts:
+        part()
+
+
+def _import_triton() -> None:
+    with contextlib.suppress(Exception):  # not installed: whoever has a kernel finds it out
+        import_module("triton")
 
 
 def hash_triton() -> None:

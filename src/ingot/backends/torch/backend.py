@@ -78,7 +78,7 @@ class TorchBackend(TorchInference):
         shield_compile_workers()
         if t.deterministic:  # before the first product, by which torch settles how it makes them
             choose_no_kernel_by_speed()
-        prepare_ahead(config, ranks)
+        wait_for_imports = prepare_ahead(config, ranks)
         device = find_torch_device(t.device, ranks.local_rank)
         if device.kind == "cpu":
             keep_freed_memory()
@@ -89,6 +89,7 @@ class TorchBackend(TorchInference):
         refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
+            wait_for_imports()  # somebody's code may begin with any of them
             check_own_model(config, config.model.file, vocab_size, torch_device(device))
         self._choices = Choices(config, device, ranks.world_size)
         self._builders = builders
@@ -110,6 +111,7 @@ class TorchBackend(TorchInference):
         self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
         self._names = {p: name for name, p in model.named_parameters()}  # to ask the model takes 0.1 ms a layer
         self._compile = compiles(config, device.kind == "cuda")
+        wait_for_imports()  # which optimizers would begin
         self.optimizers = make_optimizers(
             model, config.optimizer, self._device, compiles_optimizer(config, device.kind == "cuda")
         )

@@ -82,7 +82,9 @@ def find_walltime(*_: Any) -> None:
 
 
 # Of backends.torch.ahead: nothing gets ready ahead.
-def prepare_ahead(*_: Any) -> None: ...
+def prepare_ahead(*_: Any) -> Any:
+    """Nothing to wait for."""
+    return lambda: None
 
 
 # Of backends.torch.kernels: there is none of our kernels.
