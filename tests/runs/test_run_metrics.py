@@ -13,15 +13,12 @@ from ingot.runs.metrics import Metrics
 APPEND_UNTIL_FULL = """
 import resource, sys
 from pathlib import Path
-from ingot.errors import CheckpointError
 from ingot.runs.metrics import Metrics
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 metrics = Metrics(Path(sys.argv[1]))
-try:
-    for step in range(100):
-        metrics.append({"step": step})
-except CheckpointError as error:
-    print(error)
+for step in range(20):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 if step < 15 else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    metrics.append({"step": step})
+    print(Path(sys.argv[1]).read_bytes().count(10))
 """
 
 
@@ -103,9 +100,20 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         records(metrics)
 
 
-def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, python) -> None:
+def test_a_disk_that_fills_up_has_whole_lines_and_gets_the_rest_when_there_is_room(tmp_path: Path, python) -> None:
     path = tmp_path / "metrics.jsonl"
     output, errors = python(APPEND_UNTIL_FULL, path).communicate(timeout=60)
-    assert output.startswith(f"cannot write {path}: ") and output.count("\n") == 1, errors
+    whole = [min(step + 1, 8) for step in range(15)]
+    assert [int(line) for line in output.split()] == [*whole, *range(16, 21)], errors
     assert path.read_bytes().endswith(b"}\n")
-    assert steps(Metrics(path)) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert steps(Metrics(path)) == list(range(20))
+
+
+def test_a_line_that_is_refused_for_another_reason_is_told_and_not_written_later(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics.path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        metrics.append({"step": 1})
+    metrics.path.unlink()
+    metrics.append({"step": 2})
+    assert steps(metrics) == [2]

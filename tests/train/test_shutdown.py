@@ -29,7 +29,7 @@ def twice(first: str, second: str, **environment: str) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_the_first_signal_is_a_wish_and_is_answered_with_what_happens(number, capfd):
     with Shutdown() as shutdown:
         assert not shutdown.requested
@@ -37,6 +37,17 @@ def test_the_first_signal_is_a_wish_and_is_answered_with_what_happens(number, ca
         assert shutdown.requested
     end = "once more" if number == signal.SIGINT else "SIGINT"
     assert capfd.readouterr().err == f"{number.name}: saving and stopping; {end} to end at once\n"
+
+
+def test_a_terminal_that_closes_is_no_reason_to_stop_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Shutdown() as shutdown:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not shutdown.requested
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_only_the_first_rank_answers(capfd):

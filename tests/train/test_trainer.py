@@ -166,6 +166,12 @@ def test_a_budget_that_may_be_overshot_takes_the_step_in_which_it_ends(data):
     assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (4, 12.0)
 
 
+def test_one_step_that_was_held_up_does_not_end_a_run_before_its_budget(data):
+    trainer = make(data, Device(Time(), [*[1.0] * 10, 30.0, *[1.0] * 100]), budget__seconds=60.0)
+    assert trainer.run(Shutdown()) == "completed"
+    assert trainer.progress.elapsed_seconds == 60.0
+
+
 @settings(max_examples=40, deadline=None)
 @given(seconds=st.lists(st.floats(0.8, 1.2), min_size=2, max_size=5), budget=st.floats(20, 60))
 def test_a_budget_is_not_overrun_where_steps_are_uneven(data, seconds, budget):

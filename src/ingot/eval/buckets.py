@@ -88,6 +88,7 @@ def bucket_evaluator(config: Config, dataset: Dataset, split: str) -> BucketEval
     parts = {
         name: _packed(config, bucket, whole) if packed else replace(whole, split=bucket)
         for name, bucket in dataset.buckets(split).items()
+        if bucket.tokens > 1  # of the others nothing can be scored
     }
     return BucketEvaluator(**vars(whole), parts=parts)
 

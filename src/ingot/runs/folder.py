@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, Setting, shown
+from ingot.runs.lines import LineFile
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import Metrics
@@ -24,7 +25,7 @@ from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
 from ingot.runs.state import read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
-from ingot.runtime.files import open_to_append, read_dict, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
+from ingot.runtime.files import read_dict, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
 from ingot.runtime.version import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
@@ -62,7 +63,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.artifact = path / "artifact"
         self._folders = (self.samples, self.checkpoints, self.artifact)
-        self.metrics = Metrics(path / "metrics.jsonl")
+        self.metrics, self._log = Metrics(path / "metrics.jsonl"), LineFile(self.log_path)
         self.result_path = path / RESULT
         self.stop_path = path / STOP
         self.session = 1  # which of the run's, as environment.json counts them
@@ -193,8 +194,7 @@ class RunFolder:
 
     def log(self, line: str) -> None:
         """Add a line to log.txt, with the time before it."""
-        with writing(self.log_path), open_to_append(self.log_path) as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {shown(line)}\n".encode())
+        self._log.append(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {shown(line)}")
 
     def sample(self, step: int, text: str) -> Path:
         """Keep a text the model wrote at a step."""

@@ -6,7 +6,6 @@ and may have died in the middle of a line.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
-from ingot.runtime.files import open_to_append, open_to_read, to_json, write_atomically, writing
+from ingot.runs.lines import LineFile
+from ingot.runtime.files import open_to_read, to_json, write_atomically, writing
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,11 @@ class Metrics:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lines = LineFile(path)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one record; it is in the file when this returns, whole or not at all."""
-        line = to_json(dict(record)).encode() + b"\n"
-        with writing(self.path), open_to_append(self.path) as file:
-            end = file.tell()
-            try:
-                if file.write(line) != len(line):  # a disk that fills up takes part of a line without complaint
-                    raise OSError(errno.ENOSPC, "No space left on device")
-            except OSError:
-                file.truncate(end)
-                raise
+        """Add one record; it is in the file when this returns, or waits there for room on the disk."""
+        self._lines.append(to_json(dict(record)))
 
     def truncate_after(self, step: int, evaluated: bool = True) -> int:
         """Drop the records of later steps and lines that are not records; returns how many lines went.

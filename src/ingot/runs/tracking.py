@@ -111,7 +111,7 @@ def numbers_of(report: Report) -> dict[str, float]:
     """The numbers of a report under the names that dashboards get; those of gpt-simple, and more."""
     if isinstance(report, EvaluationReport):
         train = {"eval/train_loss": report.train_loss} if report.train_loss is not None else {}
-        buckets = {f"eval/{name}/loss": score["val_loss"] for name, score in report.buckets.items()}
+        buckets = {f"eval/{name}/loss": found["val_loss"] for name, found in report.buckets.items() if "val_loss" in found}
         scores = {f"tasks/{name}/{metric}": v for name, task in report.tasks.items() for metric, v in task_metrics(task).items()}
         told = {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, 20.0)), "eval/bpb": report.val_bpb}
         return {**told, **train, **buckets, **scores}

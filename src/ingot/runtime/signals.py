@@ -19,7 +19,8 @@ from typing import Any
 
 from ingot.errors import Interrupted
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # besides SIGINT, which Python answers by KeyboardInterrupt
+# Besides SIGINT, which Python answers by KeyboardInterrupt.
+STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 REPEAT_SECONDS = 30.0  # a program that goes on after its run ends by a later signal again
 
 _heard: list[int] = []

@@ -53,8 +53,7 @@ def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -
     try:
         progress, stop = partial(trainer.reporter.waiting, SCORING), lambda: shutdown.requested
         return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
-    except RunError:
-        if not shutdown.requested:
-            raise
-    trainer.reporter.message(f"{path} was not scored: interrupted; score it with: ingot eval --artifact {path}")
+    except RunError as error:  # all of the training is done, and no reason to call the run a failure
+        why = "interrupted" if shutdown.requested else error
+    trainer.reporter.message(f"{path} was not scored: {why}; score it with: ingot eval --artifact {path}")
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 
@@ -38,6 +38,11 @@ class Clock:
         finally:
             if running:
                 self.start()
+
+
+def longest_but_one(seconds: Collection[float]) -> float:
+    """The second longest of the last steps, or the only one: a process that was stopped or a slow disk holds up a single one."""
+    return sorted(seconds)[-2:][0]
 
 
 def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: bool = False) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from ingot.eval.evaluator import Score
 from ingot.runs.folder import RunFolder
 from ingot.runs.state import Heartbeat
 from ingot.train.plan import Position
@@ -18,7 +20,7 @@ class Progress:
     sample: int = 0  # the next row of the data order, counted in rows of data.seq_len
     tokens: int = 0
     elapsed_seconds: float = 0.0
-    step_seconds: float = 0.0  # the longest of the last steps
+    step_seconds: float = 0.0  # the longest of the last steps but one
     loss: float | None = None
     val_loss: float | None = None
     val_bpb: float | None = None
@@ -37,6 +39,19 @@ class Progress:
     starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
     phases: list[list[int]] = field(default_factory=list)  # of each phase that has begun: the sample and the tokens at its start
     places: dict[str, int] = field(default_factory=dict)  # how many rows of each bucket have been read
+
+    def note_score(self, found: Score, final: bool) -> None:
+        """Keep what an evaluation of this step found."""
+        self.val_loss, self.val_bpb, self.val_other = found.loss, found.bits_per_byte, found.other
+        self.val_step, self.val_whole, self.val_final = self.step, found.rows == found.rows_of, final
+        self.val_rows, self.val_rows_of, self.val_stride = found.rows, found.rows_of, found.stride
+
+    def note_best(self, bpb: float) -> bool:
+        """Keep a score of this step if it is the best so far, and say so: NaN is worse than any number."""
+        best = math.isfinite(bpb) and (self.best_bpb is None or not self.best_bpb <= bpb)
+        if best:
+            self.best_step, self.best_bpb = self.step, bpb
+        return best
 
     def position(self, seconds: float) -> Position:
         """Where the next step begins, at a time that was agreed upon."""

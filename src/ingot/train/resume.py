@@ -63,15 +63,22 @@ def refuse_occupied(folder: Path) -> None:
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
-    file = user_path(config.model.file) if isinstance(config.model, FileSettings) else None
+    model_file = config.model.file if isinstance(config.model, FileSettings) else None
     return {
         "config": config.model_dump(mode="json"),
         "tokenizer": dataset.tokenizer.spec(),
         "tokenizer_fingerprint": dataset.tokenizer.fingerprint(),
         "vocab_size": dataset.tokenizer.vocab_size,
         "data_fingerprint": dataset.fingerprint,
-        "model_file_sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None,
+        "model_file_sha256": _sha256(model_file),
+        "already_read_sha256": _sha256(config.data.already_read),
     }
+
+
+def _sha256(name: str | None) -> str | None:
+    """What a file has in it; None where there is none."""
+    path = user_path(name) if name is not None else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None
 
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
@@ -100,6 +107,9 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     if was.get("model_file_sha256") != now["model_file_sha256"]:
         said = "the contents of {0} are not what they were"
         changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))
+    if was.get("already_read_sha256", now["already_read_sha256"]) != now["already_read_sha256"]:
+        said = "the documents that {0} names are not those that it named: rows would be other ones"
+        changed.append(Change("data.already_read", was["already_read_sha256"], now["already_read_sha256"], said))
     if was["data_fingerprint"] != now["data_fingerprint"]:
         prints = [known["data_fingerprint"][:12] for known in (was, now)]
         said = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"

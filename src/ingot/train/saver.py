@@ -65,6 +65,11 @@ class Saver:
             with suppress(CheckpointError):  # as after a save: the log may not be writable
                 self._done(path, kind)
 
+    def failed(self) -> bool:
+        """Whether the last save, which has ended then, is not on the disk."""
+        self.wait()
+        return self.error is not None
+
     def wait(self) -> None:
         """Return when nothing is being written."""
         if self._thread is not None:
@@ -82,10 +87,9 @@ class Saver:
             path = save_checkpoint(self._folder, step, state(), progress, kind)
             self._kinds[step] = kind
             retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
-        except (OSError, CheckpointError) as error:
-            self.error = CheckpointError(
-                f"cannot save step {step} in {self._folder}: {getattr(error, 'strerror', None) or error}; make room for it"
-            )
+        except Exception as error:  # also a full memory: whatever it is, the run has to know that this step is not saved
+            said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {said}; make room for it")
             with suppress(CheckpointError):  # nor may the log be writable
                 self._failed(f"{self.error}; training goes on and the next save tries again")
             return

@@ -20,6 +20,7 @@ from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import ConfigError, DataError, IngotError, Interrupted, PeerLost
+from ingot.eval.evaluator import evaluator_of
 from ingot.generate.sampling import prompt_ids
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
@@ -174,6 +175,8 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
         locate_weights(user_path(config.training.weights))
     if (config.evaluation.every or config.evaluation.at_start) and dataset.split("val").tokens < 2:
         raise DataError(f"{config.data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
+    if (config.evaluation.every or config.evaluation.at_start or config.evaluation.at_end) and dataset.split("val").tokens > 1:
+        evaluator_of(config, dataset, "val").count(None)  # refuses a split that does not fill a row
     return dataset, make_rows(config.data, config.rows_per_step, dataset)
 
 

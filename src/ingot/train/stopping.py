@@ -22,7 +22,7 @@ from ingot.runtime.signals import handler_after_stop, heard_early, replace_handl
 from ingot.train.clock import Clock, fits
 from ingot.train.walltime import Walltime
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 WALLTIME, STOP_FILE = 1001, 1002  # reasons to stop besides the numbers of signals
 LOOK_SECONDS = 0.5  # between two looks for the stop file: a network disk answers slowly
 
@@ -45,7 +45,8 @@ class Shutdown:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # only there does Python let us listen
-            self._before = {number: replace_handler(number, self._handle) for number in SIGNALS}
+            ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # as nohup asks
+            self._before = {number: replace_handler(number, self._handle) for number in SIGNALS if number not in ignored}
             if number := heard_early():
                 self.ask(number)
         return self

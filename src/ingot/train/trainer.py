@@ -27,7 +27,7 @@ from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Status
 from ingot.runs.steps import Kind
 from ingot.train.bounds import Bounds
-from ingot.train.clock import Clock, fits
+from ingot.train.clock import Clock, fits, longest_but_one
 from ingot.train.plan import following, plan_step, shapes, starts_with
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.sample import write_sample
@@ -37,7 +37,7 @@ from ingot.trained.tasks import TaskRows
 
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged
-LAST_STEPS = 20  # whose longest tells whether another one fits into the budget
+LAST_STEPS = 20  # by which it is told whether another one fits into the budget
 AGREE_BATCHES = 16  # of an evaluation, or tokens of a sample, after which ranks ask each other whether to stop
 PRIMING_STEPS = 2  # of a compiled model: the second finds what the first left to compile
 OVERFLOWS_IN_A_ROW = 100  # fp16 gives up after this many steps without an update
@@ -133,7 +133,7 @@ class Trainer:
 
     def _loop(self, reader: RowReader[StepPlan], shutdown: Shutdown) -> Status:
         c, p = self.config, self.progress
-        durations: deque[float] = deque([p.step_seconds], maxlen=LAST_STEPS)
+        durations = deque([p.step_seconds] if p.step_seconds else [], maxlen=LAST_STEPS)
         try:
             if self._evaluation_is_due() and p.val_step != p.step:  # at the start, or where a signal came in between
                 self.evaluate(c.evaluation.rows)
@@ -143,11 +143,11 @@ class Trainer:
             self.clock.start()
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
-                began, longest = self.clock.elapsed, max(durations)
+                began = self.clock.elapsed
                 # 1. Agree with the other ranks on the time and on whether to stop.
-                if self.backend.ranks.first and not fits(began, 2 * longest, c.budget.seconds):
+                if self.backend.ranks.first and not fits(began, 2 * p.step_seconds, c.budget.seconds):
                     self._finish_pending_step()  # the device may be a step behind, which matters near the end
-                elapsed, reason, spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, longest)
+                elapsed, reason, spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, p.step_seconds)
                 if reason:
                     return "stopped"
                 if spent or self._at_end():
@@ -161,7 +161,7 @@ class Trainer:
                     self.reporter.message(end.told(c.data.epochs))
                     return "completed" if end.bucket is None else "halted"
                 durations.append(self.clock.elapsed - began)
-                p.step_seconds = max(durations)
+                p.step_seconds = longest_but_one(durations)
                 self.bounds.took_step(durations[-1])
                 # 3. Evaluate and save where that is due.
                 self._do_what_is_due(elapsed)
@@ -289,12 +289,8 @@ class Trainer:
             seconds = self.clock.now() - began  # a stop from here on leaves the step without a score
             tasks = task_records(self.tasks, self.backend, self.reporter, self._asked_to_stop) if self.tasks is not None else {}
             text = self._sample() if c.evaluation.sample_tokens else None
-            p.val_loss, p.val_bpb = found.loss, found.bits_per_byte
-            p.val_step, p.val_whole, p.val_other = p.step, found.rows == found.rows_of, found.other
-            p.val_rows, p.val_rows_of, p.val_stride, p.val_final = found.rows, found.rows_of, found.stride, final
-            best = p.best_bpb is None or compared.bits_per_byte < p.best_bpb
-            if best:
-                p.best_step, p.best_bpb = p.step, compared.bits_per_byte
+            p.note_score(found, final)
+            best = p.note_best(compared.bits_per_byte)
             report = EvaluationReport(
                 step=p.step,
                 val_loss=found.loss,
@@ -376,20 +372,24 @@ class Trainer:
 
     def save(self, kind: Kind = "regular", wait: bool = False) -> None:
         """Copy the state and let the saver write it; with `wait`, until it is on the disk or cannot be. Every rank calls it."""
+        saver = self.outputs.saver if self.outputs is not None else None
         with self.clock.paused():
-            if self.progress.step != self.saved_step:
+            missing = self.progress.step != self.saved_step
+            if not missing and kind != "regular":  # the last chance for a step whose save failed
+                missing = self.backend.maximum([saver is not None and saver.failed()])[0] > 0
+            if missing:
                 self.progress.elapsed_seconds = self.clock.elapsed
                 state = self.backend.snapshot()
-                if self.outputs is not None:
-                    self.outputs.saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
+                if saver is not None:
+                    saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
                 self.saved_step = self.progress.step
-            elif kind != "regular" and self.outputs is not None:
-                self.outputs.saver.note(self.progress.step, self._record(), kind)
-            if wait and self.outputs is not None:
+            elif kind != "regular" and saver is not None:
+                saver.note(self.progress.step, self._record(), kind)
+            if wait and saver is not None:
                 self.reporter.waiting("saving")
-                self.outputs.saver.wait()
-                if self.outputs.saver.error is not None:
-                    raise self.outputs.saver.error
+                saver.wait()
+                if saver.error is not None:
+                    raise saver.error
 
     def note(self) -> None:
         """Let the checkpoint of this step know what was found out since it was saved."""

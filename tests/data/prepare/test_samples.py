@@ -11,6 +11,7 @@ import pytest
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.data.loading.open import open_dataset, resolve
+from ingot.data.prepare import cached
 from ingot.data.prepare.cached import sample_path
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.tokenizers import CharTokenizer
@@ -74,6 +75,15 @@ def test_a_sample_is_prepared_once():
     assert (first / "dataset.json").stat().st_ino == stamp.st_ino
 
 
+def test_a_sample_that_another_process_made_meanwhile_is_left_as_it_is(monkeypatch):
+    folder = sample_path("shakespeare", "byte")
+    made, looks = (folder / "dataset.json").stat().st_ino, []
+    is_sound = cached.is_sound
+    monkeypatch.setattr(cached, "is_sound", lambda path: bool(looks.append(path) or len(looks) > 1) and is_sound(path))
+    assert sample_path("shakespeare", "byte") == folder
+    assert len(looks) == 2 and (folder / "dataset.json").stat().st_ino == made
+
+
 def test_bytes_are_the_default():
     assert open_dataset("sample:shakespeare").tokenizer.kind == "byte"
 
@@ -112,7 +122,7 @@ def test_processes_that_prepare_at_once_all_succeed(tmp_path):
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert len(set(outputs)) == 1
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len([path for path in tmp_path.iterdir() if not path.name.startswith(".")]) == 1  # and a lock
 
 
 def test_an_unknown_sample_is_refused_with_the_known_ones():

@@ -52,13 +52,14 @@ def sample_path(name: str, tokenizer: str) -> Path:
             continue
         if is_sound(folder):
             return folder
-        shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
         try:
-            _write_sample(packed, folder, name, opened or tokenizer)
+            with _alone(folder):
+                if not is_sound(folder):  # otherwise another process was faster
+                    shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
+                    _write_sample(packed, folder, name, opened or tokenizer)
         except IngotError as error:
-            if not is_sound(folder):  # otherwise another process was faster
-                problem = error
-                continue
+            problem = error
+            continue
         return folder
     assert problem is not None
     raise problem

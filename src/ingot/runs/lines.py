@@ -1,0 +1,49 @@
+"""A file of a run that grows line by line, on a disk that may be full for a while."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from pathlib import Path
+
+from ingot.runtime.files import open_to_append, writing
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+HELD_LINES = 10_000  # that wait for room; beyond them the oldest go
+
+
+class LineFile:
+    """Lines that threads add to a file; a full disk keeps them waiting, and the run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: deque[bytes] = deque(maxlen=HELD_LINES)
+        self._writing = threading.Lock()
+
+    def append(self, line: str) -> None:
+        """Add a line, after those for which there was no room: it is in the file when this returns, or waits for the next one.
+
+        CheckpointError: the disk refuses it for another reason.
+        """
+        with self._writing, writing(self.path):
+            self._held.append(line.encode() + b"\n")
+            try:
+                self._write(b"".join(self._held))
+            except OSError as error:
+                if error.errno in FULL:
+                    return
+                self._held.pop()
+                raise
+            self._held.clear()
+
+    def _write(self, lines: bytes) -> None:
+        """Write all of it or nothing."""
+        with open_to_append(self.path) as file:
+            end = file.tell()
+            try:
+                if file.write(lines) != len(lines):  # a disk that fills up takes part of a line without complaint
+                    raise OSError(errno.ENOSPC, "No space left on device")
+            except OSError:
+                file.truncate(end)
+                raise

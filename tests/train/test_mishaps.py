@@ -1,0 +1,150 @@
+"""What goes wrong beside a run, and does not end it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from bucket_files import documents_of, write_buckets, write_pair
+from tiny_runs import Train, records, train_tiny
+
+from ingot.artifact import fresh_process
+from ingot.backends.torch.inference import TorchInference
+from ingot.errors import CannotContinue, CheckpointError, DataError
+from ingot.runs import lines
+from ingot.runs.steps import saved_steps
+from ingot.train import saver
+
+BUCKETS = {"data__tokenizer": "byte", "data__sampling": "pack", "artifact__write": False}
+MEAN_OF_TARGETS = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+
+    def forward(self, tokens, targets=None):
+        logits = self.table(tokens)
+        if targets is None:
+            return logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+"""
+
+
+@pytest.fixture
+def failing_saves(monkeypatch: pytest.MonkeyPatch):
+    """Gives what lets saves of some steps fail, each once; a signal comes just before, where one is asked for."""
+
+    def fail(error: Exception, *steps: int, number: int | None = None) -> None:
+        save, left = saver.save_checkpoint, list(steps)
+
+        def tried(folder, step, *rest):
+            if step in left:
+                left.remove(step)
+                if number is not None:
+                    os.kill(os.getpid(), number)
+                raise error
+            return save(folder, step, *rest)
+
+        monkeypatch.setattr(saver, "save_checkpoint", tried)
+
+    return fail
+
+
+def test_a_save_that_fails_for_want_of_memory_is_told_and_is_no_completed_run(train: Train, tmp_path, failing_saves):
+    failing_saves(MemoryError(), 8, 20)
+    with pytest.raises(CheckpointError, match=r"cannot save step 20 in .*: MemoryError"):
+        train(tmp_path / "run")
+    assert list(saved_steps(tmp_path / "run" / "checkpoints")) == [4, 12, 16]
+    assert "cannot save step 8" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_stop_at_the_step_whose_save_failed_saves_it(train: Train, tmp_path, failing_saves):
+    failing_saves(OSError(errno.ENOSPC, "No space left on device"), 8, number=signal.SIGTERM)
+    assert train(tmp_path / "run", training__save_every=8).status == "stopped"
+    assert 8 in saved_steps(tmp_path / "run" / "checkpoints")
+
+
+def test_lines_for_which_the_disk_has_no_room_come_later(train: Train, tmp_path, monkeypatch):
+    opened, calls = lines.open_to_append, []
+
+    def full_for_a_while(path):
+        calls.append(path.name)
+        if 5 <= calls.count("metrics.jsonl") < 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path)
+
+    monkeypatch.setattr(lines, "open_to_append", full_for_a_while)
+    assert train(tmp_path / "run").status == "completed"
+    assert [record["step"] for record in records(tmp_path / "run", "train")] == list(range(1, 21))
+
+
+def test_a_first_score_that_is_no_number_does_not_stay_the_best(train: Train, tmp_path, monkeypatch):
+    score, calls = TorchInference.score, []
+
+    def scored(self, batch):
+        calls.append(batch)
+        return score(self, batch) if len(calls) > 1 else float("nan")
+
+    monkeypatch.setattr(TorchInference, "score", scored)
+    train(tmp_path / "run", evaluation__at_start=True, evaluation__every=5)
+    best = {record["step"]: record["best"] for record in records(tmp_path / "run", "evaluation")}
+    assert best[0] is False and best[5] is True
+
+
+def test_a_run_is_complete_though_nobody_could_score_its_artifact(train: Train, tmp_path, monkeypatch):
+    monkeypatch.setattr(fresh_process, "RUN_INGOT", "sys.stderr.write('out of memory\\n'); sys.exit(1)")
+    result = train(tmp_path / "run", artifact__score=True)
+    assert result.status == "completed" and result.artifact_bpb is None and result.val_bpb
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+    said = (tmp_path / "run" / "log.txt").read_text()
+    assert "was not scored" in said and "out of memory" in said and "ingot eval --artifact" in said
+
+
+def test_empty_rows_at_the_end_of_the_epochs_have_no_part_in_the_loss_of_ones_own_model(train: Train, tmp_path):
+    (tmp_path / "mine.py").write_text(MEAN_OF_TARGETS)
+    settings = {"data__epochs": 1, "training__tokens_per_step": 1024, "training__max_steps": 1000, "training__micro_batch": 1}
+    result = train(tmp_path / "run", model__file=str(tmp_path / "mine.py"), optimizer__name="adamw", **settings)
+    assert result.status == "completed" and result.stop_reason == "data"
+
+
+@pytest.fixture
+def buckets(tmp_path: Path) -> Path:
+    return write_buckets(tmp_path / "buckets", {"a": documents_of("a", 60), "b": documents_of("b", 60)})
+
+
+def test_dashboards_get_the_scores_of_the_buckets_that_have_one(tmp_path, buckets):
+    settings = {"data__mix": {"a": 1, "b": 1}, "evaluation__every": 4, "evaluation__rows": 1, "tracking__tensorboard": True}
+    assert train_tiny(buckets, tmp_path / "run", **BUCKETS, **settings).status == "completed"
+
+
+@pytest.mark.parametrize("sampling", ["pack", "shuffle"])
+def test_a_bucket_without_validation_text_is_left_out_of_the_scores(tmp_path, buckets, sampling):
+    write_pair(buckets / "val" / "b" / "00000.bin", [])
+    settings = {**BUCKETS, "data__sampling": sampling, "data__mix": {"a": 1, "b": 1}, "evaluation__every": 10}
+    assert train_tiny(buckets, tmp_path / "run", **settings).status == "completed"
+    assert [list(record["buckets"]) for record in records(tmp_path / "run", "evaluation")] == [["a"], ["a"]]
+
+
+def test_a_validation_split_that_does_not_fill_a_row_is_told_before_anything_is_made(train: Train, tmp_path):
+    with pytest.raises(DataError, match="does not fill a row of 1,024"):
+        train(tmp_path / "run", data__seq_len=1024, training__tokens_per_step=1024, evaluation__whole_rows=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_continued_with_other_documents_left_out(tmp_path, buckets):
+    left_out = {"documents": 60, "read": [[0, 30]]}
+    record = {"format": "ingot-already-read", "version": 1, "buckets": {"a": left_out, "b": left_out}}
+    (tmp_path / "read.json").write_text(json.dumps(record))
+    settings = {**BUCKETS, "evaluation__every": 0, "data__already_read": str(tmp_path / "read.json")}
+    train_tiny(buckets, tmp_path / "run", training__max_steps=4, **settings)
+    (tmp_path / "read.json").rename(tmp_path / "moved.json")
+    settings["data__already_read"] = str(tmp_path / "moved.json")
+    assert train_tiny(buckets, tmp_path / "run", training__max_steps=6, **settings).total_steps == 6
+    with pytest.raises(CannotContinue, match=r"data\.already_read"):
+        train_tiny(buckets, tmp_path / "run", training__max_steps=8, **{**settings, "data__already_read": None})
