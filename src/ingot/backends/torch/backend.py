@@ -317,7 +317,7 @@ class TorchBackend(TorchInference):
                 begin_pass(self._names if start == tuned.micro_batch else ())  # later ones add to copies
             sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)
             with peers_present(), self._arithmetic(tuned.attention), sync:
-                loss = self._module(*self._upload(part if weight else np.where(part == IGNORED, 0, part)))  # the mean of none is NaN
+                loss = self._module(*self._upload(part if weight else np.where(part == IGNORED, 0, part)))  # NaN: a mean of none
                 if not isinstance(loss, Tensor) or loss.dim():
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")
                 weighted: Any = loss.float() * weight
