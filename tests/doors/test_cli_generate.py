@@ -9,6 +9,7 @@ import pytest
 from ingot import api
 from ingot.doors.cli.main import run
 from ingot.doors.output import visible
+from ingot.generate.records import read_prompts
 from ingot.generate.sampling import GenerationOptions
 
 
@@ -43,6 +44,12 @@ def written(path, *records):
 
 
 GREEDY = ("--greedy", "--max-new-tokens", 8, "--dtype", "fp32", "--device", "cpu")
+
+
+def test_a_file_of_prompts_may_begin_with_a_mark_and_have_any_character_in_its_texts(tmp_path):
+    records = "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n" for text in ("a\u2028b", "c"))
+    (tmp_path / "p.jsonl").write_bytes(records.encode("utf-8-sig"))
+    assert [one["prompt"] for one in read_prompts(tmp_path / "p.jsonl")] == ["a\u2028b", "c"]
 
 
 def test_prompts_of_a_file_come_back_in_order_with_their_texts(lines, reference, tmp_path):

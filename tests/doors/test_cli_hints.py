@@ -17,6 +17,8 @@ from ingot.data.text.files import find_files, read_documents
         (["prepare"], "there is no verb 'prepare'; did you mean ingot data prepare?"),
         (["trian"], "there is no verb 'trian'; did you mean ingot train?"),
         (["zzz"], "there is no verb 'zzz'; ingot --help lists them"),
+        (["data", "prepar"], "there is no verb 'prepar' of ingot data; did you mean ingot data prepare?"),
+        (["golf", "zzz"], "there is no verb 'zzz' of ingot golf; it has pack"),
         (["train", "demo"], "demo is not a run folder; a recipe is named by --recipe demo, a file of settings by --config demo"),
         (["train", "--lr", "3e-4"], "unknown option --lr; did you mean --optimizer.learning_rate?"),
         (["train", "--max-steps=10"], "unknown option --max-steps; did you mean --training.max_steps?"),

@@ -41,6 +41,22 @@ def test_more_ranks_than_rows(config):
     assert codes(config(), 5) == {"training.ranks": "error"}
 
 
+@pytest.mark.parametrize("device", ["gpu", "CPU", "cuda:", "cpu:1"])
+def test_a_device_that_there_cannot_be(config, device):
+    assert codes(config(training__device=device)) == {"training.device_unknown": "error"}
+    assert codes(config(training__device="cuda:1")) == {}
+
+
+@pytest.mark.parametrize("content", [None, "class Model(:", "\0"])
+def test_a_model_of_ones_own_that_is_not_there_or_is_not_python(tmp_path, content):
+    if content is not None:
+        (tmp_path / "mine.py").write_text(content)
+    given = {"data.path": "sample:shakespeare", "data.tokenizer": "byte", "model.file": str(tmp_path / "mine.py")}
+    given |= {"training.max_steps": 4, "training.output_dir": str(tmp_path / "run")}
+    found = codes(load_config(python=given, environment={}).config)
+    assert found["model.file_unusable"] == "error"
+
+
 def test_a_tokenizer_that_cannot_be_opened(config, tmp_path):
     found = codes(config(data__tokenizer=str(tmp_path / "none.json")))
     assert found == {"tokenizer.load_failed": "error", "model.vocab_unknown": "warning"}

@@ -132,6 +132,15 @@ def test_running_is_believed_only_of_a_process_that_is_there(folder: RunFolder, 
     assert status(folder) == "crashed"
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells of a process that nobody has waited for")
+def test_a_process_that_is_over_is_not_there_though_its_parent_has_not_waited_for_it(folder: RunFolder, python) -> None:
+    holder = python(HOLD, folder.path)
+    assert holder.stdout.readline() == "beats\n"
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    assert status(folder) == "crashed"
+
+
 @pytest.mark.parametrize("said", ["stopped", "completed", "failed"])
 def test_a_run_that_ended_says_how_whoever_wrote_it(folder: RunFolder, said: str) -> None:
     write_state(folder, status=said, pid=2**22 + 1, boot_id="another")

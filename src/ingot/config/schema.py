@@ -168,7 +168,7 @@ class TrainingSection(Section):
     )
     seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the best one of torch's.")
-    threads: Positive | Literal["auto"] = Field(
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
         description="Threads of a rank on a CPU; another number rounds differently. auto: what OMP_NUM_THREADS says, else as "
         "many as are fastest here when the run begins, which it keeps.",

@@ -7,6 +7,7 @@ is the same, be it in other tokens.
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,9 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     run = Run.open(path)
     result, state = run.result() or {}, run.status()
     if state.status != "completed" or result.get("status") != "completed":
-        raise CheckpointError(f"{path} is not complete: its status is {state.status}; finish it with: ingot train {path}")
+        raise CheckpointError(
+            f"{path} is not complete: its status is {state.status}; finish it with: ingot train {shlex.quote(str(path))}"
+        )
     if not isinstance(value := result.get(score), int | float) or not math.isfinite(value):
         known = [name for name in get_args(ScoreName) if isinstance(result.get(name), int | float)]
         raise CheckpointError(f"{path} has no {score}; it has {' and '.join(known) or 'no score'}")

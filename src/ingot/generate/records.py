@@ -102,7 +102,7 @@ class Problems(ConfigError):
 def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with open_to_read(path) as file:
-            lines = file.read().decode().splitlines()
+            lines = file.read().decode("utf-8-sig").split("\n")  # a text may have other ends of lines in it
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
     for number, line in enumerate(lines, 1):

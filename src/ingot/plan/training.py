@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -11,9 +13,13 @@ from dataclasses import dataclass, field
 from ingot.config.schema import Config
 from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 from ingot.errors import ConfigError, Setting
+from ingot.model.settings import FileSettings
 from ingot.plan.data import DataFacts
 from ingot.plan.findings import Findings, Severity
+from ingot.runtime.files import user_path
 from ingot.train.plan import refuse_idle_ranks, shapes
+
+DEVICES = re.compile(r"auto|cpu(:0)?|cuda(:\d+)?|mps(:0)?|mlx")
 
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
 IDLE_ROWS = 1024  # of the embedding; a vocabulary is rounded up to a multiple of 128, or left some room
@@ -79,6 +85,26 @@ def check_ranks(config: Config, world_size: int, findings: Findings) -> None:
         return
     with findings.noting("training.ranks", ConfigError):
         refuse_idle_ranks(config, world_size)
+
+
+def check_device(config: Config, findings: Findings) -> None:
+    """Whether there can be such a device; whether this machine has it is for those who load a framework."""
+    if not DEVICES.fullmatch(config.training.device):
+        setting = Setting("training.device", config.training.device)
+        findings.add("training.device_unknown", "error", "{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
+
+
+def check_model_file(config: Config, findings: Findings) -> None:
+    """Whether a model of one's own is there and is Python; it is not run."""
+    if isinstance(config.model, FileSettings):
+        path = user_path(config.model.file)
+        try:
+            ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError) as error:
+            said = getattr(error, "strerror", None) or error
+            findings.add(
+                "model.file_unusable", "error", f"{{0}} cannot be used: {said}", Setting("model.file", config.model.file)
+            )
 
 
 def check_buckets(config: Config, facts: DataFacts, findings: Findings) -> None:

@@ -16,8 +16,10 @@ from ingot.plan.resuming import ResumeFacts, check_output, check_resume
 from ingot.plan.training import (
     PlanFacts,
     check_buckets,
+    check_device,
     check_files,
     check_memory,
+    check_model_file,
     check_ranks,
     check_supply,
     check_time,
@@ -72,6 +74,9 @@ def validate(
     """
     findings = Findings()
     check_ranks(config, world_size, findings)
+    if thorough:
+        check_device(config, findings)
+        check_model_file(config, findings)
     ranks = max(1, world_size)
     data = look_at_data(config, findings)
     check_buckets(config, data, findings)

@@ -20,7 +20,7 @@ from ingot.runs.starting import is_claimed
 from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_state, this_process
 from ingot.runs.steps import saved_steps
 from ingot.runtime.files import open_to_read
-from ingot.runtime.processes import process_age
+from ingot.runtime.processes import is_zombie, process_age
 
 if TYPE_CHECKING:
     from ingot.config.schema import Config
@@ -130,4 +130,4 @@ def _is_alive(pid: int, heard_ago: float) -> bool:
     except PermissionError:
         pass  # somebody else's, and there
     began = process_age(pid)
-    return began is None or began >= heard_ago - 1.0  # ages are known to a hundredth, and clocks are set
+    return not is_zombie(pid) and (began is None or began >= heard_ago - 1.0)  # ages are known to a hundredth, and clocks are set

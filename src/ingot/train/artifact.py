@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], sh
         report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
     if limit is not None and report.bytes > limit:
         over = f"{report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
-        trainer.reporter.message(f"{path} has {report.bytes:,} bytes, {over}; what would fit: ingot export {folder.path}")
+        trainer.reporter.message(
+            f"{path} has {report.bytes:,} bytes, {over}; what would fit: ingot export {shlex.quote(str(folder.path))}"
+        )
     return report
 
 
@@ -55,5 +58,5 @@ def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -
         return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
     except RunError as error:  # all of the training is done, and no reason to call the run a failure
         why = "interrupted" if shutdown.requested else error
-    trainer.reporter.message(f"{path} was not scored: {why}; score it with: ingot eval --artifact {path}")
+    trainer.reporter.message(f"{path} was not scored: {why}; score it with: ingot eval --artifact {shlex.quote(str(path))}")
     return None

@@ -114,6 +114,7 @@ def test_json_is_read_by_its_suffix_and_a_saved_config_is_the_same_again(tmp_pat
             "data: {overlap_size: 1500}",
             "data.overlap_size=1500 is more than half of data.max_length=2048; set it to 1024 or less",
         ),
+        ("data: {format: jsonl, max_length: 256}", "data.overlap_size=256 is more than half of data.max_length=256"),
         ("model: {n_embd: 100}", "model.n_head=12 does not divide model.n_embd=100; the nearest is 10"),
         (f"model: {{n_embd: {10**30}}}", f"model.n_head=12 does not divide model.n_embd={10**30}; the nearest is 10"),
         ("optimizer: {warmup_steps: 1000}", "optimizer.warmup_steps=1000 must be less than training.max_steps=1000"),
@@ -130,6 +131,10 @@ def test_a_mistake_is_told_with_its_place_and_what_to_do(text: str, told: str, t
     with pytest.raises(ConfigError) as error:
         read_config(file)
     assert told.replace("FILE", str(file)) in str(error.value)
+
+
+def test_an_overlap_that_nobody_set_is_no_mistake_where_windows_were_made_before(tmp_path: Path) -> None:
+    assert read_config(written(tmp_path, "data: {path: tokens, max_length: 256}")).data.max_length == 256
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from ingot.data.tokenizers import CharTokenizer, Tokenizer, digest, open_unless_
 from ingot.data.tokenizers.made import CHAR, learn_bpe
 from ingot.errors import DataError, IngotError, Setting
 from ingot.runtime.cache import cache_root
-from ingot.runtime.files import reading, writing
+from ingot.runtime.files import reading
 from ingot.runtime.locks import FolderLock
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,10 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
 def _alone(folder: Path) -> Iterator[None]:
     """Wait until no other process prepares this folder: of many ranks one does the work."""
     place = folder.with_name(f".{folder.name}.lock")
-    with writing(place):
+    try:
         place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {place}: {error.strerror}; choose a place with INGOT_CACHE") from None
     lock = FolderLock(place)
     lock.acquire(None, lambda: log.warning("another process is preparing %s; waiting", folder))
     try:

@@ -97,6 +97,14 @@ def _meant(word: str) -> str:
     return f"there is no verb {word!r}; {f'did you mean ingot {close}?' if close else 'ingot --help lists them'}"
 
 
+def _meant_of(group: typer.Context, word: str) -> str:
+    """The same of a verb that begins with a word of its group, such as `ingot data`."""
+    verbs = group.command.list_commands(group)  # type: ignore[attr-defined]
+    close = next(iter(get_close_matches(word, verbs, n=1)), None)
+    known = f"did you mean {group.command_path} {close}?" if close else f"it has {', '.join(verbs)}"
+    return f"there is no verb {word!r} of {group.command_path}; {known}"
+
+
 def command_line() -> Any:
     """The whole command line with its verbs."""
     return typer.main.get_command(app)
@@ -118,6 +126,8 @@ def call(args: list[str]) -> int:
         if said.startswith("Usage:"):  # a bare `ingot` gets the whole help
             print(said, file=sys.stderr)
             return int(error.exit_code)
-        mistake = ConfigError(_meant(args[0]) if said.startswith("No such command") and args[0] not in MODULES else said)
+        if said.startswith("No such command") and args[0] not in MODULES:
+            said = _meant(args[0]) if error.ctx is None or error.ctx.parent is None else _meant_of(error.ctx, said.split("'")[1])
+        mistake = ConfigError(said)
         mistake.exit_code = error.exit_code
         raise mistake from None

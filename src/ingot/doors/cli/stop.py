@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -49,4 +50,6 @@ def stop(
         print_json({"run": str(run), "host": state.host, "pid": state.pid, "step": state.step, "signalled": force})
         return
     how = f", and process {state.pid} was sent SIGTERM" if force else ""
-    print(f"{run} was asked at step {state.step} to save and stop{how}; see it stop: ingot status {run} --watch")
+    print(
+        f"{run} was asked at step {state.step} to save and stop{how}; see it stop: ingot status {shlex.quote(str(run))} --watch"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -79,7 +80,7 @@ def train(
         raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
     result = _run(resolved, world_size, force)
     if ranks.first:
-        print_json(result) if as_json else _print(result)
+        print_json(result) if as_json else _print(result, resolved.config.budget.artifact_bytes)
         return stop_exit_code if result.status == "stopped" else 0
     return 0
 
@@ -161,11 +162,11 @@ def _tell_complete(config: Config, as_json: bool) -> bool:
     result = completed(config)
     if result is not None and ranks_from_environment().first:
         warn(f"{COMPLETE.format(result.run_dir)} with --force")
-        print_json(result) if as_json else _print(result)
+        print_json(result) if as_json else _print(result, config.budget.artifact_bytes)
     return result is not None
 
 
-def _print(result: TrainingResult) -> None:
+def _print(result: TrainingResult, limit: int | None) -> None:
     """The summary a person wants: where it is, how good it is, how fast it went, what it writes."""
     from ingot.runs.report import by_rows
 
@@ -179,16 +180,18 @@ def _print(result: TrainingResult) -> None:
         part = by_rows(result.val_rows, result.val_rows_of, result.val_stride)
         rows += [("val loss", f"{result.val_loss:.4f}{part}"), ("val_bpb", f"{result.val_bpb:.4f}{part}")]
         rows += [(name, f"{value:.4f}") for name, value in result.val_other.items()]
-    if result.artifact_path is not None:
-        rows.append(("artifact", f"{result.artifact_path} ({result.artifact_bytes:,} bytes)"))
+    if result.artifact_path is not None and (size := result.artifact_bytes) is not None:
+        over = f", {size - limit:,} more than budget.artifact_bytes" if limit is not None and size > limit else ""
+        rows.append(("artifact", f"{result.artifact_path} ({size:,} bytes{over})"))
     if result.artifact_bpb is not None:
         part = by_rows(result.artifact_rows, result.val_rows_of, result.val_stride)
         rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}{part}"))
     if result.sample:
         print(f"\n{for_reader(result.sample.strip())}\n")
     print_columns(rows)
+    folder = shlex.quote(str(result.run_dir))
     if result.status == "stopped":
         begun = (result.run_dir / "config.yaml").is_file()
-        print(f"\nContinue with: ingot train {result.run_dir}" if begun else "\nIt had not begun; the same command begins it.")
+        print(f"\nContinue with: ingot train {folder}" if begun else "\nIt had not begun; the same command begins it.")
     elif result.checkpoint_path is not None:
-        print(f"\nLet it write more: ingot generate {result.run_dir}")
+        print(f"\nLet it write more: ingot generate {folder}")
