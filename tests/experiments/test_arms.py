@@ -83,6 +83,9 @@ def test_a_file_without_arms_is_refused(tmp_path, text, said):
         make_arms([], tmp_path / "arms.yaml")
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         make_arms([], tmp_path / "none.yaml")
+    (tmp_path / "arms.yaml").write_bytes(b"\xc1\xff")
+    with pytest.raises(ConfigError, match="cannot be read: it is not UTF-8"):
+        make_arms([], tmp_path / "arms.yaml")
 
 
 def test_seeds_are_numbers_each_of_its_own():

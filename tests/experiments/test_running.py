@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ingot.errors import ConfigError
 from ingot.experiments import running
 from ingot.experiments.arms import make_arms, plan_trials
 from ingot.experiments.running import run_trials, train_apart
@@ -58,6 +59,12 @@ def test_what_is_complete_is_not_run_again(trials):
     run_trials(trials[:3], nothing, lambda trial, error: again.append(trial))
     assert again == [trials[2]]
     assert [(trial.folder / "result.json").stat().st_mtime_ns for trial in trials[:2]] == before
+
+
+def test_a_place_where_no_run_can_be_is_one_sentence(trials, tmp_path):
+    (tmp_path / "sweep").write_text("a file")
+    with pytest.raises(ConfigError, match="sweep.*cannot be written: Not a directory"):
+        run_trials(trials, nothing, nothing)
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, resolve):

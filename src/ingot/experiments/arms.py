@@ -158,9 +158,9 @@ def _values(word: str) -> tuple[str, list[Any]]:
 
 def _read_arms(file: Path) -> list[Arm]:
     try:
-        tree = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        tree = parse_yaml(file.read_text(encoding="utf-8-sig"), str(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--arms {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(f"--arms {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
     if not isinstance(tree, dict) or not tree:
         raise ConfigError(f"--arms {file} holds no arms; write each as its name with its settings below, `plain: {{}}` for none")
     arms = []

@@ -23,6 +23,7 @@ from ingot.backends.open import fork_can_use, modules
 from ingot.config.loading import ResolvedConfig
 from ingot.errors import IngotError
 from ingot.experiments.arms import Trial
+from ingot.runtime.files import writing_output
 from ingot.train.finished import completed
 
 LOOK_SECONDS = 1.0  # between two looks at a trial, for whoever draws it
@@ -51,7 +52,8 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     context = _processes(trial.config.training.device)
     receive, send = context.Pipe(duplex=False)
     output = trial.folder.with_name(trial.folder.name + OUTPUT)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    with writing_output(output.parent):
+        output.parent.mkdir(parents=True, exist_ok=True)
     earlier = output.stat().st_size if output.exists() else 0
     process = context.Process(target=_train, args=(trial.resolved, output, send), name=str(trial.folder))
     process.start()
