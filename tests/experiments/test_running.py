@@ -63,7 +63,7 @@ def test_what_is_complete_is_not_run_again(trials):
 
 def test_a_place_where_no_run_can_be_is_one_sentence(trials, tmp_path):
     (tmp_path / "sweep").write_text("a file")
-    with pytest.raises(ConfigError, match="sweep.*cannot be written: Not a directory"):
+    with pytest.raises(ConfigError, match=r"sweep.*cannot be written: Not a directory"):
         run_trials(trials, nothing, nothing)
 
 

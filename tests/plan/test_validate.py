@@ -41,7 +41,7 @@ def test_more_ranks_than_rows(config):
     assert codes(config(), 5) == {"training.ranks": "error"}
 
 
-@pytest.mark.parametrize("device", ["gpu", "CPU", "cuda:", "cpu:1"])
+@pytest.mark.parametrize("device", ["gpu", "CPU", "cuda:", "cuda:01"])
 def test_a_device_that_there_cannot_be(config, device):
     assert codes(config(training__device=device)) == {"training.device_unknown": "error"}
     assert codes(config(training__device="cuda:1")) == {}

@@ -14,10 +14,12 @@ from tiny_runs import Train, records, train_tiny
 
 from ingot.artifact import fresh_process
 from ingot.backends.torch.inference import TorchInference
+from ingot.config.schema import Config
 from ingot.errors import CannotContinue, CheckpointError, DataError
-from ingot.runs import lines
+from ingot.runs import folder, lines
 from ingot.runs.steps import saved_steps
 from ingot.train import saver
+from ingot.train.resume import changes
 
 BUCKETS = {"data__tokenizer": "byte", "data__sampling": "pack", "artifact__write": False}
 MEAN_OF_TARGETS = """
@@ -146,5 +148,35 @@ def test_a_run_is_not_continued_with_other_documents_left_out(tmp_path, buckets)
     (tmp_path / "read.json").rename(tmp_path / "moved.json")
     settings["data__already_read"] = str(tmp_path / "moved.json")
     assert train_tiny(buckets, tmp_path / "run", training__max_steps=6, **settings).total_steps == 6
-    with pytest.raises(CannotContinue, match=r"data\.already_read"):
-        train_tiny(buckets, tmp_path / "run", training__max_steps=8, **{**settings, "data__already_read": None})
+    left_out["read"] = [[0, 20]]
+    (tmp_path / "other.json").write_text(json.dumps(record))
+    for other in (str(tmp_path / "other.json"), None):
+        with pytest.raises(CannotContinue, match=r"data\.already_read"):
+            train_tiny(buckets, tmp_path / "run", training__max_steps=8, **{**settings, "data__already_read": other})
+
+
+def test_a_run_of_a_version_that_did_not_note_them_goes_on():
+    config = Config(training={"max_steps": 1}).model_dump(mode="json")
+    known = {"config": config, "data_fingerprint": "0", "model_file_sha256": None}
+    assert changes(known, known) == changes(known, {**known, "already_read_sha256": "1"}) == []
+
+
+def test_a_full_disk_has_no_sample_of_the_text_and_the_run_goes_on(train: Train, tmp_path, monkeypatch):
+    def full(path, content, *rest, **options):
+        if path.parent.name == "samples":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content, *rest, **options)
+
+    write = folder.write_atomically
+    monkeypatch.setattr(folder, "write_atomically", full)
+    assert train(tmp_path / "run", evaluation__every=10, evaluation__sample_tokens=4).status == "completed"
+
+
+def test_a_save_after_which_old_ones_could_not_be_deleted_is_a_save(train: Train, tmp_path, monkeypatch):
+    def fail(*what):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(saver, "retain", fail)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        train(tmp_path / "run", training__save_every=20)
+    assert list(saved_steps(tmp_path / "run" / "checkpoints")) == [20]

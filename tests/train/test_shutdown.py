@@ -50,6 +50,22 @@ def test_a_terminal_that_closes_is_no_reason_to_stop_under_nohup():
         signal.signal(signal.SIGHUP, before)
 
 
+def test_what_is_printed_after_the_terminal_was_closed_goes_nowhere():
+    code = """
+import os, pty, signal, sys
+from ingot.train.stopping import Shutdown
+ours, theirs = pty.openpty()
+os.dup2(theirs, 1)
+os.dup2(theirs, 2)
+with Shutdown() as shutdown:
+    os.close(ours)
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("still to be said", flush=True)
+    os._exit(7 if shutdown.requested else 8)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
+
+
 def test_only_the_first_rank_answers(capfd):
     with Shutdown(announce=False) as shutdown:
         os.kill(os.getpid(), signal.SIGTERM)

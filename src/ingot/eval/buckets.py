@@ -47,7 +47,7 @@ class BucketEvaluator(Evaluator):
         return tuple(self.parts)
 
     def count(self, limit: int | None) -> int:
-        rows = sum(part.count(None) for part in self.parts.values())
+        rows = sum(part.count(None) for part in self.parts.values()) if self.parts else super().count(None)
         return rows if limit is None else min(limit, rows)
 
     def calls(self, rows: NDArray[np.int64]) -> int:

@@ -19,7 +19,7 @@ from ingot.plan.findings import Findings, Severity
 from ingot.runtime.files import user_path
 from ingot.train.plan import refuse_idle_ranks, shapes
 
-DEVICES = re.compile(r"auto|cpu(:0)?|cuda(:\d+)?|mps(:0)?|mlx")
+DEVICES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9]\d*))?|mlx")
 
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
 IDLE_ROWS = 1024  # of the embedding; a vocabulary is rounded up to a multiple of 128, or left some room

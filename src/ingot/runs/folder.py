@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, Setting, shown
-from ingot.runs.lines import LineFile
+from ingot.runs.lines import FULL, LineFile
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import Metrics
@@ -189,6 +189,8 @@ class RunFolder:
 
     def write_result(self, found: TrainingResult, export: Mapping[str, Any]) -> None:
         """Record what this session came to."""
+        self.metrics.flush()
+        self._log.flush()
         with writing(self.result_path):
             write_atomically(self.result_path, to_json(as_record(found, self.session, export), indent=2) + "\n")
 
@@ -197,10 +199,14 @@ class RunFolder:
         self._log.append(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {shown(line)}")
 
     def sample(self, step: int, text: str) -> Path:
-        """Keep a text the model wrote at a step."""
+        """Keep a text the model wrote at a step, unless the disk is full: the run goes on without it."""
         path = self.samples / f"step-{step:08d}.txt"
         with writing(path):
-            write_atomically(path, text.encode(errors="replace"))
+            try:
+                write_atomically(path, text.encode(errors="replace"))
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
         return path
 
     def _earlier_sessions(self) -> list[Any]:

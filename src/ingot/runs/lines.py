@@ -27,18 +27,23 @@ class LineFile:
         CheckpointError: the disk refuses it for another reason.
         """
         with self._writing, writing(self.path):
-            self._held.append(line.encode() + b"\n")
+            self._held.append(line.encode(errors="backslashreplace") + b"\n")
             try:
-                self._write(b"".join(self._held))
+                self._write()
             except OSError as error:
-                if error.errno in FULL:
-                    return
-                self._held.pop()
-                raise
-            self._held.clear()
+                if error.errno not in FULL:
+                    self._held.pop()
+                    raise
 
-    def _write(self, lines: bytes) -> None:
-        """Write all of it or nothing."""
+    def flush(self) -> None:
+        """Write the lines that wait; CheckpointError: there still is no room."""
+        with self._writing, writing(self.path):
+            if self._held:
+                self._write()
+
+    def _write(self) -> None:
+        """Write all lines or nothing."""
+        lines = b"".join(self._held)
         with open_to_append(self.path) as file:
             end = file.tell()
             try:
@@ -47,3 +52,4 @@ class LineFile:
             except OSError:
                 file.truncate(end)
                 raise
+        self._held.clear()

@@ -40,6 +40,10 @@ class Metrics:
         """Add one record; it is in the file when this returns, or waits there for room on the disk."""
         self._lines.append(to_json(dict(record)))
 
+    def flush(self) -> None:
+        """Write the records that wait."""
+        self._lines.flush()
+
     def truncate_after(self, step: int, evaluated: bool = True) -> int:
         """Drop the records of later steps and lines that are not records; returns how many lines went.
 

@@ -189,8 +189,9 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
             what = f"{path} is a symbolic link, and nothing is written through links"
             raise error(what, setting, advice="remove it or choose another {0}") from refused
         what = f"cannot write {path}: {refused.strerror or refused}"
-        room = "make room for it or " if refused.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise error(what, setting, advice=f"{room}choose another {{0}}") from refused
+        full = refused.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "make room for it or choose another {0}" if full else "make it writable or choose another {0}"
+        raise error(what, setting, advice=advice) from refused
 
 
 @contextlib.contextmanager

@@ -7,8 +7,10 @@ remembers the signal until its run listens, because the others have to hear of i
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import signal
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -56,6 +58,16 @@ def replace_handler(number: int, handler: Any) -> Any:
     """Handle a signal from now on; returns what is to be put back afterwards."""
     before = signal.signal(number, handler)
     return signal.SIG_DFL if before is _hear else before
+
+
+def leave_closed_terminal() -> None:
+    """Let what is still printed go nowhere if the terminal was closed: to print there is an error, and a run has yet to save."""
+    for stream in (1, 2):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def _hear(number: int, frame: FrameType | None) -> None:

@@ -42,11 +42,11 @@ class Clock:
 
 def longest_but_one(seconds: Collection[float]) -> float:
     """The second longest of the last steps, or the only one: a process that was stopped or a slow disk holds up a single one."""
-    return sorted(seconds)[-2:][0]
+    return sorted(seconds)[-2:][0] if seconds else 0.0
 
 
 def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: bool = False) -> bool:
-    """Whether a step as long as the one before would end inside the budget; with `overshoot`, whether it begins there."""
+    """Whether a step that takes so many seconds would end inside the budget; with `overshoot`, whether it begins there."""
     if budget is None:
         return True
     return elapsed < budget if overshoot else elapsed + step_seconds <= budget

@@ -107,9 +107,10 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     if was.get("model_file_sha256") != now["model_file_sha256"]:
         said = "the contents of {0} are not what they were"
         changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))
-    if was.get("already_read_sha256", now["already_read_sha256"]) != now["already_read_sha256"]:
+    left_out = now.get("already_read_sha256")
+    if was.get("already_read_sha256", left_out) != left_out:  # runs of versions without it do not say
         said = "the documents that {0} names are not those that it named: rows would be other ones"
-        changed.append(Change("data.already_read", was["already_read_sha256"], now["already_read_sha256"], said))
+        changed.append(Change("data.already_read", was["already_read_sha256"], left_out, said))
     if was["data_fingerprint"] != now["data_fingerprint"]:
         prints = [known["data_fingerprint"][:12] for known in (was, now)]
         said = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"

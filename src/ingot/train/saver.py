@@ -65,10 +65,10 @@ class Saver:
             with suppress(CheckpointError):  # as after a save: the log may not be writable
                 self._done(path, kind)
 
-    def failed(self) -> bool:
-        """Whether the last save, which has ended then, is not on the disk."""
+    def lacks(self, step: int) -> bool:
+        """Whether the save of a step has failed; it has ended then."""
         self.wait()
-        return self.error is not None
+        return self.error is not None and step not in saved_steps(self._folder)
 
     def wait(self) -> None:
         """Return when nothing is being written."""
@@ -89,7 +89,8 @@ class Saver:
             retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
         except Exception as error:  # also a full memory: whatever it is, the run has to know that this step is not saved
             said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {said}; make room for it")
+            room = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
+            self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {said}{room}")
             with suppress(CheckpointError):  # nor may the log be writable
                 self._failed(f"{self.error}; training goes on and the next save tries again")
             return

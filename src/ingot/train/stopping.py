@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,8 +18,8 @@ from typing import Any, Self
 from ingot.backends.base import Group
 from ingot.config.schema import BudgetSection
 from ingot.errors import INTERRUPTED, Interrupted
-from ingot.runtime.signals import handler_after_stop, heard_early, replace_handler
-from ingot.train.clock import Clock, fits
+from ingot.runtime.signals import handler_after_stop, heard_early, leave_closed_terminal, replace_handler
+from ingot.train.clock import Clock, fits, longest_but_one
 from ingot.train.walltime import Walltime
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -84,6 +84,8 @@ class Shutdown:
             self._breaks_off = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
         if not self.reason:
             self.ask(number)
             if self._breaks_off:
@@ -111,13 +113,16 @@ def reason_name(reason: int) -> str:
 
 
 def sync_clock_and_stop(
-    group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, step_seconds: float
+    group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]
 ) -> tuple[float, int, bool]:
-    """The seconds trained, why to stop (0: nobody was asked to), and whether the budget is spent: the same on every rank."""
+    """The seconds trained, why to stop (0: nobody was asked to), and whether the budget is spent: the same on every rank.
+
+    The last steps tell how long the next one takes. The end of a walltime kills, so there the longest of them counts.
+    """
     # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
     elapsed = spent = -1.0
     if group.ranks.first:
         elapsed = clock.elapsed
-        spent = float(not fits(elapsed, step_seconds, budget.seconds, budget.overshoot))
-    elapsed, reason, spent = group.maximum([elapsed, shutdown.reason_before(step_seconds), spent])
+        spent = float(not fits(elapsed, longest_but_one(durations), budget.seconds, budget.overshoot))
+    elapsed, reason, spent = group.maximum([elapsed, shutdown.reason_before(max(durations, default=0.0)), spent])
     return elapsed, int(reason), spent > 0

@@ -147,7 +147,7 @@ class Trainer:
                 # 1. Agree with the other ranks on the time and on whether to stop.
                 if self.backend.ranks.first and not fits(began, 2 * p.step_seconds, c.budget.seconds):
                     self._finish_pending_step()  # the device may be a step behind, which matters near the end
-                elapsed, reason, spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, p.step_seconds)
+                elapsed, reason, spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, durations)
                 if reason:
                     return "stopped"
                 if spent or self._at_end():
@@ -376,7 +376,7 @@ class Trainer:
         with self.clock.paused():
             missing = self.progress.step != self.saved_step
             if not missing and kind != "regular":  # the last chance for a step whose save failed
-                missing = self.backend.maximum([saver is not None and saver.failed()])[0] > 0
+                missing = self.backend.maximum([saver is not None and saver.lacks(self.progress.step)])[0] > 0
             if missing:
                 self.progress.elapsed_seconds = self.clock.elapsed
                 state = self.backend.snapshot()

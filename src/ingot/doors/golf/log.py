@@ -19,8 +19,9 @@ from ingot.config.render import dump_yaml
 from ingot.doors.golf.translate import SPANS, accumulation
 from ingot.doors.golf.variables import LOG, as_lines
 from ingot.errors import ConfigError
+from ingot.runs.lines import LineFile
 from ingot.runs.report import BeginReport, EvaluationReport, Reporter, StepReport
-from ingot.runtime.files import open_to_append, open_to_read, writing
+from ingot.runtime.files import open_to_read
 from ingot.runtime.version import made_by
 
 RULE = "=" * 100
@@ -36,10 +37,10 @@ class RunLog:
 
     def __init__(self, path: Path | None):
         self._path = path  # None on ranks that do not write
-        self._copy: Path | None = None
-        self._early = ""  # what no file has yet
+        self._files: list[LineFile] = []
+        self._early: list[str] = []  # what the run folder has not yet
         self._unseen: list[str] | None = []  # what the console has to show
-        self._written = False
+        self._copied = False
         self.writes = path is not None
 
     def line(self, text: str, console: bool = True) -> None:
@@ -50,12 +51,10 @@ class RunLog:
             self._unseen.append(text)
         elif console:
             print(text, flush=True)
-        if self._written:
-            _append(self._path, text + "\n")
-        if self._copy is not None:
-            _append(self._copy, text + "\n")
-        else:
-            self._early += text + "\n"
+        for file in self._files:
+            file.append(text)
+        if not self._copied:
+            self._early.append(text)
 
     def show(self) -> None:
         """From now on the console shows every line; the first names the file."""
@@ -67,11 +66,10 @@ class RunLog:
         """From now on there is a file; the run folder has all that this session says, for a log may hold several runs."""
         if self._path is None:
             return
-        early, self._early, self._written = self._early, "", True
-        _append(self._path, early)
-        if folder is not None:
-            self._copy = folder / LOG
-            _append(self._copy, early)
+        early, self._early, self._copied = self._early, [], folder is not None
+        self._files = [LineFile(path) for path in (self._path, folder / LOG if folder is not None else None) if path is not None]
+        for file in self._files if early else ():
+            file.append("\n".join(early))
 
     def note(self, text: str) -> None:
         """What the original's log has no line for."""
@@ -102,11 +100,6 @@ def own_source(file: str) -> str:
             return opened.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"MODEL_FILE={file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _append(path: Path, text: str) -> None:
-    with writing(path), open_to_append(path, buffering=-1) as file:
-        file.write(text.encode(errors="backslashreplace"))
 
 
 def _gpu() -> str:

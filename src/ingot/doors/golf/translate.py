@@ -49,6 +49,7 @@ VARIABLES = {path: name for name, path in SETTINGS.items()} | {
 }  # fmt: skip
 ADVICE = {
     "make room for it or choose another {0}": "make room for it or run in another folder",
+    "make it writable or choose another {0}": "make it writable or run in another folder",
     "lower the learning rate, lengthen {0} or look at the data, and start again": (
         "lower the learning rate, set GRAD_CLIP_NORM or look at the data, and start again"
     ),

@@ -110,7 +110,7 @@ def _number(value: Any) -> Any:
     return scalar(value) if isinstance(value, str) else value
 
 
-OVERLAP = 256  # tokens
+OVERLAP_TOKENS = 256
 
 
 @dataclass
@@ -121,7 +121,9 @@ class DataConfig(Section):
     tokenizer: str = key("gpt2", "Name or folder of the tokenizer.")
     format: str = key("pretokenized", "What the buckets hold: .bin/.idx, or .jsonl.", "pretokenized", "jsonl")
     max_length: int = key(2048, "Tokens in a training row.", low=2)
-    overlap_size: int = key(OVERLAP, "Tokens that windows of a long jsonl document share; at most half of max_length.", low=0)
+    overlap_size: int = key(
+        OVERLAP_TOKENS, "Tokens that windows of a long jsonl document share; at most half of max_length.", low=0
+    )
     packing: bool = key(True, "Several documents in a row. false: one in each, padded.")
     num_workers: int = key(4, "Taken and without effect: one thread reads ahead.", low=0)
     curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a field, as those above)
@@ -137,8 +139,8 @@ class DataConfig(Section):
             self.curriculum = [_phase(one) for one in self.curriculum]
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
-        unsaid = self.format != "jsonl" and self.overlap_size == OVERLAP  # the default is of no use there, and no mistake
-        if self.overlap_size > self.max_length // 2 and not unsaid:
+        unused = self.format != "jsonl" and self.overlap_size == OVERLAP_TOKENS  # the default is of no use there, and no mistake
+        if self.overlap_size > self.max_length // 2 and not unused:
             raise ConfigError(
                 f"data.overlap_size={self.overlap_size} is more than half of data.max_length={self.max_length}; "
                 f"set it to {self.max_length // 2} or less"

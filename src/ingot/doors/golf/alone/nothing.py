@@ -25,6 +25,9 @@ def heard_early() -> int:
     return 0
 
 
+def leave_closed_terminal() -> None: ...
+
+
 def handler_after_stop(number: int, before: Any) -> Any:
     """What handles a signal after a run was stopped."""
     return before
