@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, Setting, shown
-from ingot.runs.lines import FULL, LineFile
+from ingot.runs.lines import LineFile
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import Metrics
@@ -25,7 +25,7 @@ from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
 from ingot.runs.state import read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
-from ingot.runtime.files import read_dict, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
+from ingot.runtime.files import FULL, read_dict, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
 from ingot.runtime.version import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop

@@ -7,9 +7,8 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from ingot.runtime.files import open_to_append, writing
+from ingot.runtime.files import FULL, open_to_append, writing
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 HELD_LINES = 10_000  # that wait for room; beyond them the oldest go
 
 

@@ -25,6 +25,7 @@ from ingot.runtime.locks import FolderLock
 
 MOST_JSON = 1 << 28  # bytes of a JSON file; the largest of ours list the tensors of a model or hold a tokenizer
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what a disk without room refuses by
 _OUTPUT_DIR = Setting("training.output_dir")
 _LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
@@ -189,8 +190,7 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
             what = f"{path} is a symbolic link, and nothing is written through links"
             raise error(what, setting, advice="remove it or choose another {0}") from refused
         what = f"cannot write {path}: {refused.strerror or refused}"
-        full = refused.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "make room for it or choose another {0}" if full else "make it writable or choose another {0}"
+        advice = "make room for it or choose another {0}" if refused.errno in FULL else "make it writable or choose another {0}"
         raise error(what, setting, advice=advice) from refused
 
 

@@ -33,6 +33,7 @@ def started(monkeypatch):
             found["waited for"] = self.name
 
     monkeypatch.setattr(threading, "Thread", Noted)
+    monkeypatch.setattr(ahead, "_import_triton", lambda: True)
     return found
 
 
@@ -56,6 +57,12 @@ def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(
     assert started.get("imports") == imports  # one after another, all in one thread
     wait()
     assert started.get("waited for") == (imports and "imports")
+
+
+def test_without_triton_no_thread_looks_for_it(started, monkeypatch):
+    monkeypatch.setattr(ahead, "_import_triton", lambda: False)
+    ahead.prepare_ahead(Config(training={"max_steps": 1, "device": "cpu", "compile": True}), Ranks())
+    assert started.keys() == {"imports"}
 
 
 def test_a_program_that_ends_waits_for_threads_in_native_code_which_would_abort_it(started, monkeypatch):

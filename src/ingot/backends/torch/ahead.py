@@ -34,9 +34,8 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
     imports = [_start_compiler] if compiling else []
     if on_cuda and config.training.precision != "fp32":
         imports.append(load_flash4)
-    if compiling or on_cuda:
-        _import_triton()  # a tenth of a second; the threads below need it
-    if compiling:
+    has_triton = (compiling or on_cuda) and _import_triton()  # a tenth of a second, and threads need it
+    if compiling and has_triton:
         threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
     if on_cuda:
         _start("device", _make_ready, name if ":" in name else f"cuda:{ranks.local_rank}")
@@ -56,9 +55,13 @@ def _one_by_one(*parts: Callable[[], None]) -> None:
         part()
 
 
-def _import_triton() -> None:
-    with contextlib.suppress(Exception):  # not installed: whoever has a kernel finds it out
+def _import_triton() -> bool:
+    """Whether it is there; where it is not, whoever has a kernel finds it out."""
+    try:
         import_module("triton")
+    except Exception:
+        return False
+    return True
 
 
 def hash_triton() -> None:

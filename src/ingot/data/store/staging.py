@@ -21,14 +21,14 @@ from typing import Any
 
 from ingot.data.store.shards import has_header
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import fsync_dir, reading, remove_if_empty
+from ingot.runtime.files import FULL, fsync_dir, reading, remove_if_empty
 from ingot.runtime.locks import FolderLock
 
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 ADVICE = {
-    (errno.ENOSPC, errno.EDQUOT): "; free space, or give a folder on another disk",
+    FULL: "; free space, or give a folder on another disk",
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG): "; give a folder you can write to",
 }
 OLD = "-old"  # after the name of the hidden folder: what the output was before
