@@ -21,9 +21,10 @@ test: $(READY) $(ORIGINAL)/.ready $(MLX)
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2
 
-# The cases that `make test` leaves out.
+# The cases that `make test` leaves out, and new examples for the tests that draw theirs.
 test-long: $(READY) $(ORIGINAL)/.ready $(MLX)
 	$(BIN)/python -m pytest -n 2 -m long
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile search
 
 lint: $(READY)
 	$(BIN)/ruff check --fix .

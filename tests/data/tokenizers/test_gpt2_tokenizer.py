@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from toy_tokenizers import shared
 
@@ -25,10 +25,12 @@ def gpt2():
 
 @pytest.fixture(scope="module")
 def library():
-    """The same vocabulary as a Hugging Face tokenizer reads it."""
+    """The same vocabulary as a Hugging Face tokenizer reads it, the mark of a document being plain text as in ours."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(shared("gpt2_bpe/hf_gpt2_tokenizer.json")))
+    tokenizer = Tokenizer.from_file(str(shared("gpt2_bpe/hf_gpt2_tokenizer.json")))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def test_the_ranks_are_those_that_were_published():
@@ -53,6 +55,7 @@ def test_ids_are_gpt2s(gpt2):
 
 
 @given(text=texts)
+@example(text="<|endoftext|>")
 def test_ids_are_those_of_the_hugging_face_file(gpt2, library, text):
     assert gpt2.encode(text).tolist() == library.encode(text).ids
 
