@@ -263,6 +263,7 @@ def test_a_free_form_mapping_may_be_given_as_one_word_but_must_be_a_mapping() ->
     resolved = load({"model.file": "mine.py", "model.settings": "{depth: 3, wide: true}"})
     assert resolved.config.model.model_dump()["settings"] == {"depth": 3, "wide": True}
     assert "model.settings=3 (command line): must be a mapping" in error_of({"model.file": "mine.py", "model.settings": "3"})
+    assert error_of({"data.mix": "{a:1}"}) == "data.mix={a:1: null} (command line): must be a mapping of names to numbers"
     assert "must be plain data" in error_of(python={"model": {"file": "m.py", "settings": {"x": object()}}})
 
 

@@ -32,8 +32,8 @@ def ended(error: BaseException, **how) -> int:
         (CheckpointError("no room"), 4, "it.py: error: no room\n"),
         (RunError("nan"), 1, "it.py: error: nan\n"),
         (KeyboardInterrupt(), INTERRUPTED, "it.py: interrupted\n"),
-        (OSError(28, "No space left on device"), 1, "it.py: error: [Errno 28] No space left on device\n"),
-        (PermissionError(13, "Permission denied", "x"), 1, "it.py: error: [Errno 13] Permission denied: 'x'\n"),
+        (OSError(28, "No space left on device"), 1, "it.py: error: No space left on device\n"),
+        (PermissionError(13, "Permission denied", "x"), 1, "it.py: error: x: Permission denied\n"),
         (MemoryError(), 1, "it.py: error: the memory is full; lower training.micro_batch or data.seq_len, "),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), 1, "it.py: error: the memory is full; "),
         (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes which is"), 1, "it.py: error: the memory is full; "),
@@ -118,7 +118,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 @pytest.mark.parametrize(
-    ("where", "code", "said"), [(">/dev/full", 1, "it.py: error: [Errno 28]"), (">&-", 0, ""), ("2>&-", 0, "")]
+    ("where", "code", "said"), [(">/dev/full", 1, "it.py: error: No space left"), (">&-", 0, ""), ("2>&-", 0, "")]
 )
 def test_an_output_that_cannot_be_written_is_one_line(where, code, said):
     ran = shell(f"{{python}} {where}")

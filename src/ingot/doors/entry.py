@@ -82,7 +82,7 @@ def explained(
     except OSError as error:
         if error.filename is None:  # it is the output that cannot be written
             _drop_stdout()
-        outcome.error = RunError(str(error))
+        outcome.error = RunError(_refused(error))
         warn(f"{program}: error: {outcome.error}")
         outcome.code = RunError.exit_code
     except (Exception, SystemExit) as error:
@@ -142,6 +142,12 @@ def _drop_stdout() -> None:
     """Let what is not yet printed go nowhere, or Python complains when it closes stdout."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refused(error: OSError) -> str:
+    """What the system said and of which file, without the number it has for it."""
+    said = error.strerror or str(error)
+    return said if error.filename is None else f"{error.filename}: {said}"
 
 
 def _told(error: BaseException) -> IngotError | None:
