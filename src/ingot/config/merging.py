@@ -184,7 +184,7 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
     for path, found in details.items():
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, found
-        origin = next((origin for given, origin in origins.items() if given[:2] == path[:2]), "default")  # a mapping has one a name
+        origin = next((origin for given, origin in origins.items() if given[:2] == path[:2]), "default")  # by name in a mapping
         problems.append(_explain(setting, tree, origin, found))
     if not problems:  # what does not fit together is only worth saying when each value is sound
         problems = [str(detail["ctx"]["error"]) for detail in together]
