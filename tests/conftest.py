@@ -25,8 +25,8 @@ with suppress(ValueError):  # only the main thread may
 # One thread: it needs no measuring, and another number rounds differently.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Timings of a busy machine are not failures. With new examples in each run a change could fail for a weakness that was there before:
-# `make test-long` looks for these.
+# Timings of a busy machine are not failures. With new examples in each run a change could fail for what was weak before it:
+# `make test-long` looks for that.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("same")
