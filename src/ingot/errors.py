@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 Rename = Callable[[str], str]
 LONGEST, TAIL = 1000, 300  # characters of a message, and of its end where the middle is left out
@@ -53,6 +54,12 @@ class IngotError(Exception):
     def __init__(self, what: str = "", *settings: Setting, advice: str = "") -> None:
         self.what, self.settings, self.advice = what, settings, advice
         super().__init__(self.render())
+
+    def within(self, where: str) -> Self:
+        """This error, which says first where it came up."""
+        self.what = f"{where}: {self.what}"
+        self.args = (self.render(),)
+        return self
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
         """The sentence, with a door's names for settings and, where it has better advice than ours, with that."""

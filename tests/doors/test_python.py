@@ -13,6 +13,7 @@ import yaml
 from programs import DEMO
 
 import ingot
+from ingot.errors import ConfigError
 from ingot.trained.model import LoadedModel
 
 SHORT = {"training.max_steps": 3, "evaluation.every": 0}
@@ -107,3 +108,14 @@ def test_an_option_that_there_is_not_is_a_type_error(reference: Path):
 def test_a_model_shows_itself_in_one_line(reference: Path):
     shown = repr(ingot.load(reference))
     assert re.fullmatch(r"LoadedModel\(.*step-\d+: gpt2, [\d,]+ parameters, step 40, byte tokenizer, on cpu.*\)", shown)
+
+
+def test_a_dict_may_name_settings_by_their_paths_and_what_is_no_section_is_told(data: Path, tmp_path: Path):
+    given = {name: value for name, value in sections(data, tmp_path / "run").items() if name != "training"}
+    training = sections(data, tmp_path / "run")["training"]
+    dotted = {f"training.{name}": value for name, value in training.items()}
+    assert ingot.train({**given, **dotted}, quiet=True).total_steps == 3
+    with pytest.raises(ConfigError, match=r"data \(in Python\) is a section; set one of its settings"):
+        ingot.train({**given, "data": "x"}, quiet=True)
+    with pytest.raises(ConfigError, match=r"training \(in Python\) is a section"):
+        ingot.train({**given, "training": {"max_steps": 1}}, quiet=True, training=5)

@@ -6,6 +6,7 @@ from bucket_files import EOS, documents_of, write_pair
 
 from ingot.config.loading import load_config
 from ingot.data.loading.open import open_dataset
+from ingot.data.loading.packing import PackedRows
 from ingot.eval.evaluator import evaluator_of
 from ingot.runtime.batch import IGNORED
 from ingot.runtime.ranks import Ranks
@@ -85,3 +86,11 @@ def test_repeated_tokens_are_not_scored_again(tmp_path):
         write_pair(tmp_path / split / "web" / "0.bin", [[10, 11, 12, 13], [12, 13, 14, EOS]], repeats=[0, 2])
     one = evaluator(open_dataset(str(tmp_path), "byte"))
     assert one.score(one.rows(), byte_nats).tokens == 3 + 2
+
+
+def test_rows_are_counted_once_for_all_evaluations(dataset, monkeypatch):
+    one, asked = evaluator(dataset), []
+    plain = PackedRows.available
+    monkeypatch.setattr(PackedRows, "available", lambda *given: asked.append(given) or plain(*given))
+    scores = [one.score(one.rows(), byte_nats) for _ in range(3)]
+    assert len(asked) == len(VAL) and scores[0] == scores[2]

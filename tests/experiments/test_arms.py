@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import ExitStack
+
+import numpy as np
 import pytest
 
 from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.store.shards import ShardWriter
 from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import ConfigError, DataError
 from ingot.experiments.arms import make_arms, plan_trials, read_seeds
@@ -111,6 +116,20 @@ def test_arms_on_different_data_are_refused(tmp_path, resolve, data, other_data)
         plan_trials(make_arms([f"data.path={data},{other_data}"]), [1], tmp_path, resolve)
     with pytest.raises(DataError, match="arm path=nowhere: no data at nowhere"):
         plan_trials(make_arms([f"data.path={data},nowhere"]), [1], tmp_path, resolve)
+
+
+def test_an_arm_on_tokens_without_a_tokenizer_is_told_by_its_name_and_once(tmp_path, resolve):
+    with ExitStack() as files:
+        for split in ("train", "val"):
+            writer = ShardWriter(tmp_path / f"fineweb_{split}_000000.bin", files)
+            writer.append(np.arange(100, dtype=np.uint16))
+            writer.close()
+    with pytest.raises(DataError) as found:
+        plan_trials(make_arms([f"data.path={tmp_path}", "training.max_steps=2"]), [1], tmp_path / "out", resolve)
+    assert re.sub(r"arm \S+:", "arm A:", str(found.value)) == (
+        f"arm A: {tmp_path} holds tokens and does not say their tokenizer; name it with data.tokenizer"
+    )
+    assert found.value.render(str.upper).endswith("name it with DATA.TOKENIZER")  # which a door may call otherwise
 
 
 def test_one_text_in_other_tokens_may_be_an_arm(tmp_path, resolve):

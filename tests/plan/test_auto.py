@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
@@ -136,3 +137,14 @@ def test_what_cannot_be_planned_is_refused(load):
         resolve_auto(load(), 2, lambda line: None)
     with pytest.raises(ConfigError, match=r"plans for budget\.seconds, which is null"):
         resolve_auto(load(budget__seconds="null", training__max_steps=3), 1, lambda line: None)
+
+
+def test_the_threads_of_the_probe_are_not_those_of_the_run(load, monkeypatch):
+    monkeypatch.setattr("ingot.plan.auto.PROBE_SECONDS", 0.0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        resolve_auto(load(training__threads=1), 1, lambda line: None)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -48,3 +48,14 @@ def test_many_points_become_means_of_neighbours_and_few_stay_as_they_are():
     assert thinned(points, 1000) == points
     few = thinned(points, 100)
     assert len(few) == 100 and few[0] == (4.5, 0.5) and few[-1] == (994.5, 0.5)
+
+
+def test_evaluations_between_two_logged_steps_lie_at_the_tokens_trained_on():
+    records = [
+        {"kind": "evaluation", "step": 0, "val_bpb": 8.0, "tokens": 999},
+        {"kind": "train", "step": 20, "loss": 5.0, "tokens": 2000},
+        {"kind": "evaluation", "step": 25, "val_bpb": 3.0, "tokens": 999},
+        {"kind": "train", "step": 30, "loss": 4.0, "tokens": 3000},
+        {"kind": "evaluation", "step": 33, "val_bpb": 2.0, "tokens": 999, "trained_tokens": 3300},
+    ]
+    assert curves_of(records, "tokens").val_bpb == [(0, 8.0), (2000, 3.0), (3300, 2.0)]

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 
+from ingot.runs import state
 from ingot.runs.state import Heartbeat, State, read_state, utc_now
 
 
@@ -119,3 +121,21 @@ def test_a_state_with_values_of_other_kinds_is_none(tmp_path, name, value):
         return  # which it may be
     (tmp_path / "state.json").write_text(json.dumps({**asdict(state), name: value}))
     assert read_state(tmp_path) is None
+
+
+def test_no_value_is_lost_where_two_threads_tell_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop tells a step between what the saver's thread reads and what it writes."""
+    heartbeat, plain = Heartbeat(tmp_path, 1000), state.replace
+    loop = threading.Thread(target=lambda: heartbeat.update(step=7))
+
+    def interrupted(*given: object, **known: object) -> object:
+        changed = plain(*given, **known)
+        if "checkpoint" in known:
+            loop.start()
+            loop.join(timeout=0.2)  # it waits, or it is through
+        return changed
+
+    monkeypatch.setattr(state, "replace", interrupted)
+    heartbeat.update(checkpoint="step-00000007")
+    loop.join()
+    assert (heartbeat.state.step, heartbeat.state.checkpoint) == (7, "step-00000007")

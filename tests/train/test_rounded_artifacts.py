@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from tiny_runs import train_tiny
 
 import ingot
 from ingot.artifact.container import read_artifact
+from ingot.backends.base import Rounding
 from ingot.doors.cli.app import call
 from ingot.errors import ConfigError
 from ingot.runs.report import Reporter
 from ingot.runs.result import TrainingResult
+from ingot.train import rounding
 
 LARGER: dict[str, Any] = {"model__width": 64, "training__max_steps": 6, "training__threads": 1, "artifact__codec": "rans"}
 LIMIT = 48_000
@@ -97,3 +100,29 @@ def test_a_device_that_cannot_round_is_refused_before_the_run_begins(data: Path,
     with pytest.raises(ConfigError, match=r"^artifact\.quantiser=gptq is computed by torch, and not on mlx; choose int8"):
         rounded(data, tmp_path / "run", training__device="mlx")
     assert not (tmp_path / "run").exists()
+
+
+class _Sizes:
+    """A rounder whose file shrinks as steps grow, and stays above the limit."""
+
+    def estimate(self, rounding: Rounding, embeddings: bool) -> float:
+        return 0.0 if embeddings else 100 / (1 + rounding.k / rounding.most)
+
+    def round(self, matrices: Rounding, embeddings: Rounding) -> None:
+        self.step = matrices.k / matrices.most
+
+    def codes(self) -> dict[str, float]:
+        return {"step": self.step}
+
+
+def test_where_no_file_fits_the_smallest_is_kept() -> None:
+    rounder, sizes = _Sizes(), []
+
+    def size(codes: dict[str, float]) -> int:
+        sizes.append(int(1000 / (1 + codes["step"])))
+        return sizes[-1]
+
+    settings = SimpleNamespace(bits=6)
+    task = rounding._Task(settings, rounder, limit=450, size=size, score=float, say=lambda line: None, stop=lambda: False)
+    kept = rounding._just_below(task, rounding.Steps(rounding._matrices(settings, 0.2), Rounding(8, 5.0)))
+    assert len(sizes) > 1 and int(1000 / (1 + kept["step"])) == min(sizes)

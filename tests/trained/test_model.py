@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from ingot.backends.open import open_backend
+from ingot.config.families import FAMILIES
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.data.tokenizers import ByteTokenizer
-from ingot.errors import CheckpointError, DataError
+from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.generate.sampling import GenerationOptions
 from ingot.runtime.ranks import Ranks
 from ingot.trained.model import open_model
@@ -66,6 +67,27 @@ def test_a_model_with_fewer_tensors_than_layers_is_refused_before_it_is_built(we
     monkeypatch.setattr(nn, "ModuleList", None)
     with pytest.raises(CheckpointError, match=r"has fewer tensors than model\.layers=1,000,000,000 needs"):
         open_model(replace(weights, config=large), ByteTokenizer(), "cpu")
+
+
+@pytest.mark.parametrize("family", ["llama", "golf", "frontier"])
+def test_rows_may_be_longer_than_in_training_where_positions_are_turns(tmp_path, family):
+    config = CONFIG.model_copy(update={"model": FAMILIES[family](family=family, layers=2, heads=4, width=32)})
+    backend = open_backend(config, ByteTokenizer().vocab_size, Ranks())
+    tensors = {record.name: record for record in backend.weights()}
+    facts = {"config": config.model_dump(mode="json"), "tokenizer": ByteTokenizer().spec()}
+    facts["data_fingerprint"] = open_dataset("sample:shakespeare", "byte").fingerprint
+    model = open_model(Weights(tmp_path, None, tensors, facts, config), ByteTokenizer(), "cpu")
+    wide = config.model_copy(update={"data": config.data.model_copy(update={"seq_len": 48})})
+    expected = open_model(Weights(tmp_path, None, tensors, facts, wide), ByteTokenizer(), "cpu").evaluate(rows=4)
+    written = model.generate("To be", tokens=20, temperature=0.0)
+    assert model.evaluate(rows=4, seq_len=48).nats == pytest.approx(expected.nats, abs=1e-6)
+    assert [check for check in model.self_test(seq_len=48) if not check.passed] == []
+    assert model.generate("To be", tokens=20, temperature=0.0) == written  # which sees as much as before
+
+
+def test_rows_are_not_longer_than_there_are_learnt_positions(model):
+    with pytest.raises(ConfigError, match="rows of 17 tokens are not from 1 to the 16 that"):
+        model.evaluate(rows=4, seq_len=17)
 
 
 PROMPTS = ["", "Speak, ", "I", "What say you? "]

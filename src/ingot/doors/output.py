@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError, shown
-from ingot.runtime.files import writing_output
+from ingot.runtime.files import to_json, writing_output
 from ingot.runtime.leftovers import replace_users_file
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON; a dataclass is the object of its fields, a path its text."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=lambda one: str(one) if isinstance(one, Path) else asdict(one)))
+    """Print a value as indented JSON."""
+    print(to_json(value, indent=2, escape=False))
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:

@@ -36,7 +36,7 @@ def train(
         config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}
     file, given = (None, config) if isinstance(config, dict) else (config, overrides)
     if isinstance(config, dict):
-        given = {name: {**config.get(name, {}), **overrides.get(name, {})} for name in config.keys() | overrides.keys()}
+        given = {**config, **{name: _over(config.get(name), section) for name, section in overrides.items()}}
     load, world_size = partial(_load, recipe, file, given), ranks_from_environment().world_size
     resolved = load({}) if recipe != RECIPE else None  # a mistake is raised before anything is shown
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
@@ -46,6 +46,11 @@ def train(
             return result
         dataset = check_before_training(resolved.config, world_size, shown.message)
         return run(resolved, shown, dataset=dataset)
+
+
+def _over(section: Any, changes: Any) -> Any:
+    both = isinstance(section, Mapping) and isinstance(changes, Mapping)
+    return {**section, **changes} if both else changes  # what is no section is told as a mistake when all is merged
 
 
 def _load(recipe: str | None, file: str | Path | None, given: dict[str, Any], measured: Mapping[str, Any]) -> ResolvedConfig:

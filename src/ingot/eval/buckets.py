@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,11 @@ class PackedEvaluator(Evaluator):
     sliding = None  # a stride has no part in it
 
     def count(self, limit: int | None) -> int:
-        rows = self.packed.available(range(MANY), 1)
-        return rows if limit is None else min(limit, rows)
+        return self._all if limit is None else min(limit, self._all)
+
+    @cached_property
+    def _all(self) -> int:
+        return self.packed.available(range(MANY), 1)  # which plans all of them
 
     def _fill(self, line: Batch, row: int) -> None:
         self.packed.read(range(row, row + 1), range(1), line[None])

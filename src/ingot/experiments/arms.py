@@ -100,7 +100,7 @@ def plan_trials(
         try:
             trials.append(Trial(arm.name, seed, resolve({**arm.settings, **own})))
         except ConfigError as error:
-            raise ConfigError(f"arm {arm.name}: {error}") from None
+            raise error.within(f"arm {arm.name}") from None
     check_one_text(trials)
     for trial in trials:
         check_folder(trial)
@@ -117,7 +117,7 @@ def check_one_text(trials: Sequence[Trial]) -> None:
             try:
                 dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
             except IngotError as error:
-                raise type(error)(f"arm {trial.arm}: {error}") from None
+                raise error.within(f"arm {trial.arm}") from None
             val = dataset.split("val")
             found[key] = (trial.arm, (val.documents, val.bytes) if val.bytes else dataset.fingerprint)
     (first, known), *others = found.values()

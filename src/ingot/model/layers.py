@@ -7,7 +7,8 @@ models keep no buffers, so nothing has to be moved, saved or made anew with them
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -105,6 +106,11 @@ class Rotation(nn.Module):
         self._settings = context, head_size, base, stretch
         self._fill(torch.get_default_device())
 
+    def resize(self, context: int) -> None:
+        """Compute the tables for rows of another length."""
+        self._settings = context, *self._settings[1:]
+        self._fill(self._cos.device)
+
     def _fill(self, device: torch.device) -> None:
         context, head_size, base, stretch = self._settings
         exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
@@ -118,6 +124,22 @@ class Rotation(nn.Module):
     def forward(self, positions: Tensor) -> RotaryTables:
         places = positions if positions.dim() == 1 else positions[:, None]  # all heads of a row are turned alike
         return self._cos[places], self._sin[places]  # (T, D / 2) each, or (B, 1, T, D / 2)
+
+
+@contextmanager
+def seeing(model: Any, tokens: int) -> Iterator[None]:
+    """A block in which a model with rotary positions takes rows of so many tokens, also more than its context."""
+    rotation, context = getattr(model, "rotation", None), model.context
+    if tokens <= context or not isinstance(rotation, Rotation):
+        yield
+        return
+    model.context = tokens
+    rotation.resize(tokens)
+    try:
+        yield
+    finally:
+        model.context = context
+        rotation.resize(context)
 
 
 def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,17 +202,17 @@ def _facts(config: Config) -> Facts:
 
 def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
     """What computes, and its operations a second by steps of the model that the config has before anything is chosen."""
-    backend = open_backend(config, vocab_size, Ranks())
-    plan = shapes(config)[0]
-    batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
-    batch[:] = np.arange(batch.size, dtype=np.int32).reshape(batch.shape) % vocab_size
-    backend.tune([(plan, batch)], {})
-    backend.step(batch, batch[:, 1].size, plan).result()  # memory is taken
-    steps, began = 0, time.perf_counter()
-    while time.perf_counter() - began < PROBE_SECONDS or steps < 3:
-        backend.step(batch, batch[:, 1].size, plan).result()
-        steps += 1
-    tokens = steps * batch[:, 1].size / (time.perf_counter() - began)
+    with closing(open_backend(config, vocab_size, Ranks())) as backend:  # or the run would keep its threads
+        plan = shapes(config)[0]
+        batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
+        batch[:] = np.arange(batch.size, dtype=np.int32).reshape(batch.shape) % vocab_size
+        backend.tune([(plan, batch)], {})
+        backend.step(batch, batch[:, 1].size, plan).result()  # memory is taken
+        steps, began = 0, time.perf_counter()
+        while time.perf_counter() - began < PROBE_SECONDS or steps < 3:
+            backend.step(batch, batch[:, 1].size, plan).result()
+            steps += 1
+        tokens = steps * batch[:, 1].size / (time.perf_counter() - began)
     model: Any = config.model
     known = config.model.family == "frontier"
     weights = _weights(model.width, vocab_size, model.layers) if known else backend.parameters

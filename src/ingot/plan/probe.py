@@ -7,9 +7,9 @@ of memory would leave them waiting; afterwards all of them agree whether it went
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import Any
 
-from ingot.backends.base import Backend
 from ingot.backends.open import find_device, open_backend, open_group
 from ingot.config.schema import Config
 from ingot.data.loading.reader import read_rank_batch
@@ -92,22 +92,22 @@ def _alone(config: Config, world_size: int) -> Config:
 def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, str]:
     """The seconds of a step after those that compile and record, the loss of the first, and the most memory that was used."""
     dataset, rows = open_data(config, 1, report.data.dataset)
-    backend: Backend = open_backend(config, dataset.tokenizer.vocab_size, alone)
-    if config.training.weights is not None and begins_new(config):
-        begin_with_weights(config, backend, dataset.tokenizer)
-    plan = plan_step(config, Position())
-    buffer = backend.host_buffer((plan.rows, rows.planes, plan.seq_len))
-    batch = read_rank_batch(rows, plan, alone, buffer)
-    backend.tune([(plan, batch.batch)], {})
-    with backend.without_trace():
-        result = backend.step(batch.batch, batch.targets, plan).result()
-        if backend.tuned().get("compile"):  # a second time passes may be recorded
+    with closing(open_backend(config, dataset.tokenizer.vocab_size, alone)) as backend:
+        if config.training.weights is not None and begins_new(config):
+            begin_with_weights(config, backend, dataset.tokenizer)
+        plan = plan_step(config, Position())
+        buffer = backend.host_buffer((plan.rows, rows.planes, plan.seq_len))
+        batch = read_rank_batch(rows, plan, alone, buffer)
+        backend.tune([(plan, batch.batch)], {})
+        with backend.without_trace():
+            result = backend.step(batch.batch, batch.targets, plan).result()
+            if backend.tuned().get("compile"):  # a second time passes may be recorded
+                backend.step(batch.batch, batch.targets, plan).result()
+            began = time.perf_counter()
             backend.step(batch.batch, batch.targets, plan).result()
-        began = time.perf_counter()
-        backend.step(batch.batch, batch.targets, plan).result()
-        seconds = time.perf_counter() - began
-    used, _ = backend.peak_memory()
-    backend.release()
+            seconds = time.perf_counter() - began
+        used, _ = backend.peak_memory()
+        backend.release()
     return seconds, result.loss, byte_count(used)
 
 

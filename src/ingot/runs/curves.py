@@ -29,10 +29,16 @@ def curves_of(records: Sequence[Mapping[str, Any]], axis: Axis = "steps") -> Cur
     """The curves that records tell; a number that is not finite leaves a gap."""
     trained = [record for record in records if record.get("kind") == "train"]
     evaluations = [record for record in records if record.get("kind") == "evaluation"]
-    if axis == "tokens":  # an evaluation tells the tokens that it scored, not those trained on
-        seen = {record.get("step"): record.get("tokens") for record in trained}
-        evaluations = [{**record, "tokens": seen.get(record.get("step"), 0)} for record in evaluations]
+    if axis == "tokens":  # an evaluation's own are those that it scored
+        evaluations = [{**record, "tokens": _trained_before(record, trained)} for record in evaluations]
     return Curves(thinned(_points(trained, axis, "loss")), _points(evaluations, axis, "val_bpb"), _accuracies(evaluations, axis))
+
+
+def _trained_before(evaluation: Mapping[str, Any], trained: Sequence[Mapping[str, Any]]) -> Any:
+    """The tokens trained on before an evaluation; in files that do not tell, those of the last step that was logged by then."""
+    if "trained_tokens" in evaluation:
+        return evaluation["trained_tokens"]
+    return next((record.get("tokens") for record in reversed(trained) if record.get("step", 0) <= evaluation.get("step", 0)), 0)
 
 
 def _accuracies(evaluations: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, list[Point]]:

@@ -44,7 +44,8 @@ def locate_checkpoint(path: Path, which: str = "latest") -> Path:
         return newest
     best = read_index(newest)["progress"].get("best_step")
     if best not in steps:
-        raise CheckpointError(f"{path} has no best checkpoint yet: it was not evaluated; use the latest")
+        why = "it was not evaluated" if best is None else f"its best score is that of step {best}, which is not saved"
+        raise CheckpointError(f"{path} has no best checkpoint: {why}; use the latest")
     return steps[best]
 
 

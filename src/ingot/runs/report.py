@@ -65,6 +65,7 @@ class EvaluationReport:
     seconds: float
     elapsed_seconds: float  # of training
     best: bool
+    trained_tokens: int = 0
     train_loss: float | None = None  # of rows of the training split, where evaluation.train_rows asks for it
     other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     rows: int = 0  # of the validation split that were scored

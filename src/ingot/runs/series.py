@@ -102,7 +102,7 @@ class Series:
                 trained.append(record)
                 self._tokens = record.get("tokens")
             elif kind == "evaluation":  # its tokens are those that it scored
-                judged.append({**record, "tokens": self._tokens})
+                judged.append({**record, "tokens": record.get("trained_tokens", self._tokens)})
         if trained:
             columns = _columns(trained, (*TRAINED, "session"))
             seconds = self._step_seconds(columns[0], columns[2], columns[-1])

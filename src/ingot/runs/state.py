@@ -60,7 +60,7 @@ class State:
 class Heartbeat:
     """Writes state.json now, every few seconds, and at once when the status changes; a context around training.
 
-    One thread calls `update`; it never waits for the disk unless it changes the status.
+    Any thread may call `update`, which never waits for the disk unless it changes the status.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Heartbeat:
         self._warned = False
         self._state = State("running", *this_process(), started_at=now, updated_at=now, heartbeat_seconds=every_seconds)
         self._state = replace(self._state, **known)
-        self._writing = threading.Lock()
+        self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -83,8 +83,9 @@ class Heartbeat:
 
     def update(self, **known: Any) -> None:
         """Set the latest values by their names in `State`."""
-        before, self._state = self._state, replace(self._state, **known)
-        if self._state.status != before.status:
+        with self._changing:
+            before, self._state = self._state, replace(self._state, **known)
+        if "status" in known and known["status"] != before.status:
             self._write(durable=True)
 
     def __enter__(self) -> Self:

@@ -16,6 +16,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
+from dataclasses import asdict, is_dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -175,9 +176,12 @@ def sweep_temporaries(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def to_json(record: object, indent: int | None = None) -> str:
-    """JSON that every reader accepts: nan and infinities, which JSON does not have, become null."""
-    return json.dumps(_finite(record), allow_nan=False, indent=indent)
+def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
+    """JSON that every reader accepts: nan and infinities, which JSON does not have, become null.
+
+    A dataclass is the object of its fields, a path its text. `escape`: characters beyond ASCII are written as numbers.
+    """
+    return json.dumps(_plain(record), allow_nan=False, indent=indent, ensure_ascii=escape)
 
 
 @contextlib.contextmanager
@@ -225,13 +229,17 @@ def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
         raise error(f"{path} cannot be read: {getattr(wrong, 'strerror', None) or wrong}") from None
 
 
-def _finite(value: object) -> object:
+def _plain(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_plain(item) for item in value]
     return value
 
 

@@ -161,7 +161,7 @@ def _just_below(task: _Task, steps: Steps) -> Codes:
         codes = task.rounder.codes()
         size = task.size(codes)
         left, step = task.limit - size, _step(steps.matrices)
-        if kept is None or (left >= 0 and not size < kept[2] <= task.limit):
+        if kept is None or (kept[2] <= size <= task.limit if kept[2] <= task.limit else size < kept[2]):
             kept = steps, codes, size
         moved = _moved(task, step, CLOSE / 2 * task.limit - left)
         if 0 <= left <= CLOSE * task.limit or moved == step or task.stop():

@@ -86,7 +86,6 @@ class Saver:
         try:
             path = save_checkpoint(self._folder, step, state(), progress, kind)
             self._kinds[step] = kind
-            retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
         except Exception as error:  # also a full memory: whatever it is, the run has to know that this step is not saved
             said = getattr(error, "strerror", None) or str(error) or type(error).__name__
             room = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
@@ -94,6 +93,11 @@ class Saver:
             with suppress(CheckpointError):  # nor may the log be writable
                 self._failed(f"{self.error}; training goes on and the next save tries again")
             return
+        try:
+            retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
+        except (OSError, CheckpointError) as error:  # this step is saved all the same
+            with suppress(CheckpointError):
+                self._failed(f"cannot delete what is not kept of {self._folder}: {getattr(error, 'strerror', None) or error}")
         self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
         with suppress(CheckpointError):
             self._done(path, kind)

@@ -290,7 +290,6 @@ class Trainer:
             tasks = task_records(self.tasks, self.backend, self.reporter, self._asked_to_stop) if self.tasks is not None else {}
             text = self._sample() if c.evaluation.sample_tokens else None
             p.note_score(found, final)
-            best = p.note_best(compared.bits_per_byte)
             report = EvaluationReport(
                 step=p.step,
                 val_loss=found.loss,
@@ -299,7 +298,8 @@ class Trainer:
                 bytes=found.bytes,
                 seconds=seconds,
                 elapsed_seconds=self.clock.elapsed,
-                best=best,
+                best=p.note_best(compared.bits_per_byte),
+                trained_tokens=p.tokens,
                 train_loss=train,
                 other=found.other,
                 rows=found.rows,
@@ -316,7 +316,7 @@ class Trainer:
                 self._keep_sample(text)
             if not final:
                 p.evaluation_seconds += self.bounds.spent(self.clock.now() - began)
-        return best
+        return report.best
 
     def is_evaluated(self) -> bool:
         """Whether the validation score of this step is the one the end of the run asks for."""

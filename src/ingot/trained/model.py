@@ -233,7 +233,7 @@ class LoadedModel:
         config = self.weights.config
         if seq_len is not None:
             most = config.model.context or config.data.seq_len
-            if config.model.family != "gpt2":  # whose positions are learnt one by one
+            if config.model.family not in ("gpt2", "file"):  # positions that are learnt one by one, or by a rule of one's own
                 most = max(most, LONGEST_ROW)
             if not 1 <= seq_len <= most:
                 raise ConfigError(f"rows of {seq_len:,} tokens are not from 1 to the {most:,} that {self.weights.path} can see")

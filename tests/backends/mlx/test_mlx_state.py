@@ -59,12 +59,13 @@ def test_a_run_that_goes_on_is_bitwise_the_unbroken_one(optimizer):
     assert resumed.raw() == unbroken.raw()
 
 
+@pytest.mark.parametrize("prompts", [[[1, 2, 3], [7, 8, 9]], [list(range(20))]], ids=["short", "longer than the context"])
 @pytest.mark.parametrize("model", MODELS)
-def test_greedy_text_is_torchs_past_the_context_too(model):
+def test_greedy_text_is_torchs_past_the_context_too(model, prompts):
     theirs, ours = both(model)
     theirs.losses(5)
     ours.backend.load(theirs.state())
-    prompts, greedy = [[1, 2, 3], [7, 8, 9]], Sampling(temperature=0.0)
+    greedy = Sampling(temperature=0.0)
     expected = list(islice(theirs.backend.generate(prompts, greedy), 20))  # the context is 16
     assert list(islice(ours.backend.generate(prompts, greedy), 20)) == expected
     assert list(islice(ours.backend.generate(prompts, Sampling(temperature=0.0, use_cache=False)), 20)) == expected
@@ -121,9 +122,15 @@ def test_a_token_outside_the_vocabulary_is_told():
         ({"training": {"precision": "fp16"}}, r"training\.precision=fp16 is not for training\.device=mlx; use fp32 or bf16"),
         ({"optimizer": {"name": "muon", "muon_precision": "bf16"}}, r"optimizer\.muon_precision=bf16 is not for"),
         ({"model": {"family": "frontier"}}, r"model\.family=frontier is computed by torch alone; leave training\.device=mlx out"),
-        ({"optimizer": {"muon_cautious": True}}, r"optimizer\.muon_cautious=True is computed by torch alone"),
-        ({"training": {"fp8_head": True}}, r"training\.fp8_head=true is computed by torch alone; leave it out"),
-        ({"optimizer": {"muon_beta2": 0.9}}, r"optimizer\.muon_beta2=0\.9 is computed by torch alone"),
+        ({"optimizer": {"muon_cautious": True}}, r"optimizer\.muon_cautious=true is for torch alone"),
+        ({"training": {"fp8_head": True}}, r"training\.fp8_head=true is for torch alone; leave it out with"),
+        ({"optimizer": {"muon_beta2": 0.9}}, r"optimizer\.muon_beta2=0\.9 is for torch alone"),
+        (
+            {"training": {"deterministic": True}},
+            r"training\.deterministic=true is for torch alone",
+        ),
+        ({"training": {"kernels": ["loss"]}}, r"training\.kernels=\['loss'\] is for torch alone"),
+        ({"training": {"threads": 1}}, r"training\.threads=1 is for torch alone"),
     ],
 )
 def test_what_only_torch_does_is_refused_by_the_name_of_the_setting(sections, said):

@@ -26,7 +26,15 @@ FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
     "gpt2": (gpt2.hidden, "transformer.wte.weight"),
     "llama": (llama.hidden, "wte.weight"),
 }
-TORCH_ALONE = {"muon_cautious": False, "muon_beta2": None}  # and what they are elsewhere
+TORCH_ALONE: dict[str, tuple[Any, ...]] = {  # settings that have no effect here, and the values that ask for none
+    "optimizer.muon_cautious": (False,),
+    "optimizer.muon_beta2": (None,),
+    "training.fp8_head": (False,),
+    "training.deterministic": (False,),
+    "training.kernels": ("auto", "off", []),
+    "training.cuda_graphs": ("auto", False),
+    "training.threads": ("auto",),
+}
 DEVICE = Setting("training.device", "mlx")
 PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
@@ -37,11 +45,11 @@ def check_supported(config: Config) -> None:
         raise ConfigError("{0} is a torch model, which {1} does not run", Setting("model.family", "file"), DEVICE)
     if config.model.family not in FAMILIES:
         raise ConfigError("{0} is computed by torch alone; leave {1} out", Setting("model.family", config.model.family), DEVICE)
-    for name, usual in TORCH_ALONE.items():
-        if (asked := getattr(config.optimizer, name)) != usual:
-            raise ConfigError("{0} is computed by torch alone; leave it out", Setting(f"optimizer.{name}", asked), DEVICE)
-    if config.training.fp8_head:
-        raise ConfigError("{0} is computed by torch alone; leave it out", Setting("training.fp8_head", "true"), DEVICE)
+    for path, unasked in TORCH_ALONE.items():
+        section, _, name = path.partition(".")
+        if (asked := getattr(getattr(config, section), name)) not in unasked:
+            value = str(asked).lower() if isinstance(asked, bool) else asked
+            raise ConfigError("{0} is for torch alone; leave it out with {1}", Setting(path, value), DEVICE)
     if config.optimizer.muon_precision == "bf16":
         raise ConfigError(
             "{0} is not for {1}; use auto or fp32", Setting("optimizer.muon_precision", config.optimizer.muon_precision), DEVICE

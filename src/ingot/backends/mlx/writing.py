@@ -27,10 +27,12 @@ def write(
     written: list[set[int]] = [set() for _ in prompts]
     seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
     cache: list[Cached] = []
+    cached = sampling.use_cache
     while True:
         seen = seen[:, -model.context :]
         held = cache[0][0].shape[2] if cache else 0
-        if sampling.use_cache and held + new.shape[1] <= model.context:
+        cached = cached and held + new.shape[1] <= model.context  # once over, the cache lacks tokens for good
+        if cached:
             run = Pass(dtype, cache=cache)
             logits = model.last_logits(weights, mx.array(new), run)
             cache = run.grown

@@ -25,7 +25,7 @@ from ingot.generate.sampling import Sampling
 from ingot.generate.scores import RowScores
 from ingot.generate.torch.batch import continue_prompts
 from ingot.generate.torch.scoring import score_rows
-from ingot.model.layers import Form
+from ingot.model.layers import Form, seeing
 from ingot.model.registry import OURS
 from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
@@ -73,7 +73,7 @@ class TorchInference:
     def score(self, batch: Batch) -> float:
         """The summed loss of the targets that count; the model also runs where none does, because other ranks' models do."""
         count = int(np.count_nonzero(batch[:, 1] != IGNORED))
-        with self._evaluating(), self._arithmetic():
+        with self._evaluating(), self._arithmetic(), seeing(self.model, batch.shape[-1]):
             mean = float((self._forward or self.model)(*self._upload(batch)))
         return mean * count if count else 0.0
 
@@ -86,7 +86,8 @@ class TorchInference:
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Log-probabilities of tokens that are there."""
         try:
-            with self._evaluating(), self._arithmetic("default"):  # the fastest kernel for training does not take every shape
+            # The fastest kernel for training does not take every shape.
+            with self._evaluating(), self._arithmetic("default"), seeing(self.model, max(map(len, rows), default=1) - 1):
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None

@@ -93,7 +93,7 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
         if path.name in dict(MERGES):
             return gpt2.from_merges(_read(path), _read(path.with_name(dict(MERGES)[path.name])))
     except DataError as error:
-        raise type(error)(f"{shown or path}: {error}") from None
+        raise error.within(str(shown or path)) from None
     raise ConfigError(f"{path} is not a tokenizer that can be read; give {HOW}")
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -51,6 +52,7 @@ class RunFiles(Reporter):
         self._losses: list[float] = []  # since the last line
         self._resumed_from: str | None = None
         self._state: dict[str, Any] = {}
+        self._telling = threading.Lock()
         self.failure: CheckpointError | None = None
 
     def begin(self, report: BeginReport) -> None:
@@ -153,11 +155,12 @@ class RunFiles(Reporter):
 
     def _tell(self, **known: Any) -> None:
         """Give .run_state.json the latest values; a disk that refuses does not end training."""
-        self._state |= known
-        try:
-            self._write_state()
-        except OSError as error:
-            self._warn(f"cannot write {self._folder / RUN_STATE}: {error.strerror or error}; training goes on")
+        with self._telling:  # the loop does, and the thread that saves
+            self._state |= known
+            try:
+                self._write_state()
+            except OSError as error:
+                self._warn(f"cannot write {self._folder / RUN_STATE}: {error.strerror or error}; training goes on")
 
     def _write_state(self) -> None:
         self._state["updated_at"] = now()
