@@ -239,6 +239,23 @@ def test_ranks_do_not_outlive_a_launcher_killed_with_sigkill(tmp_path: Path, lau
     eventually(lambda: not any(alive(pid) for pid in pids))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_ranks_of_torchrun_do_not_outlive_its_agent_either(tmp_path: Path, alive) -> None:
+    rank = (
+        "import os, pathlib, time\n"
+        "from ingot.doors.entry import explained\n"
+        "with explained('it.py'):\n"
+        f"    pathlib.Path({str(tmp_path / 'rank')!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+    )
+    agent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    process = subprocess.Popen([sys.executable, "-c", agent, rank], env={**os.environ, "TORCHELASTIC_RUN_ID": "none"})
+    eventually(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text() != "")
+    process.kill()
+    process.wait()
+    eventually(lambda: not alive(int((tmp_path / "rank").read_text())))
+
+
 def test_the_callers_signal_handlers_are_given_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     assert launch(1, [], command=["true"]) == 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -31,7 +30,6 @@ from ingot.runs.checkpoints import (
 )
 from ingot.runs.finding import find_checkpoint
 from ingot.runtime.tensors import TensorRecord
-from ingot.train import saver as saving
 from ingot.train.progress import Progress
 from ingot.train.reading import read_progress
 from ingot.train.resume import check_fits
@@ -291,20 +289,6 @@ def test_a_save_that_fails_is_reported_and_the_next_one_that_succeeds_clears_it(
     saver.save(8, partial(tensors, 8), {}, None)
     saver.wait()
     assert saver.error is None and done == [(folder / "step-00000008", "regular")]
-
-
-def test_an_old_checkpoint_that_cannot_be_deleted_is_no_failed_save(tmp_path, monkeypatch):
-    said, done = [], []
-    saver = Saver(tmp_path, 1, 0, lambda path, kind: done.append(path.name), said.append)
-
-    def refuse(*given: object) -> None:
-        raise OSError(errno.ENOTEMPTY, "Directory not empty")
-
-    monkeypatch.setattr(saving, "retain", refuse)
-    saver.save(4, partial(tensors, 4), {}, None)
-    saver.wait()
-    assert said == [f"cannot delete what is not kept of {tmp_path}: Directory not empty"]
-    assert saver.error is None and done == ["step-00000004"]
 
 
 def test_a_save_is_not_lost_because_nobody_could_be_told_of_it(tmp_path):

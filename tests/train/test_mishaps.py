@@ -177,6 +177,23 @@ def test_a_save_after_which_old_ones_could_not_be_deleted_is_a_save(train: Train
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(saver, "retain", fail)
-    with pytest.raises(CheckpointError, match="Permission denied"):
-        train(tmp_path / "run", training__save_every=20)
+    assert train(tmp_path / "run", training__save_every=20).status == "completed"
+    assert f"cannot delete what is not kept of {tmp_path / 'run'}/checkpoints" in (tmp_path / "run/log.txt").read_text()
     assert list(saved_steps(tmp_path / "run" / "checkpoints")) == [20]
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(train: Train, tmp_path: Path) -> None:
+    """They may be on a disk that is not mounted."""
+    run = tmp_path / "run"
+    train(run, training__max_steps=4)
+    before = (run / "metrics.jsonl").read_bytes()
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").mkdir()
+    with pytest.raises(
+        CheckpointError, match=r"run has saved step-00000004 and .*checkpoints holds no checkpoint; bring them back"
+    ):
+        train(run, training__max_steps=8)
+    assert (run / "metrics.jsonl").read_bytes() == before and (run / "result.json").is_file()
+    (run / "checkpoints").rmdir()
+    (tmp_path / "elsewhere").rename(run / "checkpoints")
+    assert train(run, training__max_steps=8).total_steps == 8

@@ -622,9 +622,11 @@ def test_a_model_of_ones_own_is_copied_neither_onto_itself_nor_through_a_link(tr
     kept.write_text("# not to be changed\n")
     train(folder, model__file=str(mine), training__max_steps=2)
     shutil.rmtree(folder / "checkpoints")
+    (folder / "state.json").unlink()
     train(folder, model__file=str(folder / "model.py"), training__max_steps=2)
     assert (folder / "model.py").read_text() == mine.read_text()
     shutil.rmtree(folder / "checkpoints")
+    (folder / "state.json").unlink()
     (folder / "model.py").unlink()
     (folder / "model.py").symlink_to(kept)
     with pytest.raises(CheckpointError, match=r"model\.py is a symbolic link"):

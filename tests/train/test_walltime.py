@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,9 @@ from ingot.backends.torch.backend import TorchBackend
 from ingot.config.schema import TrainingSection
 from ingot.errors import ConfigError
 from ingot.runs.report import Reporter, StepReport
+from ingot.runs.steps import Kind
 from ingot.runtime.ranks import Ranks
+from ingot.train import walltime
 from ingot.train.stopping import Shutdown
 from ingot.train.walltime import Walltime, find_walltime
 
@@ -94,26 +97,40 @@ def test_the_first_ranks_wall_clock_stops_all_at_the_same_step(data):
     assert [trainer.progress.step for trainer in trainers] == [0, 0]
 
 
+class WallClock:
+    """A clock that an hour can pass on at once, so that no test waits for the end of a job or is too slow for it."""
+
+    def __init__(self) -> None:
+        self._passed = 0.0
+
+    def time(self) -> float:
+        return time.time() + self._passed
+
+    def pass_an_hour(self) -> None:
+        self._passed += 3600
+
+
 class Dawdle(Reporter):
     """Takes its time at a step, until the session's is over."""
 
-    def __init__(self, until: float):
-        self._until = until
+    def __init__(self, clock: WallClock):
+        self._clock = clock
 
     def step(self, report: StepReport, log: bool) -> None:
         if report.step == 5:
-            time.sleep(max(0.0, self._until - time.time()))
+            self._clock.pass_an_hour()
 
 
 @pytest.fixture
-def end_soon(monkeypatch) -> float:
-    end = int(time.time()) + 2
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(end))
-    return float(end)
+def clock(monkeypatch) -> WallClock:
+    """The clock of a job that ends in an hour."""
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
+    monkeypatch.setattr(walltime, "time", clock := WallClock())
+    return clock
 
 
-def test_a_run_saves_and_stops_at_the_wall_clock_and_goes_on_bitwise(train: Train, tmp_path, unbroken, monkeypatch, end_soon):
-    stopped = train(tmp_path / "run", Dawdle(end_soon), training__save_every=1000, training__walltime_reserve_seconds=0)
+def test_a_run_saves_and_stops_at_the_wall_clock_and_goes_on_bitwise(train: Train, tmp_path, unbroken, monkeypatch, clock):
+    stopped = train(tmp_path / "run", Dawdle(clock), training__save_every=1000, training__walltime_reserve_seconds=0)
     assert (stopped.status, stopped.stop_reason) == ("stopped", "walltime") and 0 < stopped.total_steps < 20
     told = [json.loads((tmp_path / "run" / name).read_text()) for name in ("state.json", "result.json")]
     assert [(one["status"], one["stop_reason"]) for one in told] == [("stopped", "walltime")] * 2
@@ -125,13 +142,13 @@ def test_a_run_saves_and_stops_at_the_wall_clock_and_goes_on_bitwise(train: Trai
     assert state_of(tmp_path / "run") == unbroken()
 
 
-def test_an_evaluation_that_does_not_fit_is_broken_off(train: Train, tmp_path, monkeypatch, end_soon):
+def test_an_evaluation_that_does_not_fit_is_broken_off(train: Train, tmp_path, monkeypatch, clock):
     batches, plain = [], TorchBackend.score
 
     def score(backend: TorchBackend, batch: Any) -> float:
         batches.append(batch)
         if len(batches) == 3:
-            time.sleep(max(0.0, end_soon - time.time()))
+            clock.pass_an_hour()
         return plain(backend, batch)
 
     monkeypatch.setattr(TorchBackend, "score", score)
@@ -155,6 +172,27 @@ class AskAt(Reporter):
 def test_a_stop_file_stops_the_run_and_is_removed_by_it(train: Train, tmp_path):
     stopped = train(tmp_path / "run", AskAt(tmp_path / "run"), training__max_steps=1_000_000, training__save_every=0)
     assert (stopped.status, stopped.stop_reason) == ("stopped", "stop_file") and stopped.checkpoint_path is not None
+    assert not (tmp_path / "run" / "stop").exists()
+
+
+class AskWhileSaving(Reporter):
+    """Leaves the stop file when a run that something else stops has saved."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if report.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
+        (self._folder / "stop").touch()
+
+
+def test_a_stop_file_that_comes_while_a_run_stops_is_why_it_stopped(train: Train, tmp_path):
+    """Or a job that is begun again after every other reason would go on."""
+    stopped = train(tmp_path / "run", AskWhileSaving(tmp_path / "run"), training__max_steps=1_000_000, training__save_every=0)
+    assert (stopped.status, stopped.stop_reason) == ("stopped", "stop_file")
     assert not (tmp_path / "run" / "stop").exists()
 
 

@@ -8,7 +8,6 @@ machines train together torchrun starts the ranks of each: it waits for the othe
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import random
@@ -18,18 +17,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.errors import INTERRUPTED, ConfigError, RunError
-from ingot.runtime.children import cpu_count
+from ingot.runtime.children import cpu_count, die_with
 from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
 
 
 @dataclass(frozen=True)
@@ -129,26 +127,12 @@ def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool)
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_die_with_launcher(),  # safe: no thread runs yet
+            preexec_fn=die_with(os.getpid()),  # safe: no thread runs yet
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(f"cannot start a rank with {command[0]}: {error}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _die_with_launcher() -> Callable[[], None] | None:
-    """What a new rank does before it becomes another program, so that kill -9 of the launcher leaves no ranks (Linux)."""
-    if sys.platform != "linux":
-        return None
-    launcher, prctl = os.getpid(), ctypes.CDLL(None).prctl
-
-    def bind() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != launcher:  # it died before we asked
-            os._exit(1)
-
-    return bind
 
 
 def _report_end(rank: subprocess.Popen[bytes], events: _Events) -> None:

@@ -45,7 +45,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
         except Interrupted:
             status = "stopped"  # what is left can be done by the next session
     # Agreed upon once more: the end of an evaluation knows only that somebody was asked to stop.
-    reason = int(trainer.backend.maximum([shutdown.reason])[0]) if status == "stopped" else 0
+    reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
     told = reason_name(reason) if reason else trainer.end_reason
     found = _result(config, progress, status, told, exported, outputs, trainer.last_sample)
     memory = trainer.backend.peak_memory()[0]

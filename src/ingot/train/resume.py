@@ -14,6 +14,7 @@ from ingot.errors import CannotContinue, Change, CheckpointError, Setting
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, newest_sound
 from ingot.runs.folder import RunFolder
+from ingot.runs.state import read_state
 from ingot.runs.steps import saved_steps
 from ingot.runtime.files import user_path
 from ingot.train.progress import Progress
@@ -46,6 +47,12 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
         found = copy_named(config.training.resume, folder, found, facts, say)
     if found is not None:
         check_fits(found, facts)
+    elif (state := read_state(folder.path)) is not None and state.checkpoint is not None:
+        raise CheckpointError(
+            f"{folder.path} has saved {state.checkpoint} and {folder.checkpoints} holds no checkpoint",
+            Setting("training.output_dir"),
+            advice="bring them back (are they on a disk that is not mounted?) or choose another {0}",
+        )
     return found
 
 

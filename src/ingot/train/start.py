@@ -219,9 +219,14 @@ def _open_outputs(
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
     # First, because by it a run folder is known: whoever is killed in here can start again.
-    folder.write_environment(installed(packages(config.training.device)))
+    kept = any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files)
+    written = folder.config_path.read_bytes() if kept else dump_yaml(config, resolved.origins).encode()
+    folder.write_environment(installed(packages(config.training.device)), config=written)
     folder.forget_result()
-    _write_config(resolved, folder, reporter)
+    if kept:
+        _tell_kept(resolved, folder, reporter)
+    else:
+        folder.write_config(written)
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())
@@ -260,11 +265,8 @@ def _tracked(
     return MultiReporter(reporter, stack.enter_context(tracking))
 
 
-def _write_config(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
-    """Record the config, unless it would replace the very file that it was read from."""
-    if not any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files):
-        folder.write_config(dump_yaml(resolved.config, resolved.origins))
-        return
+def _tell_kept(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
+    """Say what is not in the config.yaml that a run was started from, which is not replaced."""
     ways = ("command line", "python", "environment ")
     if other := [name for name, origin in resolved.origins.items() if origin.startswith(ways)]:
         reporter.message(

@@ -74,6 +74,10 @@ class Shutdown:
                 self.ask(STOP_FILE)
         return self.reason
 
+    def last_reason(self) -> int:
+        """Why this rank stops, once it has saved: a stop file goes before what came first, so that a chain of jobs ends by it."""
+        return STOP_FILE if self.reason and self._stop_file is not None and self._stop_file.is_file() else self.reason
+
     @contextmanager
     def breaking_off(self, alone: bool) -> Iterator[None]:
         """A block in which there is nothing to save: on a rank that is alone a signal ends it at once, by Interrupted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -345,3 +346,18 @@ def printed(program: Any, words: str, times: int = 1) -> None:
         assert program.process.poll() is None, f"it ended:\n{program.stderr}"
         assert time.monotonic() < deadline, f"it never said {words!r}:\n{program.stdout[-500:]}"
         time.sleep(0.001)
+
+
+def test_a_resume_that_cannot_write_leaves_the_run_as_it_was(train, monkeypatch):
+    train(words(max_iters=4, **KEYS))
+    before = sorted(Path("out/checkpoints").iterdir())
+
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ingot.doors.nanogpt.initial.save_checkpoint", full)
+        ran = train(words(max_iters=8, init_from="resume", block_size=8, **KEYS), code=4)
+    assert "cannot write out/checkpoints: No space left on device; make room for it" in ran.err
+    assert sorted(Path("out/checkpoints").iterdir()) == before and not Path("out/earlier-1").exists()
+    assert list(train(words(max_iters=8, init_from="resume", block_size=8, **KEYS)).losses) == [5, 6, 7, 8]

@@ -16,7 +16,7 @@ from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsComm
 from ingot.doors.cli.verbs import app
 from ingot.doors.entry import STARTED_AT, process_start, warn
 from ingot.doors.output import for_reader, print_columns, print_json
-from ingot.errors import ConfigError
+from ingot.errors import Change, ConfigError
 
 if TYPE_CHECKING:
     from ingot.config.loading import ResolvedConfig
@@ -136,6 +136,7 @@ def _settings_of(folder: Path, given: Mapping[str, Any], refused: Mapping[str, A
     from ingot.config.fields import leaf_values
     from ingot.config.loading import load_config
     from ingot.config.render import is_record
+    from ingot.runs.folder import RunFolder
     from ingot.runs.run import Run
     from ingot.train.finished import saved_config
 
@@ -147,10 +148,15 @@ def _settings_of(folder: Path, given: Mapping[str, Any], refused: Mapping[str, A
     for name in own.keys() & given.keys():
         raise ConfigError(f"{name} is given, and {folder} is continued where it is; leave {name} or the run out")
     run = Run.open(folder)
-    written, saved = dict(leaf_values(run.config)), saved_config(folder)
+    written, saved, edited = dict(leaf_values(run.config)), saved_config(folder), RunFolder(folder).config_was_edited()
     besides = {".".join(path): value for path, value in leaf_values(saved) if written.get(path) != value} if saved else {}
+    if edited and saved is not None:
+        now = {".".join(path): value for path, value in written.items()}
+        changes = [Change(name, was, now[name]).render() for name, was in besides.items() if name in now and name not in own]
+        warn(f"{run.config_path} was edited since the last session, and holds: {'; '.join(changes) or 'the same settings'}")
+        besides = {}
     resolved = load_config(file=run.config_path, overrides={**besides, **given, **own})
-    ours = is_record(run.config_path.read_text(errors="replace"))  # then it may be written anew
+    ours = is_record(run.config_path.read_text(errors="replace")) and not edited  # then it may be written anew
     return replace(resolved, files=()) if ours else resolved
 
 

@@ -32,7 +32,7 @@ from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runs.steps import DAMAGED, saved_steps
-from ingot.runtime.files import fsync_dir, writing
+from ingot.runtime.files import fsync_dir, replace_folder, writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.progress import Progress
 from ingot.train.resume import check_fits, facts_of
@@ -116,15 +116,18 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
             warn(f"not exactly the run of {start.ours.path}: {'; '.join(changes)}")
     elif start.missing:
         warn(f"{start.missing}: the run goes on, and not exactly as an unbroken one would")
-    set_aside(out, say, keep_ckpt=values["init_from"] == "resume")
+    keep_ckpt = values["init_from"] == "resume"
     if start.weights is None:
+        set_aside(out, say, keep_ckpt)
         return resolved, 0.0
     progress = _progress(resolved.config, dataset, start)
     tensors = {"model": list(start.weights.values()), "optimizer": list(start.optimizer.values())}
     folder = RunFolder(out).checkpoints
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(folder, progress.step, tensors, {**asdict(progress), "choices": {}, **facts})
+        out.mkdir(parents=True, exist_ok=True)
+        with replace_folder(folder) as new:
+            save_checkpoint(new, progress.step, tensors, {**asdict(progress), "choices": {}, **facts})
+            set_aside(out, say, keep_ckpt)  # only now: where the disk is full, the run is still there
     return resolved, progress.elapsed_seconds
 
 
