@@ -161,8 +161,9 @@ def _upper(h: Tensor, names: list[str]) -> Tensor:
 
 
 def _scale(spread: Tensor, rounding: Rounding) -> Tensor:
-    """The step of each row as it is stored."""
-    return _stored(torch.where(spread > 0, rounding.k * spread / rounding.most, 1.0)).float()
+    """The step of each row (N, R) as it is stored, by each matrix for itself."""
+    steps = torch.where(spread > 0, rounding.k * spread / rounding.most, 1.0)
+    return torch.stack([_stored(of_one).float() for of_one in steps])
 
 
 def _stored(scale: Tensor) -> Tensor:
