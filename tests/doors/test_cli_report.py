@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ingot.doors.cli import watch
+from ingot.doors.cli import plot, showing, watch
 from ingot.doors.cli.app import app
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.run import Run
@@ -127,6 +127,25 @@ def test_watching_shows_status_curves_and_the_time_of_a_step(call, runs):
     assert "completed" in shown and "training loss, nats per token" in shown and "validation, bits per byte" in shown
     assert re.search(r"a: a step takes p50 \d+\.\d{4} s, p95", shown)
     assert isinstance(call("watch", runs[0].parent).exception, CheckpointError)
+
+
+def test_watching_has_colours_on_a_terminal_unless_they_are_not_wanted(call, runs, monkeypatch):
+    for module in (watch, plot):
+        monkeypatch.setattr(module, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(showing, "draw", lambda lines, drawn: print("\n".join(lines)))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[36m" in call("watch", runs[0]).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = call("watch", runs[0]).stdout
+    assert "training loss" in shown and "\x1b" not in shown
+
+
+@pytest.mark.parametrize(("size", "columns", "rows"), [((30, 4), 29, 3), ((0, 0), 79, 23)])
+def test_lines_are_cut_to_the_terminal_by_what_is_seen_of_them(size, columns, rows, monkeypatch, capfd):
+    monkeypatch.setattr("os.get_terminal_size", lambda descriptor: size)
+    assert showing.draw(["\x1b[36ma\x1b[0m" * 100] * 30, 0) == rows
+    shown = [line.replace("\x1b[36m", "").replace("\x1b[0m", "") for line in capfd.readouterr().out.splitlines() if line.strip()]
+    assert [line.removeprefix("\x1b[K") for line in shown] == ["a" * columns] * rows
 
 
 def test_without_matplotlib_it_is_said_what_to_install(call, runs, tmp_path, monkeypatch):

@@ -87,12 +87,16 @@ def _last_sample(run: Run) -> str:
 def _print(panels: Sequence[Panel], text: str) -> None:
     from ingot.doors.charts.terminal import panel_lines
 
-    colours = is_terminal(sys.stdout) and "NO_COLOR" not in os.environ
     width = shutil.get_terminal_size().columns
     for number, panel in enumerate(panels):
-        print("\n" * bool(number) + "\n".join(panel_lines(panel, width, colours=colours, braille=shows_braille())))
+        print("\n" * bool(number) + "\n".join(panel_lines(panel, width, colours=shows_colours(), braille=shows_braille())))
     if text:
         print(f"\n{for_reader(text)}")
+
+
+def shows_colours() -> bool:
+    """Whether the output shall have colours."""
+    return is_terminal(sys.stdout) and "NO_COLOR" not in os.environ
 
 
 def shows_braille() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ingot.runs.run import Run
 
 WATCH_SECONDS = 1.0
+COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
 
 
 def understood(words: Sequence[str]) -> tuple[list[Path], bool, bool] | None:
@@ -101,10 +103,21 @@ def _watch(runs: Sequence[Run], as_json: bool) -> None:
 
 def draw(lines: Sequence[str], drawn: int) -> int:
     """Put lines over those drawn before, as many and as wide as the terminal has room for."""
-    width, height = os.get_terminal_size(sys.stdout.fileno())
-    shown = [line[: max(1, width - 1)] for line in lines[: max(1, height - 1)]]
+    width, height = os.get_terminal_size(sys.stdout.fileno())  # 0 where nobody has told the terminal its size
+    shown = [_cut(line, max(1, (width or 80) - 1)) for line in lines[: max(1, (height or 24) - 1)]]
     over = UP * drawn + "".join(f"{START_OF_LINE}{ERASE}{line}\n" for line in shown)
     spare = max(0, drawn - len(shown))
     sys.stdout.write(over + f"{START_OF_LINE}{ERASE}\n" * spare + UP * spare)
     sys.stdout.flush()
     return len(shown)
+
+
+def _cut(line: str, width: int) -> str:
+    """The cells of a line that there is room for; colours take none and all stay, so that each is closed."""
+    kept, cells = [], 0
+    for part in COLOUR_OR_CELL.findall(line):
+        is_cell = len(part) == 1
+        cells += is_cell
+        if cells <= width or not is_cell:
+            kept.append(part)
+    return "".join(kept)

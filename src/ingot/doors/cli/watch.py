@@ -31,6 +31,7 @@ def watch(
     seconds: Annotated[float, typer.Option(metavar="X", help="Between looks.", min=0.1, max=3600)] = 2.0,
 ) -> None:
     """Watch runs until none is running: status, what is left, curves, seconds per step. Not on a terminal: once."""
+    from ingot.doors.cli.plot import shows_colours
     from ingot.doors.cli.showing import draw
     from ingot.doors.facts import RUNS, runs_below
     from ingot.runs.run import Run
@@ -42,7 +43,7 @@ def watch(
         while True:
             began = time.process_time() if drawn else math.inf  # the first look reads all there is
             running = any(run.status().status == "running" for run in found)
-            lines = screen(watched, colours=in_place)
+            lines = screen(watched, colours=shows_colours())
             if not in_place:
                 print("\n".join(lines))
                 return
