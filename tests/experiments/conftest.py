@@ -47,4 +47,4 @@ def tiny_words(data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> l
 @pytest.fixture
 def resolve(data: Path) -> Callable[[Mapping[str, Any]], ResolvedConfig]:
     """The config of a tiny run with some settings more."""
-    return lambda settings: load_config(overrides={**TINY, "data.path": str(data)}, python=settings, environment={})
+    return lambda settings: load_config(overrides={**TINY, "data.path": str(data)}, sweep=settings, environment={})

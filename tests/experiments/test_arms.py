@@ -111,6 +111,18 @@ def test_a_mistake_of_one_arm_is_told_with_its_name_before_anything_starts(tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ("data.samplin=shuffle", r"unknown setting data\.samplin \(in --vary or --arms\); did you mean data\.sampling\?"),
+        ("data.sampling=redrew", r"data\.sampling=redrew \(sweep\): must be"),
+    ],
+)
+def test_a_mistake_of_an_arm_is_looked_for_where_arms_are_given(vary, said, tmp_path, resolve):
+    with pytest.raises(ConfigError, match=said):
+        plan_trials(make_arms([vary]), [1], tmp_path / "out", resolve)
+
+
 def test_arms_on_different_data_are_refused(tmp_path, resolve, data, other_data):
     with pytest.raises(ConfigError, match=r"the arms path=.*set and path=.*other are on different data"):
         plan_trials(make_arms([f"data.path={data},{other_data}"]), [1], tmp_path, resolve)

@@ -41,6 +41,11 @@ def test_a_sweep_ends_with_one_table_and_goes_on_with_more_seeds(swept, tiny_wor
     assert runs[0]["score"] == json.loads(Path(runs[0]["run"], "result.json").read_text())["val_bpb"]
 
 
+def test_a_run_says_which_of_its_settings_the_sweep_gave_it(swept):
+    text = Path("runs/sweep/sampling=redraw/seed-2/config.yaml").read_text()
+    assert "  sampling: redraw  # sweep\n" in text and "  seed: 2  # sweep\n" in text and "# python" not in text
+
+
 def test_the_runs_of_two_arms_are_compared(swept, capsys):
     arms = [sorted(Path("runs/sweep", name).glob("seed-[0-9]")) for name in ("sampling=shuffle", "sampling=redraw")]
     out = said(capsys, "compare", *arms[0], "--", *arms[1])[1]

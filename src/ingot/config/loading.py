@@ -1,7 +1,7 @@
-"""From a recipe, a file, the environment, the command line and Python to one validated Config.
+"""From a recipe, a file, the environment, the command line, a sweep and Python to one validated Config.
 
-Later sources win: defaults < recipe < file < environment < command line < Python. Everything is merged first and validated once,
-so a mistake is reported with all the others and with the place it came from.
+Later sources win: defaults < recipe < file < environment < command line < sweep < Python. Everything is merged first and
+validated once, so a mistake is reported with all the others and with the place it came from.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def load_config(
     file: Path | str | None = None,
     overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    sweep: Mapping[str, Any] | None = None,
     python: Mapping[str, Any] | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
@@ -53,6 +54,7 @@ def load_config(
         *([document] for document in documents),
         variables,
         [("command line", words)],
+        [("sweep", sweep or {})],
         [("python", python or {})],
     ]
     problems: list[Problem] = []

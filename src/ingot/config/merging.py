@@ -44,7 +44,13 @@ class Given:
 def place(origin: str) -> str:
     """Where to look for a mistake, in words."""
     kind, _, name = origin.partition(" ")
-    places = {"file": f"in {name}", "recipe": f"in {origin}", "command": "on the command line", "python": "in Python"}
+    places = {
+        "file": f"in {name}",
+        "recipe": f"in {origin}",
+        "command": "on the command line",
+        "sweep": "in --vary or --arms",
+        "python": "in Python",
+    }
     return places.get(kind, "in the environment")
 
 

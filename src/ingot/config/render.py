@@ -25,7 +25,8 @@ sets it:
 3. the config file: `--config c.yaml`,
 4. the environment: `INGOT_TRAINING__SEED=1` sets `training.seed` (capitals, two underscores between section and name),
 5. the command line: `--training.seed 1` or `--training.seed=1`,
-6. Python: the settings given to `ingot.train`.
+6. a sweep: `--vary` and `--arms` of `ingot sweep`,
+7. Python: the settings given to `ingot.train`.
 
 `ingot config show` prints the outcome and where each value came from; a run folder keeps both in its `config.yaml`. Everything is
 checked together after the last place has spoken. A name that does not exist is an error that suggests the right one.

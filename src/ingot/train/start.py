@@ -267,7 +267,7 @@ def _tracked(
 
 def _tell_kept(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
     """Say what is not in the config.yaml that a run was started from, which is not replaced."""
-    ways = ("command line", "python", "environment ")
+    ways = ("command line", "sweep", "python", "environment ")
     if other := [name for name, origin in resolved.origins.items() if origin.startswith(ways)]:
         reporter.message(
             f"{folder.config_path}, which this run was started from, stays as it is; checkpoints and environment.json tell what "

@@ -56,10 +56,10 @@ def sweep(
     refuse_fixed(given, "a sweep")
 
     def resolve(settings: Mapping[str, Any]) -> ResolvedConfig:
-        found = load_config(recipe, config, given, python=settings)
+        found = load_config(recipe, config, given, sweep=settings)
         unasked = found.origins["artifact.write"] == "default" and found.config.budget.artifact_bytes is None
         # Writing an artifact and scoring it takes seconds of a run that is there for its val_bpb.
-        return load_config(recipe, config, given, python={"artifact.write": False, **settings}) if unasked else found
+        return load_config(recipe, config, given, sweep={"artifact.write": False, **settings}) if unasked else found
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve)
     shown = _Table(trials, score, as_json)
