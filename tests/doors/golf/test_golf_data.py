@@ -95,7 +95,8 @@ def test_a_manifest_of_any_form_is_read_or_refused_with_a_sentence(golf: Golf, d
 
 def test_of_an_empty_folder_validation_is_missed_first(golf: Golf, data: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert golf.refuses(3, DATA_PATH="empty").startswith("no files found for empty/fineweb_val_*.bin")
+    advice = "; run `ingot data download` or set DATA_PATH"
+    assert golf.refuses(3, DATA_PATH="empty") == f"no files found for empty/fineweb_val_*.bin{advice}"
     for path in data.glob("*train*"):
         path.unlink()
     assert golf.refuses(3, DATA_PATH=str(data)).startswith(f"no files found for {data}/fineweb_train_*.bin")
@@ -130,7 +131,7 @@ def test_a_damaged_shard_is_refused_with_its_name(golf: Golf, data: Path, conten
 @pytest.mark.parametrize(
     ("path", "content", "said"),
     [
-        ("none.model", None, "there is no tokenizer none.model"),
+        ("none.model", None, "there is no tokenizer none.model; run `ingot data download`"),
         ("text.model", b"hello", "text.model: this is not a SentencePiece model"),
         ("empty.model", b"", "empty.model: this is not a SentencePiece model"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 from ingot.data.formats.foreign import open_foreign
@@ -27,6 +29,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
         if buckets or (folder.is_file() and folder.name.endswith(SUFFIXES)):
             return Dataset.open(prepared_lines(folder, buckets, tokenizer))
+    _refuse_missing_published(folder, fitting)
     dataset = Dataset.open(folder, fitting)
     if tokenizer is not None and not path.startswith(PREFIX):
         _check_same(tokenizer, dataset, path)
@@ -59,6 +62,14 @@ def _sample(path: str) -> tuple[str, str | None]:
     """The name in sample:NAME+TOKENIZER, and the tokenizer, if there is one."""
     name, _, own = path.removeprefix(PREFIX).partition("+")
     return name, own or None
+
+
+def _refuse_missing_published(folder: Path, tokenizer: str) -> None:
+    """Refuse a folder of golf's published data that is not here, if no text could be prepared with its tokenizer either."""
+    published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)
+    if published and folder.parent.name == "datasets" and not folder.exists() and not user_path(tokenizer).exists():
+        command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
+        raise DataError(f"no data at {folder}: there is no such folder; download it and its tokenizer with: {command}")
 
 
 def _check_same(name: str, dataset: Dataset, path: str) -> None:

@@ -40,11 +40,11 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, tell: Te
         for split in ("val", "train"):  # the validation split first, as the original does
             files = shard_files(path, split)
             if not files:
-                raise DataError(f"no files found for {pattern(values, split)}; download them or set DATA_PATH")
+                raise DataError(f"no files found for {pattern(values, split)}; run `ingot data download` or set DATA_PATH")
             if others := [file.name for file in files if not file.name.startswith("fineweb_")]:
                 raise DataError(f"{path} also holds {others[0]}, which is none of {pattern(values, split)}; move it elsewhere")
     if not tokenizer.is_file():
-        raise DataError(f"there is no tokenizer {tokenizer}; download it or set TOKENIZER_PATH")
+        raise DataError(f"there is no tokenizer {tokenizer}; run `ingot data download` or set TOKENIZER_PATH")
     listed = check_tokenizer_pair(path, tokenizer)
     dataset = open_dataset(str(path), str(tokenizer), values["TRUST_TOKENS"])
     if (found := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
