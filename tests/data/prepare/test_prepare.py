@@ -208,10 +208,11 @@ def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_p
     (source / "a.txt").write_text("0123456789")
     (source / "empty.txt").write_text("")
     (source / "b.rst").write_text("no")
+    (source / "README.md").write_text("no")
     summary = prepare([source], tmp_path / "out", "byte")
-    assert (summary.ignored_files, summary.empty_documents) == (1, 1)
+    assert (summary.ignored_files, summary.empty_documents) == (2, 1)
     assert [record.getMessage() for record in caplog.records] == [
-        f"files passed over, being hidden or not {WHAT}: 1 ({source / 'b.rst'} for one)"
+        f"files passed over, being hidden, a README.md or not {WHAT}: 2 ({source / 'README.md'} for one)"
     ]
 
 

@@ -151,7 +151,7 @@ def _find(
     val_files, val_ignored = find_files(val_inputs or [])
     _refuse_doubles(files + val_files)
     if ignored := ignored + val_ignored:
-        log.warning("files passed over, being hidden or not %s: %d (%s for one)", WHAT, len(ignored), ignored[0])
+        log.warning("files passed over, being hidden, a README.md or not %s: %d (%s for one)", WHAT, len(ignored), ignored[0])
     for group, given in ((files, inputs), (val_files, val_inputs)):
         if given is not None and not count_documents(group, text_field, 1):
             raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give files with text: {WHAT}")
