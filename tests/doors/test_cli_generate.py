@@ -26,6 +26,12 @@ def call(capsys):
     return words
 
 
+@pytest.mark.parametrize("verb", ["generate", "batch-generate"])
+def test_the_help_names_no_argument_that_a_verb_does_not_have(call, verb):
+    text = " ".join(call(verb, "--help")[1].split())
+    assert "Instead of --checkpoint DIR: the newest checkpoint of a run folder" in text
+
+
 @pytest.fixture
 def lines(call):
     """The objects on stdout of a command that succeeds."""

@@ -25,7 +25,8 @@ OptionalModelPath = Annotated[Path | None, _path]
 Which = Annotated[str, typer.Option("--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder.")]
 DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N, mps or mlx.")]
 OutputDir = Annotated[
-    str | None, typer.Option("--output-dir", metavar="RUN", help="Instead of PATH: the newest checkpoint of a run folder.")
+    str | None,
+    typer.Option("--output-dir", metavar="RUN", help="Instead of --checkpoint DIR: the newest checkpoint of a run folder."),
 ]
 Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write the lines of JSON there.")]
 TokenizerName = Annotated[str | None, typer.Option("--tokenizer", metavar="NAME", help="For a model that came without its own.")]
