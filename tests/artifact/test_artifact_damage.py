@@ -236,6 +236,10 @@ def test_a_codec_that_is_not_installed_is_no_damage(tmp_path, monkeypatch):
         read_artifact(tmp_path / "a")
 
 
+def test_a_file_of_another_kind_is_told_with_what_to_give(tmp_path):
+    refused(tmp_path / "a.txt", b"Once upon a time", r"not a safetensors file; give a run folder, a checkpoint or an artifact$")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no file .*nowhere\.ingot"):
         read_artifact(tmp_path / "nowhere.ingot")

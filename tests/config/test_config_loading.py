@@ -161,13 +161,13 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place_and_what_is_allowed(tmp_
 
 def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     assert "`ingot init -o" in error_of(file=tmp_path / "missing.yaml")
-    assert "directory" in error_of(file=tmp_path)
+    assert error_of(file=tmp_path) == f"{tmp_path} is a folder; give a YAML file, such as the config.yaml of a run folder"
     (tmp_path / "latin.yaml").write_bytes(b"data: {path: caf\xe9}\n")
     assert "is not UTF-8 text (byte 16)" in error_of(file=tmp_path / "latin.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"data: \x00\n")
     assert "is not valid YAML" in error_of(file=tmp_path / "binary.yaml")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
-    assert "cannot be read" in error_of(file=tmp_path / "loop.yaml")
+    assert error_of(file=tmp_path / "loop.yaml").endswith("; give a file that can be read")
     write(tmp_path / "deep.yaml", "[" * 5000)
     assert "nested too deeply" in error_of(file=tmp_path / "deep.yaml")
 

@@ -178,7 +178,7 @@ def test_one_checkpoint_and_another_artifact_can_be_exported(call, run, tmp_path
         (["--codec", "rar"], r"there is no codec 'rar'"),
         (["--dtype", "fp8"], r"there is no number format 'fp8'"),
         (["--which", "worst"], r"choose latest or best"),
-        (["--output", "nowhere/at/all"], r"there is no folder nowhere/at"),
+        (["--output", "nowhere/at/all"], r"there is no folder nowhere/at; make it first"),
         (["--output", "."], r"is a folder; give the name of a file in it"),
         (["--format", "huggingface", "--codec", "lzma"], r"has no quantiser and no codec"),
     ],
@@ -351,9 +351,9 @@ def test_an_imported_model_of_gpt2_s_ids_has_gpt2_s_tokenizer(call, tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "match"),
     [
-        ("openai-community/gpt2", DataError, r"HF_HUB_OFFLINE is set .*hub; unset it to download"),
+        ("openai-community/gpt2", DataError, r"HF_HUB_OFFLINE is set .*; go online once, or give a folder with config\.json"),
         ("./nowhere", CheckpointError, r"there is no folder ./nowhere"),
-        ("a/b/c", CheckpointError, r"there is no folder a/b/c"),
+        ("a/b/c", CheckpointError, r"there is no folder a/b/c; give a folder with config\.json"),
     ],
 )
 def test_a_model_that_is_not_found_is_one_sentence(ingot, tmp_path, name, error, match):

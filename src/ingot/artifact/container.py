@@ -170,10 +170,10 @@ def _opened(payload: memoryview) -> Artifact:
     """The model in a payload that is what was written."""
     try:
         stored, metadata = unpack_tensors(payload)
-    except ValueError:
+    except ValueError as error:
         if foreign := next((what for magic, what in FOREIGN.items() if payload[: len(magic)] == magic), None):
             raise ValueError(f"it is {foreign}, and no artifact; code in it is not run") from None
-        raise
+        raise ValueError(f"{error}; give a run folder, a checkpoint or an artifact") from None
     if not isinstance(metadata.get("ingot"), str):
         raise ValueError("it is a safetensors file that ingot did not write: it does not say how to build the model")
     if bytes(payload[8 : CHECKSUM.start]) != PRELUDE:

@@ -24,6 +24,7 @@ from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors
 
 SCORING = "ingot_scoring"  # a key of ours in their config.json, which transformers keeps and does not read
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+WHOLE = f"a folder with {CONFIG} and {WEIGHTS}"
 HEAD = "lm_head.weight"
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # that are fetched from the hub
@@ -32,13 +33,14 @@ MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY
 def fetch_model(name: str) -> Path:
     """The folder of a model on the hub, in the hub's own cache; fetched if it is new there."""
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
-        raise CheckpointError(f"there is no folder {name}")
-    from ingot.data.hub import Hub
+        raise CheckpointError(f"there is no folder {name}; give {WHOLE}")
+    from ingot.data.hub import Hub, Unreachable
 
     try:
         return Hub(name, "model", attempts=1).snapshot(MODEL_FILES)
     except IngotError as error:
-        raise DataError(f"there is no folder {name}, and it cannot be fetched from the hub: {error}") from None
+        advice = f"; go online once, or give {WHOLE}" if isinstance(error, Unreachable) else ""
+        raise DataError(f"there is no folder {name}, and it cannot be fetched from the hub: {error}{advice}") from None
 
 
 def cached_model(name: str) -> Path | None:
@@ -56,7 +58,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     """The weights of a folder in our names and layout, and the settings of the section `model` that they fit."""
     if not folder.is_dir():
         what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
-        raise CheckpointError(f"{what}; give a folder with {CONFIG} and {WEIGHTS}")
+        raise CheckpointError(f"{what}; give {WHOLE}")
     config = _json(folder / CONFIG)
     layout = layout_of(config, folder / CONFIG, families)
     settings = layout.settings(config, folder / CONFIG)

@@ -104,8 +104,10 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ConfigError(f"{path} cannot be read: it is a pipe or a device, not a plain file")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give a YAML file, such as the config.yaml of a run folder")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} cannot be read: it is a pipe or a device, not a plain file; give a YAML file")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -113,7 +115,7 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a file that can be read") from None
     tree = parse_yaml(text, str(path))
     if tree is None:
         return {}

@@ -40,7 +40,7 @@ def write_file(path: Path, text: str, force: bool = False) -> None:
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; --force overwrites it")
     if not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
     with writing_output(path), replace_users_file(path.resolve()) as file:
         file.write(text.encode())
 

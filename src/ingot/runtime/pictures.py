@@ -20,7 +20,7 @@ def check_picture(file: Path, option: str) -> None:
     if file.suffix.lower() not in SUFFIXES or file.is_dir():
         raise ConfigError(f"{option} {file} is not a name for a picture; give one that ends in {' or '.join(SUFFIXES)}")
     if not file.parent.is_dir():
-        raise ConfigError(f"{option} {file} cannot be written: there is no folder {file.parent}")
+        raise ConfigError(f"{option} {file} cannot be written: there is no folder {file.parent}; make it first")
 
 
 def save_picture(figure: Any, file: Path, option: str) -> None:

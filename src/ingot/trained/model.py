@@ -215,7 +215,10 @@ class LoadedModel:
         if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (
             own or not _agree(dataset.tokenizer, self.tokenizer)
         ):
-            raise DataError(f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with")
+            raise DataError(
+                f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with; prepare its text "
+                "with that one"
+            )
         return evaluator_of(config, dataset, "val")
 
     def _open(self, path: str, tokenizer: str | None) -> Dataset:
@@ -287,5 +290,7 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
         raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
     if facts.get("tokenizer_fingerprint") not in (None, found.fingerprint()):
         was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
-        raise CheckpointError(f"{path} {was}, and {name or data or section.path} is or has another")
+        raise CheckpointError(
+            f"{path} {was}, and {name or data or section.path} is or has another; give the one it was trained with"
+        )
     return found

@@ -133,7 +133,7 @@ def test_a_single_file_is_enough(tmp_path):
 
 
 def test_what_cannot_be_told_is_refused_and_says_what_to_do(tmp_path):
-    refused("there is no such file or folder", open_source, tmp_path / "gone")
+    refused("there is no such file or folder; give one with dataset.json, train.bin", open_source, tmp_path / "gone")
     refused("no token data at", open_source, tmp_path)
     folder_of(tmp_path, **{"a.txt": b"x"})
     refused("holds text (a.txt) and no tokens; prepare it with: ingot data prepare --input", open_source, tmp_path)

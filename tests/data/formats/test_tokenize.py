@@ -103,7 +103,7 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path):
     lines(tmp_path / "in" / "a.jsonl", "text")
     with pytest.raises(ConfigError, match="an overlap of 9 does not fit windows of 16 tokens"):
         tokenize(tmp_path / "in", tmp_path / "out", "byte", Windows(16, 9))
-    with pytest.raises(DataError, match="there is no folder"):
+    with pytest.raises(DataError, match=r"there is no folder .*; give the one with the \.jsonl"):
         tokenize(tmp_path / "none", tmp_path / "out", "byte")
     lines(tmp_path / "in" / "a.jsonl.gz", "text")
     with pytest.raises(DataError, match="would become the same pair"):

@@ -100,7 +100,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["gone/my.model", "my.model", "./data", "a/b/c", "gone/tokenizer.json", "/gone"])
 def test_a_file_that_is_not_there_is_no_name_of_the_hub(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=f"no tokenizer at {name}: there is no such file or folder"):
+    with pytest.raises(DataError, match=f"no tokenizer at {name}: there is no such file or folder; give byte, char"):
         open_tokenizer(name)
 
 

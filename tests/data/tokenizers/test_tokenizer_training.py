@@ -141,7 +141,7 @@ def test_a_file_that_exists_is_replaced_only_by_force(text, kind):
     ("settings", "error", "said"),
     [
         ({"output": "out.json"}, ConfigError, "a sentencepiece tokenizer is a .model file"),
-        ({"output": "gone/out.model"}, DataError, "there is no folder"),
+        ({"output": "gone/out.model"}, DataError, "there is no folder .*gone; make it first"),
         ({"kind": "unigram"}, ConfigError, "unknown kind of tokenizer 'unigram'; sentencepiece and bpe can be trained"),
         ({"documents": 0}, ConfigError, "--documents 0 leaves nothing to learn from"),
         ({"inputs": "gone.txt"}, DataError, "no input at"),

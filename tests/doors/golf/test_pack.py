@@ -260,7 +260,7 @@ def test_what_is_no_run_is_refused_with_a_sentence(logs: Path, tmp_path: Path) -
         (tmp_path / "notes.txt", "is not a log of train_gpt.py"),
         (logs / "elsewhere.txt", "is not a log of train_gpt.py with its run folder elsewhere beside it"),
         (logs / "toy1338" / "artifact", "is not a run folder"),
-        (logs / "toy1338", "is not a run of train_gpt.py"),
+        (logs / "toy1338", "is not a run of train_gpt.py.*; give folders of such runs"),
     ):
         with pytest.raises(CheckpointError, match=said):
             read_run(path)

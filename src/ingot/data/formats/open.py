@@ -34,7 +34,7 @@ def open_source(path: Path, format: str | None = None) -> TokenSource:
         raise ConfigError(f"unknown format {format!r}; known are {', '.join(SOURCES)}")
     with reading(path):
         if not path.exists():
-            raise DataError(f"no data at {path}: there is no such file or folder")
+            raise DataError(f"no data at {path}: there is no such file or folder; give one with {LOOKED_FOR}")
         return SOURCES[format or detect(path)](path, format is not None)
 
 

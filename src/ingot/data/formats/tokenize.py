@@ -117,7 +117,7 @@ def run_worker() -> None:
 def _jobs(source: Path, output: Path) -> dict[Path, Path]:
     """The pair that is made of each file, without its suffix."""
     if not source.is_dir():
-        raise DataError(f"there is no folder {source}")
+        raise DataError(f"there is no folder {source}; give the one with the .jsonl or .jsonl.gz files")
     files = sorted(path for path in source.iterdir() if path.name.endswith(SUFFIXES) and path.is_file())
     if not files:
         raise DataError(f"{source} holds no .jsonl or .jsonl.gz files")

@@ -63,7 +63,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     if name.startswith(HUB) or (re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and path.suffix not in SUFFIXES):
         return _open_path(_fetch(name.removeprefix(HUB), name), bos, name)
     if "/" in name or path.suffix in SUFFIXES:
-        raise DataError(f"no tokenizer at {name}: there is no such file or folder")
+        raise DataError(f"no tokenizer at {name}: there is no such file or folder; give {HOW}")
     raise ConfigError(f"unknown tokenizer {name!r}; give {HOW}")
 
 

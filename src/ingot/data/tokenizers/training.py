@@ -155,7 +155,7 @@ def _check(output: Path, kind: str, vocab_size: int, documents: int | None, over
     if output.exists() and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another name")
     if not output.parent.is_dir():
-        raise DataError(f"cannot write {output}: there is no folder {output.parent}")
+        raise DataError(f"cannot write {output}: there is no folder {output.parent}; make it first")
 
 
 def _explained(error: Exception, vocab_size: int) -> DataError:

@@ -300,7 +300,7 @@ def _is_artifact(path: Path) -> bool:
 def check_target(target: Path, folder: bool, force: bool) -> None:
     """Refuse a place where nothing can or should be written."""
     if not target.parent.is_dir():
-        raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}")
+        raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}; make it first")
     if target.is_dir() and not folder:
         raise ConfigError(f"{target} is a folder; give the name of a file in it")
     taken = os.path.lexists(target)  # also by a link that leads nowhere

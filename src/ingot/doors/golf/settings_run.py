@@ -81,7 +81,9 @@ def facts_of(folder: Path, result: Mapping[str, Any], environment: Mapping[str, 
 def _check(folder: Path, config: Config, known: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Refuse runs that cannot be packed, or whose score is not one."""
     if config.model.family != FAMILY:
-        raise CheckpointError(f"{folder} is not a run of train_gpt.py, nor one of ingot train with model.family={FAMILY}")
+        raise CheckpointError(
+            f"{folder} is not a run of train_gpt.py, nor one of ingot train with model.family={FAMILY}; give folders of such runs"
+        )
     if (known["tokenizer"] or {}).get("kind") != "sentencepiece":
         raise ConfigError(f"{folder} was trained with another tokenizer than a SentencePiece model, which golf asks for")
     if result["artifact_bpb"] is None:
