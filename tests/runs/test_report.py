@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 from ingot.runs.report import BeginReport, EvaluationReport, LineReporter, MultiReporter, Reporter, StepReport, step_line
 
@@ -39,3 +41,15 @@ def test_plain_lines_tell_every_event_once():
         "note",
         "stopped at step 10 (walltime)",
     ]
+
+
+def test_every_event_reaches_every_reporter():
+    events = {name for name in dir(Reporter) if not name.startswith("_")} - {"tracked", "tracked_config"}  # which are questions
+    listeners = Mock(spec=Reporter), Mock(spec=Reporter)
+    several = MultiReporter(*listeners)
+    for name in events:
+        arguments = [object() for _ in signature(getattr(Reporter(), name)).parameters]
+        getattr(several, name)(*arguments)
+        for listener in listeners:
+            assert listener.method_calls == [getattr(call, name)(*arguments)]
+            listener.reset_mock()

@@ -117,6 +117,10 @@ class Reporter:
         """The session is over; `result` is its TrainingResult."""
 
 
+QUESTIONS = ("tracked", "tracked_config")  # every other public method of a Reporter is an event
+EVENTS = [name for name in vars(Reporter) if not name.startswith("_") and name not in QUESTIONS]
+
+
 class LineReporter(Reporter):
     """One plain line per event, for files and for terminals that are none; one now and then for what takes long."""
 
@@ -162,10 +166,10 @@ class LineReporter(Reporter):
 
 
 class MultiReporter(Reporter):
-    """Several reporters as one."""
+    """Several reporters as one: each hears every event. Questions are for a door's own reporter, and are not passed on."""
 
     def __init__(self, *reporters: Reporter):
-        for name in ("begin", "primed", "waiting", "step", "evaluation", "sample", "phase", "saved", "message", "end"):
+        for name in EVENTS:
             setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
 
 
