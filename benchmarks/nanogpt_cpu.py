@@ -26,7 +26,7 @@ from ingot.backends.open import find_device
 from ingot.doors.nanogpt.command_line import read_arguments
 from ingot.doors.nanogpt.prepare import shakespeare_char
 from ingot.doors.nanogpt.train import main as train
-from ingot.doors.nanogpt.translate import learning_rate, settle, vocabulary
+from ingot.doors.nanogpt.translate import fresh_args, learning_rate, settle, translate, vocabulary
 from ingot.model.gpt2 import GPT2
 from ingot.runs.metrics import Metrics
 
@@ -51,7 +51,8 @@ def bare_loop(folder: Path, vocab_size: int) -> Callable[[int], float]:
         data = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
         return random_rows(data, size, rows)
 
-    return timed_loop(model, optimizer, batch, lambda it: learning_rate(v, it), v["grad_clip"])
+    config = translate(v, fresh_args(v, vocab_size)).config
+    return timed_loop(model, optimizer, batch, lambda it: learning_rate(config, it), v["grad_clip"])
 
 
 def timed_loop(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ingot.config.schema import Config
 from ingot.doors.nanogpt.mfu import RunningMfu
 from ingot.doors.nanogpt.translate import learning_rate, record
 from ingot.errors import CheckpointError
@@ -25,6 +26,7 @@ class NanoGPTReporter(Reporter):
     def __init__(
         self,
         values: Mapping[str, Any],
+        config: Config,
         mfu: RunningMfu,
         say: Callable[[str], None],
         warn: Callable[[str], None],
@@ -32,7 +34,8 @@ class NanoGPTReporter(Reporter):
         elapsed: float = 0.0,
         unwritten: Path | None = None,
     ) -> None:
-        self._values, self._mfu, self._say, self._warn, self._write = values, mfu, say, warn, write
+        self._values, self._config, self._mfu = values, config, mfu
+        self._say, self._warn, self._write = say, warn, write
         self._elapsed, self._unwritten = elapsed, unwritten
         self._iterations = 0  # of this session
         self._announced: int | None = None
@@ -67,7 +70,7 @@ class NanoGPTReporter(Reporter):
             "iter": report.step,
             "train/loss": _train_loss(report),
             "val/loss": report.val_loss,
-            "lr": learning_rate(self._values, report.step),
+            "lr": learning_rate(self._config, report.step),
             "mfu": 100 * self._mfu.value,
         }
 

@@ -104,7 +104,7 @@ class Session:
 
     def get_lr(self, it: int) -> float:
         """The learning rate of an iteration: up in a line, down along a cosine; constant where decay_lr is False."""
-        return learning_rate(self.config, it)
+        return learning_rate(self._resolved, it)
 
 
 def _build(start: Start, device: torch.device) -> GPT:

@@ -95,7 +95,7 @@ def _run(
     def write(checkpoint: Checkpoint) -> None:
         write_ckpt(path, checkpoint, record(values), best_val_loss(checkpoint.progress))
 
-    reporter = NanoGPTReporter(values, mfu, say, warn, write, elapsed, unwritten=unwritten(path))
+    reporter = NanoGPTReporter(values, resolved.config, mfu, say, warn, write, elapsed, unwritten=unwritten(path))
     run(resolved, reporter, began=process_start())
     if reporter.failure is not None:
         raise reporter.failure

@@ -14,9 +14,11 @@ from typing import Any
 
 from ingot.backends.open import find_device
 from ingot.config.loading import ResolvedConfig, load_config
+from ingot.config.schema import Config
 from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, key_name, theirs
 from ingot.errors import ConfigError, DataError
+from ingot.optim.schedules import learning_rate_scale
 from ingot.runtime.devices import Device
 from ingot.runtime.files import user_path
 
@@ -159,26 +161,16 @@ def translate(values: Mapping[str, Any], args: ModelArgs, gelu: str = "erf") -> 
         raise ConfigError(error.render(key_name)) from None
 
 
-def learning_rate(values: Mapping[str, Any], iteration: int) -> float:
+def learning_rate(config: Config, iteration: int) -> float:
     """The learning rate of an iteration."""
-    v = values
-    if not v["decay_lr"]:
-        return float(v["learning_rate"])
-    end = _decay_end(v)
-    if iteration < v["warmup_iters"]:
-        return float(v["learning_rate"] * (iteration + 1) / (v["warmup_iters"] + 1))
-    done = min(1.0, (iteration - v["warmup_iters"]) / (end - v["warmup_iters"]))
-    return float(v["min_lr"] + 0.5 * (1.0 + math.cos(math.pi * done)) * (v["learning_rate"] - v["min_lr"]))
-
-
-def _decay_end(v: Mapping[str, Any]) -> int:
-    # An end at or before the warm-up's leaves no room for a cosine: what is left of the run then has min_lr.
-    return int(max(v["lr_decay_iters"], v["warmup_iters"] + 1))
+    return config.optimizer.learning_rate * learning_rate_scale(config, iteration, seconds=0.0)
 
 
 def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any]:
     """The settings that say what several keys say, or what nanoGPT never lets anybody choose."""
     rows = v["gradient_accumulation_steps"] * v["batch_size"]
+    # An end at or before the warm-up's leaves no room for a cosine: what is left of the run then has min_lr.
+    decay_end = max(v["lr_decay_iters"], v["warmup_iters"] + 1)
     return {
         "model.family": "gpt2",
         "model.context": args.block_size,
@@ -191,7 +183,7 @@ def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any
         "optimizer.epsilon": 1e-8,
         "optimizer.schedule": "cosine" if v["decay_lr"] else "constant",
         "optimizer.warmup_steps": v["warmup_iters"] if v["decay_lr"] else 0,
-        "optimizer.decay_steps": _decay_end(v) if v["decay_lr"] else None,
+        "optimizer.decay_steps": decay_end if v["decay_lr"] else None,
         "optimizer.floor": v["min_lr"] / v["learning_rate"] if v["decay_lr"] and v["learning_rate"] else 0.0,
         "training.max_steps": v["max_iters"] + 1,
         "training.tokens_per_step": rows * v["block_size"],
