@@ -103,7 +103,7 @@ def test_gradients_are_clipped_to_the_norm():
 def test_heads_are_grouped_while_a_kernel_that_takes_them_so_is_used():
     backend = make({"family": "golf", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32})
     parts = [block.attn for block in backend.model.blocks]
-    with backend._arithmetic("flash-grouped"):
+    with backend._computing("flash-grouped"):
         assert all(part.form == "grouped" for part in parts)
     take(backend, 1)
     assert all(part.form == "repeated" for part in parts)

@@ -43,11 +43,11 @@ def test_one_graph_is_for_any_number_of_documents(family):
     sizes = set()
     for chance in (0.0, 0.1, 1.0):
         batch = batch_of(numbered(60, SEQ_LEN, chance), rows_of(3)[np.zeros(60, int)])
-        with backend._arithmetic("flash4"):
+        with backend._computing("flash4"):
             *inputs, documents = backend._upload(batch)
             found = graph(*inputs, documents)
             found.backward()
-        with backend._arithmetic("default"):
+        with backend._computing("default"):
             assert found.item() == pytest.approx(backend.model(*backend._upload(batch)).item(), abs=1e-4)
         sizes.add(len(documents))
     assert len(sizes) == 3 and counter.frame_count == 1
@@ -64,7 +64,7 @@ FEW, MANY = np.zeros((ROWS, SEQ_LEN)), np.tile(np.arange(SEQ_LEN) // 5, (ROWS, 1
 @pytest.mark.parametrize(("attention", "dimensions"), [("flash4", 1), ("default", 2)])
 def test_only_flash_attention_is_given_boundaries(attention, dimensions):
     backend = make()
-    with backend._arithmetic(attention):
+    with backend._computing(attention):
         *_, documents = backend._upload(batch_of(FEW))
     assert documents.dim() == dimensions
 

@@ -225,7 +225,7 @@ class TorchBackend(TorchInference):
         def attempt(name: str, times: int) -> None:
             if not calls:  # attention that is not torch's, or has dropout: with all that is around it
                 return self._try(batch, times, name)
-            with self._arithmetic(name):
+            with self._computing(name):
                 if name not in made:
                     made[name] = replayed(calls, len(batch), self._device, form_of(name), records)
                 for _ in range(times):
@@ -261,7 +261,7 @@ class TorchBackend(TorchInference):
             self._builders.wait()  # quack-kernels waits by itself for whoever compiles the same, this package does not
         try:
             for _ in range(times):
-                with self._arithmetic(attention):
+                with self._computing(attention):
                     self.model(*self._upload(batch)).backward()
             self.wait()
         finally:
@@ -316,7 +316,7 @@ class TorchBackend(TorchInference):
             if self._cuda_graphs:
                 begin_pass(self._names if start == tuned.micro_batch else ())  # later ones add to copies
             sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)
-            with peers_present(), self._arithmetic(tuned.attention), sync:
+            with peers_present(), self._computing(tuned.attention), sync:
                 loss = self._module(*self._upload(part if weight else np.where(part == IGNORED, 0, part)))  # NaN: a mean of none
                 if not isinstance(loss, Tensor) or loss.dim():
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")

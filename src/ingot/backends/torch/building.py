@@ -45,6 +45,6 @@ class OneRow(TorchInference):
         attention, names = BUILDS[build]
         self.model = fill_outline(self.model, self._device).train()
         use_kernels(self.model, [name for name in names if has_kernel(self.model, name)])
-        with self._arithmetic(attention):
+        with self._computing(attention):
             self.model(*self._upload(np.zeros((1, 3 if documents else 2, seq_len), np.int32))).backward()
         self.wait()

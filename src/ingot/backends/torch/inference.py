@@ -73,7 +73,7 @@ class TorchInference:
     def score(self, batch: Batch) -> float:
         """The summed loss of the targets that count; the model also runs where none does, because other ranks' models do."""
         count = int(np.count_nonzero(batch[:, 1] != IGNORED))
-        with self._evaluating(), self._arithmetic(), seeing(self.model, batch.shape[-1]):
+        with self._evaluating(), self._computing(), seeing(self.model, batch.shape[-1]):
             mean = float((self._forward or self.model)(*self._upload(batch)))
         return mean * count if count else 0.0
 
@@ -87,7 +87,7 @@ class TorchInference:
         """Log-probabilities of tokens that are there."""
         try:
             # The fastest kernel for training does not take every shape.
-            with self._evaluating(), self._arithmetic("default"), seeing(self.model, max(map(len, rows), default=1) - 1):
+            with self._evaluating(), self._computing("default"), seeing(self.model, max(map(len, rows), default=1) - 1):
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
@@ -106,7 +106,7 @@ class TorchInference:
 
     def _read(self, batches: Iterable[Batch], moments: Moments) -> None:
         for batch in batches:
-            with self._arithmetic():
+            with self._computing():
                 tokens, _, *documents = self._upload(batch)
                 if isinstance(self.model, OURS):
                     moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # no module
@@ -156,11 +156,13 @@ class TorchInference:
             numbers = [upload(boundaries(batch[:, 2]), self._device)]
         return tokens, targets, *numbers
 
-    def _arithmetic(self, attention: str | None = None) -> Any:
-        """How forward and backward are computed, with the attention kernel that was chosen or another."""
+    @contextmanager
+    def _computing(self, attention: str | None = None) -> Iterator[None]:
+        """A block of passes with the attention kernel that was chosen or another; the model keeps its form until one differs."""
         name = attention or self._attention
         self._use_form(form_of(name))
-        return arithmetic(self.device.kind, self.precision, name, self._deterministic)
+        with arithmetic(self.device.kind, self.precision, name, self._deterministic):
+            yield
 
     def _use_form(self, form: Form) -> None:
         if form != self._form:
