@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 CLOCK = {"time", "session", "tokens_per_second", "elapsed_seconds", "seconds", "mfu"}  # of a record: what differs from run to run
-PLACE = ("step", "sample", "tokens", "loss", "val_bpb", "val_step", "best_step", "best_bpb", "starts", "phases", "places")
+PLACE = ("step", "sample", "tokens", "loss", "val_bpb", "val_step", "best_step", "best_bpb", "starts", "phases_begun", "places")
 FINISHED = {
     ".lock", "config.yaml", "environment.json", "log.txt", "metrics.jsonl", "result.json", "state.json", "samples", "checkpoints",
     "artifact",

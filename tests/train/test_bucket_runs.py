@@ -104,8 +104,7 @@ def test_phases_go_on_where_their_buckets_stood_and_begin_when_their_tokens_are_
         assert before[-1]["tokens"] >= budget > before[-2]["tokens"]
         assert (number, before[-1]["tokens"]) in notes.phases
     assert len(notes.phases) == 2
-    progress = load_checkpoint(result.checkpoint_path).progress
-    assert [tokens for _, tokens in progress["phases"]] == [0, *(tokens for _, tokens in notes.phases)]
+    assert load_checkpoint(result.checkpoint_path).progress["phases_begun"] == 3
 
 
 def test_a_run_in_pieces_is_bitwise_the_run_in_one(train, seen, tmp_path):

@@ -37,7 +37,7 @@ class Progress:
     resumed_from: str | None = None  # the checkpoint or run of another folder whose state this run began with
     wandb_id: str | None = None  # of the run at Weights & Biases, which goes on with this one
     starts: list[int] = field(default_factory=list)  # the first steps of the stages that have begun
-    phases: list[list[int]] = field(default_factory=list)  # of each phase that has begun: the sample and the tokens at its start
+    phases_begun: int = 0  # of data.phases
     places: dict[str, int] = field(default_factory=dict)  # how many rows of each bucket have been read
 
     def note_score(self, found: Score, final: bool) -> None:
@@ -55,7 +55,7 @@ class Progress:
 
     def position(self, seconds: float) -> Position:
         """Where the next step begins, at a time that was agreed upon."""
-        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts), len(self.phases), self.places)
+        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts), self.phases_begun, self.places)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from itertools import chain
 
 from pydantic import TypeAdapter
 
@@ -15,14 +14,14 @@ from ingot.train.progress import Progress
 
 def read_progress(checkpoint: Checkpoint) -> Progress:
     """Where a run stood; CheckpointError where what is told of it cannot be."""
-    known = {one.name for one in fields(Progress)}
+    known, told = {one.name for one in fields(Progress)}, dict(checkpoint.progress)
     try:
-        found = TypeAdapter(Progress).validate_python({k: v for k, v in checkpoint.progress.items() if k in known})
-        numbers = [found.step, found.sample, found.tokens, found.elapsed_seconds, found.evaluation_seconds, *found.starts]
-        if not all(0 <= number < MOST for number in [*numbers, *found.places.values(), *chain(*found.phases)]):
+        if "phases" in told:  # of versions that kept where each of them began
+            told["phases_begun"] = len(told["phases"])
+        found = TypeAdapter(Progress).validate_python({k: v for k, v in told.items() if k in known})
+        numbers = [found.step, found.sample, found.tokens, found.elapsed_seconds, found.evaluation_seconds, found.phases_begun]
+        if not all(0 <= number < MOST for number in [*numbers, *found.starts, *found.places.values()]):
             raise ValueError
-        if any(len(phase) != 2 for phase in found.phases):
-            raise ValueError
-    except ValueError:  # pydantic's too
+    except (TypeError, ValueError):  # pydantic's too
         raise CheckpointError(f"{checkpoint.path} is damaged: it does not say where its run stood") from None
     return found

@@ -194,11 +194,11 @@ class Trainer:
     def _begin_phases(self, plan: StepPlan) -> None:
         """Note and tell the phases that begin with a step; one shorter than a step has begun too."""
         p = self.progress
-        while self.config.data.phases and len(p.phases) <= plan.phase:
-            p.phases = [*p.phases, [plan.sample, plan.tokens]]
-            if len(p.phases) > 1:
+        while self.config.data.phases and p.phases_begun <= plan.phase:
+            p.phases_begun += 1
+            if p.phases_begun > 1:
                 self._finish_pending_step()
-                self.reporter.phase(len(p.phases) - 1, plan.tokens)
+                self.reporter.phase(p.phases_begun - 1, plan.tokens)
 
     def _finish_pending_step(self) -> None:
         """Take the numbers of the pending step, refuse those that are not finite, and report the rest."""

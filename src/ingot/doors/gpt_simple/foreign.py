@@ -130,18 +130,17 @@ def _progress(saved: Saved) -> Progress:
     state, phase = saved.state, saved.state.get("curriculum") or {}
     try:
         tokens = int(state.get("tokens_trained", 0))
-        number, of_phase = int(phase.get("phase_idx", 0)), int(phase.get("phase_tokens_consumed", 0))
+        phases_begun = int(phase.get("phase_idx", 0)) + 1 if phase.get("current_mix") else 0
         seconds = float((state.get("timing") or {}).get("wallclock_seconds_elapsed", 0.0))
         loss = float((state.get("metrics") or {}).get("loss", math.inf))
     except (TypeError, ValueError, AttributeError, OverflowError):
         raise CheckpointError(f"{saved.path / 'trainer_state.json'} is damaged: it has no numbers where they should be") from None
-    phases = [[0, tokens - of_phase]] * (number + 1) if phase.get("current_mix") else []
     return Progress(
         step=saved.step,
         tokens=tokens,
         elapsed_seconds=seconds if math.isfinite(seconds) else 0.0,
         loss=loss if math.isfinite(loss) else None,
-        phases=phases,
+        phases_begun=phases_begun,
     )
 
 
