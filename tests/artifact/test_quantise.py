@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from ingot.artifact import quantise as room
-from ingot.artifact.quantise import CONTROL, SCALE, dequantise, quantise
+from ingot.artifact.quantise import CONTROL, dequantise, quantise
 from ingot.backends.torch.state import model_records, record, tensor
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.registry import build
-from ingot.runtime.tensors import TensorRecord, to_array, to_record
+from ingot.runtime.tensors import SCALE, TensorRecord, to_array, to_record
 
 
 def stored(value, quantiser, name="w", **how):

@@ -9,8 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.model.layers import IGNORED
 from ingot.model.loss import head_logits, head_loss
+from ingot.runtime import batch
 
 torch.set_num_threads(1)
+
+
+def test_models_ignore_the_targets_that_batches_mark():
+    assert IGNORED == batch.IGNORED
 
 
 def case(rows=3, length=7, width=8, vocabulary=11, ignored=0.3, seed=0):

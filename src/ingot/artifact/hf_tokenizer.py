@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.tokenizer_json import tokenizer_json
+from ingot.config.schema import GPT2_IDS
 from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.pieces import byte_alphabet
 from ingot.errors import DataError
 from ingot.runtime.files import read_json
 
-GPT2_IDS = 50257
 OURS, THEIRS, SETTINGS = "ingot-tokenizer.json", "tokenizer.json", "tokenizer_config.json"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 

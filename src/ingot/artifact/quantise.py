@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.golf_settings import CONTROL
-from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, to_array, to_record
+from ingot.runtime.tensors import FLOATS, ITEM_BYTES, SCALE, SMALL, TensorRecord, to_array, to_record
 
 QUANTISERS = ("none", "int8", "int8-golf", "std", "gptq")
 BY_MODEL = ("std", "gptq")  # for which codes come from a model that was opened; what has none is stored as int8 does
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-SCALE = "::scale"
-SMALL = {"int8": 1024, "int8-golf": 65536}  # tensors of at most so many elements are kept as floats
+STAY_FLOATS = {"int8": SMALL, "int8-golf": 65536}  # tensors of at most so many elements
 LARGEST = np.float32(127)  # codes are -127 to 127
 GOLF_QUANTILE = 99.99984 / 100  # of the magnitudes in a row: what lies above it is clipped
 QUANTILE_LIMIT = 1 << 24  # float32 cannot count further, and torch.quantile refuses more
@@ -115,7 +114,7 @@ def _narrowed(record: TensorRecord, dtype: str) -> TensorRecord:
 def _quantised(record: TensorRecord, quantiser: str, keep: Sequence[str]) -> list[TensorRecord]:
     w = _numbers(record)
     golf = quantiser == "int8-golf"
-    if w.size <= SMALL[quantiser] or (w.ndim < 2 and not golf):
+    if w.size <= STAY_FLOATS[quantiser] or (w.ndim < 2 and not golf):
         if any(word in record.name for word in keep):
             return [to_record(record.name, w, "F32")]
         half = to_record(record.name, w, "F16")

@@ -3,4 +3,5 @@
 Nothing is imported here, so that a command that needs one of these modules pays for that one alone.
 """
 
+SPLITS = ("train", "val")
 SHARD_TOKENS = 100_000_000  # in one file, unless somebody says otherwise

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot.config.schema import Config
+from ingot.data import SPLITS
 from ingot.data.formats.gpt_simple import Pair
 from ingot.data.loading.open import open_dataset, resolve
 from ingot.data.prepare.cached import PREFIX
-from ingot.data.store.dataset import MANIFEST, SPLITS, Dataset
+from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.made import is_made
 from ingot.errors import DataError, IngotError, Setting

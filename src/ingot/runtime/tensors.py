@@ -29,6 +29,8 @@ DTYPES: dict[str, type[np.generic]] = {
 FLOATS = ("F64", "F32", "F16", "BF16")
 MAX_RANK, MAX_ITEMS = 32, 1 << 59  # what numpy 1 and a signed 64-bit size can hold
 METADATA = "__metadata__"
+SCALE = "::scale"  # after the name of a tensor that is stored as codes: that of its scales
+SMALL = 1024  # elements: tensors of no more are not worth codes
 
 
 @dataclass(frozen=True)

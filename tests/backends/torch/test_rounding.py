@@ -7,11 +7,11 @@ import torch
 from ingot.artifact.container import read_artifact, write_artifact
 from ingot.backends.base import Rounding
 from ingot.backends.open import open_backend, open_inference
-from ingot.backends.torch.rounding import SMALL, Moments, TorchRounder
+from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError
 from ingot.runtime.ranks import Ranks
-from ingot.runtime.tensors import to_array
+from ingot.runtime.tensors import SMALL, to_array
 
 VOCABULARY = 60
 FAMILIES = {

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ingot.backends.torch.kernels import Agree, failure_of
+from ingot.backends.torch.kernels import failure_of
+from ingot.backends.torch.tuning import Agree
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import Device

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ingot.backends.torch.precision import FLASH4
+from ingot.backends.torch.tuning import Agree
 from ingot.config.families import Kernel
 from ingot.errors import ConfigError, Setting
 from ingot.model import kernels
@@ -26,7 +27,6 @@ WITH_FLASH4 = ("qkv",)  # used with that attention alone
 SHORT = 32768  # tokens of a rank in a step that waits for the host: 12 rows of 1,024 took 27.5 ms with `mlp` and 24.3 without
 
 Asked = Literal["auto", "off"] | Sequence[str]
-Agree = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
 
 
 def name_operations() -> None:

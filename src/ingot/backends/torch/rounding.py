@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from ingot.backends.base import Rounding
 from ingot.backends.torch.state import model_tensors, record
 from ingot.errors import CheckpointError, RunError
-from ingot.runtime.tensors import TensorRecord
+from ingot.runtime.tensors import SCALE, SMALL, TensorRecord
 
-SMALL = 1024  # weights: tensors of no more stay floats
 DAMPING = 0.01  # of the mean of the second moments, added to each
 COLUMNS = 128  # that are rounded before the error moves on to the others
-SCALE = "::scale"
 HALF = torch.finfo(torch.float16)
 
 

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.data import SHARD_TOKENS
+from ingot.data import SHARD_TOKENS, SPLITS
 from ingot.data.formats.base import ByteCounter, Document, Marks, TokenSource, TokenWriter, with_marks
 from ingot.data.formats.gpt_simple import WIDE, IndexedWriter, token_width
 from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
 from ingot.data.formats.open import SOURCES
 from ingot.data.formats.shards import shard_writer
-from ingot.data.store.dataset import SPLITS, SplitRecord
+from ingot.data.store.dataset import SplitRecord
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SplitWriter, write_manifest

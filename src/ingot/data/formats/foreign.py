@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ingot.data import SPLITS
 from ingot.data.formats.manifest import paired_tokenizer
-from ingot.data.store.dataset import SPLITS, Dataset, Manifest, ShardRecord, Split, SplitRecord, TokenizerRecord
+from ingot.data.store.dataset import Dataset, Manifest, ShardRecord, Split, SplitRecord, TokenizerRecord
 from ingot.data.store.shards import open_plain, open_shard
 from ingot.data.store.stream import OpenTokens
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data import SPLITS
 from ingot.data.formats.base import (
     ByteCounter,
     Document,
@@ -37,7 +38,6 @@ MAGIC, VERSION = b"GPTS", 1
 HEADER = struct.Struct("<4sIII")  # magic, version, bytes of a token, windows
 DTYPES = {2: "<u2", 4: "<u4"}
 WIDE = 4
-SPLITS = ("train", "val")
 AGAIN = "copy it again or tokenize again"
 
 

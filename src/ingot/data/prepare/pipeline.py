@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ingot.data import SHARD_TOKENS
+from ingot.data import SHARD_TOKENS, SPLITS
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks
 from ingot.data.prepare.holdout import (
     InBucket,
@@ -33,7 +33,7 @@ from ingot.data.prepare.holdout import (
     training_texts,
 )
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
-from ingot.data.store.dataset import SPLITS, Manifest, SplitCounts, recorded_counts
+from ingot.data.store.dataset import Manifest, SplitCounts, recorded_counts
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ingot.data import SPLITS
 from ingot.data.store.findings import AGAIN, Finding
 from ingot.data.store.shards import open_shard, read_header
 from ingot.data.store.stream import OpenTokens, TokenStream
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "dataset.json"
 VERSION = 2  # the newest that is read
-SPLITS = ("train", "val")
 IDENTITY = ("format", "version", "tokenizer", "splits")  # what the fingerprint covers
 UNTOLD = ("piece_bytes", "document_index_sha256", "buckets")  # of a split, which older data does not say
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ingot.data import SPLITS
 from ingot.errors import DataError
 
-SPLITS = ("train", "val")
 Buckets = dict[str, dict[str, list[Path]]]  # of each split, the files of each bucket
 
 

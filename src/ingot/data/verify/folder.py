@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data import SPLITS
 from ingot.data.formats.buckets import bucket_of
 from ingot.data.formats.gpt_simple import Pair, find_pairs
 from ingot.data.formats.manifest import MANIFEST as PUBLISHED
@@ -26,7 +27,6 @@ from ingot.data.formats.open import detect
 from ingot.data.formats.shards import NO_TOKENS, VALIDATION
 from ingot.data.store.dataset import (
     MANIFEST,
-    SPLITS,
     BucketRecord,
     Dataset,
     SplitRecord,

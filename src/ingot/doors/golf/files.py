@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from ingot.artifact.quantise import SCALE, dequantise, quantise
+from ingot.artifact.quantise import dequantise, quantise
 from ingot.backends.torch.state import check_held, record, tensor
 from ingot.errors import CheckpointError
 from ingot.model.golf_settings import CONTROL
 from ingot.runtime.files import open_to_read, write_atomically, writing
-from ingot.runtime.tensors import TensorRecord
+from ingot.runtime.tensors import SCALE, TensorRecord
 
 FORMAT = "int8_clean_per_row_v1"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ingot.config.schema import GPT2_IDS, Config
 from ingot.doors.entry import say
 from ingot.doors.nanogpt.command_line import Given, enter
 from ingot.doors.nanogpt.keys import TRAIN, defaults
@@ -19,12 +20,10 @@ from ingot.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from ingot.backends.base import Backend, StepPlan
-    from ingot.config.schema import Config
     from ingot.runtime.batch import Batch
 
 BURN_IN, TIMED = 10, 20
 WAITING, WARMING, ACTIVE = 5, 5, 5  # steps of a profile: not looked at, looked at and dropped, recorded
-IDS = 50257  # of the random tokens: GPT-2's
 LOG = Path("bench_log")
 
 
@@ -47,7 +46,7 @@ def bench(given: Given) -> None:
     values = settle(_as_train(given))
     args = fresh_args(values, None)
     config = translate(values, args).config
-    backend = open_backend(config, IDS, ranks)
+    backend = open_backend(config, GPT2_IDS, ranks)
     (plan,) = shapes(config)
     with _batches(given.values, config, backend) as next_batch:
         backend.tune([(plan, next_batch())], {})
@@ -86,7 +85,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Ite
 
     if not values["real_data"]:
         batch = backend.host_buffer((config.rows_per_step, 2, config.data.seq_len))
-        batch[:] = np.random.default_rng(values["seed"]).integers(0, IDS, batch.shape, np.int32)
+        batch[:] = np.random.default_rng(values["seed"]).integers(0, GPT2_IDS, batch.shape, np.int32)
         yield lambda: batch
         return
     try:
@@ -94,7 +93,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Ite
     except DataError as error:
         raise DataError(f"{error}; or add --real_data=False") from None
     dataset, rows = open_data(config, 1)
-    if dataset.tokenizer.vocab_size != IDS:
+    if dataset.tokenizer.vocab_size != GPT2_IDS:
         raise ConfigError(f"bench.py measures a model of GPT-2's ids, and {data_path(values)} has others; add --real_data=False")
     plans = shapes(config)
     reader = RowReader(rows, backend.ranks, plans[0], partial(following, config), plans, backend.host_buffer)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ingot.api import load
-from ingot.artifact.hf_tokenizer import GPT2_IDS, find_tokenizer
+from ingot.artifact.hf_tokenizer import find_tokenizer
 from ingot.backends.torch.saved import DamagedFile
+from ingot.config.schema import GPT2_IDS
 from ingot.data.formats.nanogpt import META, char_tokenizer
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, read_ckpt
