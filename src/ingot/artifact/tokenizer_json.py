@@ -134,7 +134,7 @@ def _normaliser(file: SentencePieceFile) -> Any:
 
 
 def _marked(built: Any, tokenizer: Tokenizer, marks: Any) -> Any:
-    """With its special tokens, and the start of a document in front of a text, as the model has seen it."""
+    """The tokenizer with its special tokens, and the start of a document in front of a text, as the model has seen it."""
     from tokenizers import processors
 
     built.add_special_tokens(list(marks))

@@ -176,10 +176,11 @@ class Backend(Inference, Protocol):
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Put a state back."""
 
-    def flops_per_token(self, seq_len: int) -> float: ...
+    def flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of training on one token of a row of `seq_len`."""
 
     def peak_flops(self) -> float | None:
-        """Of all ranks together."""
+        """Peak FLOPs a second of all ranks together; None: not known."""
 
     def peak_memory(self) -> tuple[int, int]:
         """The most bytes that were used and that were held, on this rank's device."""

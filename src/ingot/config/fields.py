@@ -78,7 +78,7 @@ def _kind(part: Mapping[str, Any]) -> list[str]:
 
 
 def either(*words: str) -> str:
-    """`a, b or c`."""
+    """Words as a choice: `a, b or c`."""
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 

@@ -186,7 +186,7 @@ class Evaluator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is scored apart."""
+        """The parts of the split that are scored apart."""
         return ("",)
 
     def total(self, sums: Sequence[float]) -> Score:

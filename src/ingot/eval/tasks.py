@@ -54,7 +54,7 @@ class Score:
     parts: dict[str, Score] = field(default_factory=dict)  # of a task of several files
 
     def record(self) -> dict[str, Any]:
-        """The JSON of it."""
+        """The score as JSON."""
         found: dict[str, Any] = {"items": self.items}
         for name, (value, error) in self.metrics.items():
             found |= {name: value, f"{name}_stderr": error}
@@ -77,7 +77,7 @@ def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, .
 
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
-    """As published, with activity_label, ctx_a and ctx_b, or with these joined in ctx."""
+    """An item of HellaSwag as published, with activity_label, ctx_a and ctx_b, or with these joined in ctx."""
     whole = line["ctx"]
     if "activity_label" in line:
         whole = f"{line['activity_label']}: {line['ctx_a']} {line['ctx_b'].capitalize()}"
@@ -85,7 +85,7 @@ def _hellaswag(line: Mapping[str, Any]) -> Item:
 
 
 def _cleaned(text: str) -> str:
-    """Without the marks in brackets that the texts from WikiHow have."""
+    """A text without the marks in brackets that the texts from WikiHow have."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 

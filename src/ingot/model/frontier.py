@@ -329,7 +329,7 @@ class Frontier(nn.Module):
         return self.logits(x) if targets is None else self.head_loss(x.flatten(0, 1), targets.flatten())
 
     def flops(self, seq_len: int) -> float:
-        """Of training, per token: six per weight that multiplies, twelve per channel of a layer and token that it sees."""
+        """FLOPs of training, per token: six per weight that multiplies, twelve per channel of a layer and token that it sees."""
         embeddings = [m.weight.numel() for m in self.modules() if isinstance(m, nn.Embedding)]
         idle = sum(embeddings) - (embeddings[0] if self.lm_head is None else 0)  # looked up, not multiplied
         seen = sum(seq_len if block.attn.long else min(seq_len, self.window) for block in self.blocks)

@@ -49,7 +49,7 @@ class Finding:
         return error.render(name, advise)
 
     def error(self) -> IngotError:
-        """The same for a run that cannot start."""
+        """The finding as the error of a run that cannot start."""
         kinds: dict[str, type[IngotError]] = {"data": DataError, "curriculum": DataError, "resume": CheckpointError}
         kind = kinds.get(self.code.partition(".")[0], ConfigError)
         if isinstance(self.cause, kind):
@@ -57,7 +57,7 @@ class Finding:
         return kind(self.message, *self.settings, advice=self.advice)
 
     def record(self, name: Rename = str) -> dict[str, Any]:
-        """For programs."""
+        """The finding as JSON."""
         return {"code": self.code, "severity": self.severity, "message": self.render(name), "setting": name(self.setting)}
 
 

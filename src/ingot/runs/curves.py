@@ -42,7 +42,7 @@ def _trained_before(evaluation: Mapping[str, Any], trained: Sequence[Mapping[str
 
 
 def _accuracies(evaluations: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, list[Point]]:
-    """By task: per character where answers are of different lengths, as papers have it of most."""
+    """Accuracies by task: per character where answers are of different lengths, as papers have it of most."""
     found: dict[str, list[Point]] = {}
     for record in evaluations:
         for name, task in scored_tasks(record).items():

@@ -54,6 +54,6 @@ class TrackioRun:
         self._run.log(dict(values), step=step)
 
     def close(self, failed: bool) -> None:
-        """End it there."""
+        """End the run at trackio."""
         with redirect_stdout(io.StringIO()):
             self._package.finish()

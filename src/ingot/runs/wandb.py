@@ -48,5 +48,5 @@ class WandbRun:
         self._run.log(dict(values), step=step)
 
     def close(self, failed: bool) -> None:
-        """End it there."""
+        """End the run at Weights & Biases."""
         self._run.finish(exit_code=int(failed))

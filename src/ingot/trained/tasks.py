@@ -106,6 +106,6 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """As the tokenizer of the exported model gives them to lm-eval: with the start of a document in front, but for GPT-2's."""
+    """Ids as the tokenizer of the exported model gives them to lm-eval: after the start of a document, but for GPT-2's."""
     marked = tokenizer.marks_texts if isinstance(tokenizer, HFTokenizer) else not isinstance(tokenizer, GPT2Tokenizer)
     return (tokenizer.encode_document(text) if marked else tokenizer.encode(text)).tolist()

@@ -190,11 +190,11 @@ class MLXBackend(MLXInference):
             self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Of training."""
+        """FLOPs of training on one token of a row of `seq_len`."""
         return self.model.flops_per_token(seq_len)
 
     def peak_flops(self) -> float | None:
-        """No data sheet says."""
+        """Not known: no data sheet of a Mac says."""
         return None
 
     def peak_memory(self) -> tuple[int, int]:

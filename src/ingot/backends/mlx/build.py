@@ -107,7 +107,7 @@ class Model:
 
     @property
     def block_matrices(self) -> set[str]:
-        """What Muon takes."""
+        """The names of the parameters that Muon takes."""
         return {name for name, _ in block_matrices(self.outline)}
 
     def flops_per_token(self, seq_len: int) -> float:

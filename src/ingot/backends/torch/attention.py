@@ -161,7 +161,7 @@ def _pass(call: Call, rows: int, device: torch.device, form: Form) -> Callable[[
 
 
 def _packed_pass(call: Call, rows: int, device: torch.device, form: Form) -> Callable[[], None]:
-    """As the gpt2 family calls it: bringing three gradients together is a part of what a kernel costs."""
+    """A pass of attention as the gpt2 family calls it: bringing three gradients together is a part of what a kernel costs."""
     heads, length, size = call.query.sizes
     qkv = torch.randn(rows, length, 3, heads, size, dtype=call.query.dtype, device=device, requires_grad=True)
 

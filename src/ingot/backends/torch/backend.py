@@ -202,7 +202,7 @@ class TorchBackend(TorchInference):
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Of `rows`, the most that a rank has: shares of a step may differ by one, and all ranks try the same sizes."""
+        """The fewest rows at once that are fast; `rows` is the largest share of a rank, so that all ranks try the same sizes."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
@@ -383,11 +383,11 @@ class TorchBackend(TorchInference):
             self._average.load(state.get("ema", {}))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Of training."""
+        """FLOPs of training on one token of a row of `seq_len`."""
         return flops_per_token(self.model, seq_len)
 
     def peak_flops(self) -> float | None:
-        """Of all ranks together."""
+        """Peak FLOPs a second of all ranks together; None: not known."""
         peak = self.device.peak_flops
         return peak * self.ranks.world_size if peak and self.precision != "fp32" else None
 

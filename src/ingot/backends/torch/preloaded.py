@@ -25,7 +25,7 @@ def preload() -> None:
 
 
 def compute_capability() -> str | None:
-    """Of the first GPU: "90" is an H200's; None: there is none, or nobody to ask."""
+    """That of the first GPU, such as "90", an H200's; None: there is no GPU, or nobody to ask."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()

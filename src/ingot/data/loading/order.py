@@ -34,7 +34,7 @@ class DataExhausted(Exception):
         return "data" if self.bucket is None else f"bucket_exhausted:{self.bucket}"
 
     def told(self, epochs: int | None) -> str:
-        """The same for people."""
+        """Why the run ends, for people."""
         if self.bucket is None:
             return f"the data is at its end: data.epochs={epochs}"
         return (

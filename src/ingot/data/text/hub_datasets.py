@@ -95,7 +95,7 @@ def folder_of(path: Path) -> str:
 
 
 def commits(files: Iterable[Path]) -> dict[str, str]:
-    """Of the datasets whose files are in the hub's cache, the commit they are of."""
+    """The commit of each dataset whose files are in the hub's cache."""
     found = (CACHED.search(str(path)) for path in files)
     return {match["repository"].replace("--", "/"): match["commit"] for match in found if match}
 

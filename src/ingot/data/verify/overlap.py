@@ -61,7 +61,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """Of all runs of words of validation, those that are in train."""
+        """The part of validation's runs of words that is in train."""
         return self.runs_found / self.runs if self.runs else 0.0
 
 

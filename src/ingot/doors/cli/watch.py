@@ -64,7 +64,7 @@ class Watched:
         self._records: list[dict[str, Any]] = []
 
     def records(self) -> list[dict[str, Any]]:
-        """All up to now."""
+        """All records up to now."""
         more, self._mark = self.run.metrics(self._mark)
         if not self._mark.start:  # the file was replaced, and these are all there are
             self._records.clear()

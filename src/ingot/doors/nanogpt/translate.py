@@ -64,7 +64,7 @@ class ModelArgs:
 
     @property
     def flops_per_token(self) -> int:
-        """Of a training step: six for each parameter, and attention."""
+        """FLOPs of a training step: six for each parameter, and attention."""
         return 6 * self.parameters + 12 * self.n_layer * self.n_embd * self.block_size
 
 

@@ -47,7 +47,7 @@ def packed_flash_attention(qkv: Tensor, window: int | None = None, starts: Tenso
 
 @functools.cache
 def library() -> Any:
-    """The package's functions."""
+    """The functions of FlashAttention 4's package."""
     warnings.filterwarnings("ignore", "Argument aux_data")  # by its compiler, of the package's own code
     return import_module("flash_attn.cute.interface")
 
@@ -103,7 +103,7 @@ def _attend_cuda(
 
 
 def _attend_cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """By cuDNN, which lays what it finds as queries lie, and gives the natural logarithm of sums as (B, H, T, 1)."""
+    """Attention by cuDNN, which lays what it finds as queries lie, and gives the natural logarithm of sums as (B, H, T, 1)."""
     heads = (x.transpose(1, 2) for x in (q, k, v))
     y, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, True, False)
     return y.transpose(1, 2).contiguous(), sums.squeeze(-1)

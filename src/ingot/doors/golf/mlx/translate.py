@@ -89,7 +89,7 @@ class Cut:
         return validation_rows(v, self.parts, f"GRAD_ACCUM_STEPS={self.parts}")
 
     def tokens(self, seq_len: int) -> int:
-        """That a step trains on."""
+        """Tokens that a step trains on."""
         return self.parts * self.rows * seq_len
 
     def taken(self, seq_len: int) -> int:
