@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.schema import Config
-from ingot.optim.schedules import learning_rate_scale, muon_decay_scale, muon_momentum, spent
+from ingot.optim.schedules import fraction_spent, learning_rate_scale, muon_decay_scale, muon_momentum
 
 
 def config_of(max_steps=None, seconds=None, **optimizer):
@@ -216,7 +216,7 @@ def test_the_warm_up_rises_in_a_line_to_the_decay(config, step, elapsed):
     [(40, None, 0.25), (None, 30.0, 0.1), (40, 4.0, 0.75), (5, None, 1.0)],
 )
 def test_what_is_spent_is_the_further_of_steps_and_seconds(max_steps, seconds, part):
-    assert spent(config_of(max_steps, seconds, schedule="constant"), 10, 3.0) == pytest.approx(part)
+    assert fraction_spent(config_of(max_steps, seconds, schedule="constant"), 10, 3.0) == pytest.approx(part)
 
 
 @pytest.mark.parametrize(

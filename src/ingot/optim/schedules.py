@@ -11,7 +11,7 @@ import math
 from ingot.config.schema import Config
 
 
-def spent(config: Config, step: int, seconds: float) -> float:
+def fraction_spent(config: Config, step: int, seconds: float) -> float:
     """The part of the budget that is used up: of the steps or of the seconds, whichever is further along."""
     max_steps, budget = config.training.max_steps, config.budget.seconds
     return min(1.0, max(step / max_steps if max_steps else 0.0, seconds / budget if budget else 0.0))
@@ -31,7 +31,7 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
             length = o.decay_steps or max(1, (config.training.max_steps or 1) // 5)
             decay = linear(step - ((config.training.max_steps or 1) - length), length)
         case "budget":
-            decay = linear(spent(config, step, seconds) - (1 - o.decay_fraction), o.decay_fraction)
+            decay = linear(fraction_spent(config, step, seconds) - (1 - o.decay_fraction), o.decay_fraction)
         case "warmdown":
             decay = warmdown(config, step, seconds)
     return warmup * (o.floor + (1 - o.floor) * decay)
@@ -75,9 +75,9 @@ def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
     """The factor on Muon's weight decay: one, down to zero along a line, or down to a quarter and up again."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
-            return 1.0 - spent(config, step, seconds)
+            return 1.0 - fraction_spent(config, step, seconds)
         case "rising":
-            done = spent(config, step, seconds)
+            done = fraction_spent(config, step, seconds)
             return 1 - 1.5 * done if done < 0.5 else 2 * done - 0.75
     return 1.0
 

@@ -75,8 +75,8 @@ class Bounds:
         if self.seconds is not None:
             self._row_seconds = self._backend.maximum([seconds / max(rows, 1)])[0]
 
-    def spent(self, seconds: float) -> float:
-        """The seconds of an evaluation during training, those of the slowest rank. Every rank calls it."""
+    def note_seconds(self, seconds: float) -> float:
+        """Note how long an evaluation during training took, and return it: the slowest rank's seconds. Every rank calls it."""
         if self.seconds is not None:
             self._last_seconds = self._backend.maximum([seconds])[0]
         return self._last_seconds

@@ -16,7 +16,7 @@ from ingot.config.schema import Config, StageSection
 from ingot.data.loading.reader import RankBatch
 from ingot.errors import ConfigError, Setting
 from ingot.optim.assign import Group, groups_of
-from ingot.optim.schedules import average_decay, learning_rate_scale, muon_decay_scale, muon_momentum, spent
+from ingot.optim.schedules import average_decay, fraction_spent, learning_rate_scale, muon_decay_scale, muon_momentum
 
 ONE_STAGE = (StageSection(share=1.0),)
 ROUNDING = 1e-9  # three shares of 0.1 are a little more than three of ten steps
@@ -87,7 +87,7 @@ def _stage_at(config: Config, at: Position) -> int:
         done: float = at.step
     else:
         ends = list(accumulate(stage.share or 0.0 for stage in stages))
-        done = spent(config, at.step, at.seconds) + ROUNDING
+        done = fraction_spent(config, at.step, at.seconds) + ROUNDING
     over = sum(done >= end for end in ends[:-1])  # the last stage goes on to the end
     return max(over, len(at.starts) - 1)  # a stage that has begun is not taken back where the budget was raised
 

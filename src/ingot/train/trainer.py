@@ -22,7 +22,7 @@ from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import Interrupted, PeerLost, RunError, Setting
 from ingot.eval.evaluator import Evaluator, Score, bucket_record, evaluator_of
-from ingot.optim.schedules import spent
+from ingot.optim.schedules import fraction_spent
 from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Status
 from ingot.runs.steps import Kind
@@ -147,10 +147,10 @@ class Trainer:
                 # 1. Agree with the other ranks on the time and on whether to stop.
                 if self.backend.ranks.first and not fits(began, 2 * p.step_seconds, c.budget.seconds):
                     self._finish_pending_step()  # the device may be a step behind, which matters near the end
-                elapsed, reason, spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, durations)
+                elapsed, reason, budget_spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, durations)
                 if reason:
                     return "stopped"
-                if spent or self._at_end():
+                if budget_spent or self._at_end():
                     return "completed"
                 # 2. Plan the step, read its rows, hand it to the device, and report the one before.
                 try:
@@ -256,7 +256,7 @@ class Trainer:
             budget_seconds=c.budget.seconds,
             epoch=read.epoch,
             mfu=rate * self.backend.flops_per_token(plan.seq_len) / peak if peak else None,
-            spent=spent(c, p.step, now),
+            spent=fraction_spent(c, p.step, now),
             targets=read.targets,
             phase=plan.phase,
         )
@@ -315,7 +315,7 @@ class Trainer:
             if text is not None:
                 self._keep_sample(text)
             if not final:
-                p.evaluation_seconds += self.bounds.spent(self.clock.now() - began)
+                p.evaluation_seconds += self.bounds.note_seconds(self.clock.now() - began)
         return report.best
 
     def is_evaluated(self) -> bool:

@@ -165,7 +165,7 @@ class Bounds:
 
     def learn(self, rows: int, seconds: float) -> None: ...
 
-    def spent(self, seconds: float) -> float:
+    def note_seconds(self, seconds: float) -> float:
         return 0.0
 
     def has_time(self, evaluation_seconds: float, training_seconds: float) -> bool:
