@@ -103,25 +103,25 @@ class _Linker:
 
     def follow(self, module: _Module, node: ast.AST) -> None:
         """Keep what one statement or expression needs."""
-        if isinstance(node, ast.Name):
-            self.reach(module, node.id)
-        elif isinstance(node, ast.Attribute):
-            self._mention(node.attr)
-            if isinstance(node.value, ast.Name) and node.value.id in module.rooms:
-                self.reach(self.load(module.rooms[node.value.id]), node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            self._mention(node.value)
-        elif isinstance(node, ast.Import):
-            for home in map(self.load, [alias.name for alias in node.names]):
-                for statement in home.body:
-                    self.keep(home, statement)
-        elif isinstance(node, ast.ImportFrom):
-            if node.level or node.module is None:
+        match node:
+            case ast.Name(id=name):
+                self.reach(module, name)
+            case ast.Attribute(value=value, attr=name):
+                self._mention(name)
+                if isinstance(value, ast.Name) and value.id in module.rooms:
+                    self.reach(self.load(module.rooms[value.id]), name)
+            case ast.Constant(value=str(text)) if text.isidentifier():
+                self._mention(text)
+            case ast.Import(names=aliases):
+                for home in [self.load(alias.name) for alias in aliases]:
+                    for statement in home.body:
+                        self.keep(home, statement)
+            case ast.ImportFrom(module=str(source), names=aliases, level=0):
+                for alias in aliases:
+                    self.load(f"{source}.{alias.name}")
+                    self.reach(self.load(source), alias.name)
+            case ast.ImportFrom():
                 raise ConfigError(f"{module.name} has a relative import; write `from {self.package}.... import`")
-            home = self.load(node.module)
-            for alias in node.names:
-                self.load(f"{node.module}.{alias.name}")
-                self.reach(home, alias.name)
         idle = self._idle_methods(module, node) if isinstance(node, ast.ClassDef) else []
         for child in ast.iter_child_nodes(node):
             if child not in idle:
