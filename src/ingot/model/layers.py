@@ -129,11 +129,11 @@ class Rotation(nn.Module):
 @contextmanager
 def seeing(model: Any, tokens: int) -> Iterator[None]:
     """A block in which a model with rotary positions takes rows of so many tokens, also more than its context."""
-    rotation, context = getattr(model, "rotation", None), model.context
-    if tokens <= context or not isinstance(rotation, Rotation):
+    rotation = getattr(model, "rotation", None)
+    if not isinstance(rotation, Rotation) or tokens <= model.context:
         yield
         return
-    model.context = tokens
+    context, model.context = model.context, tokens
     rotation.resize(tokens)
     try:
         yield

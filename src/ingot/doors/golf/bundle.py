@@ -98,6 +98,7 @@ INSTEAD = {
     "ingot.data.tokenizers.open": "ingot.doors.golf.alone.tokenizers",
     "ingot.doors.golf.bundle": "ingot.doors.golf.alone.bundle",
     "ingot.model.registry": "ingot.doors.golf.alone.registry",
+    "ingot.runs.lock": "ingot.doors.golf.alone.lock",
 }
 
 # What runs of the frontier family ask for besides: documents redrawn, stages, NorMuon, averages, weights as codes of few bits.

@@ -37,6 +37,11 @@ def handler_after_stop(number: int, before: Any) -> Any:
 safe_path = nullcontext
 
 
+def die_with(parent: int) -> Any:
+    """Whoever starts a submission sees to its end."""
+    return lambda: None
+
+
 def shield_compile_workers() -> None:
     """They look for modules where torch lets them."""
 
