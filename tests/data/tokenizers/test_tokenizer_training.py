@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 from toy_tokenizers import piece_id
@@ -80,6 +82,22 @@ def test_text_without_spaces_gives_a_model_that_knows_them(tmp_path):
     (tmp_path / "in.txt").write_text("日本語テキスト今日は" * 50)
     _, tokenizer = train(tmp_path / "in.txt", "sentencepiece", 275)
     assert tokenizer.decode(tokenizer.encode("日本 x")) == "日本 x"
+
+
+@pytest.mark.parametrize("word", ["x" * 65_536, "ab." * 30_000, "㎯" * 11_000, "ab\x1f" * 33_000], ids=lambda word: word[:3])
+def test_a_word_too_long_for_the_trainer_is_learned_from_in_parts(tmp_path, word):
+    (tmp_path / "in.txt").write_text(f"{TEXT}\n{word}\n{TEXT}")
+    text = str(tmp_path / "in.txt")
+    # Where it fails it is an abort, which would end the tests too.
+    program = f"""
+from pathlib import Path
+from ingot.data.tokenizers.training import train_tokenizer
+train_tokenizer([Path({text!r})], Path({text!r}).with_suffix(".model"), "sentencepiece", 320)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    tokenizer = open_tokenizer(str(tmp_path / "in.model"))
+    assert tokenizer.vocab_size == 320
+    assert len(tokenizer.encode(" the cats")) < len("the cats")
 
 
 @KINDS

@@ -33,6 +33,7 @@ SETTINGS: dict[str, Any] = {
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
     "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
 }  # fmt: skip
+LONGEST_WORD = 10_000  # characters; SentencePiece's normalisation makes up to six of one, and at 65,536 it ends the program
 RESERVED = {0: " ", 0x2585: " "}  # the trainer passes over a text with U+2585 in it
 
 
@@ -122,10 +123,16 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
     for text in (text.translate(RESERVED).strip() for text in texts):
         spaced = spaced or re.search(r"[^\W_] [^\W_]", text) is not None
         some = some or next((character for character in text if character.isalnum()), "")
-        if text:
-            yield text
+        yield from filter(None, _cut_words(text))
     if not spaced:
         yield f"{some or 'a'} {some or 'a'}"
+
+
+def _cut_words(text: str) -> list[str]:
+    """A text in parts, cut wherever a word becomes too long for the trainer; there is no U+0000 in it."""
+    parts = re.compile(f".{{1,{LONGEST_WORD}}}", re.DOTALL)
+    words = (word if len(word) <= LONGEST_WORD else "\0".join(parts.findall(word)) for word in text.split(" "))
+    return " ".join(words).split("\0")
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
