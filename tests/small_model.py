@@ -12,12 +12,13 @@ from ingot.trained.weights import foreign_weights
 SETTINGS = {"family": "llama", "layers": 1, "heads": 2, "width": 32, "context": 64, "vocab_size": 260}
 
 
-def write_small_model(path, scale=0.3):
+def write_small_model(path, scale=0.3, **settings):
     torch.manual_seed(0)
-    model = build(SETTINGS)
+    settings = SETTINGS | settings
+    model = build(settings)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * scale)
-    weights = foreign_weights(path, model_records(model), SETTINGS, ByteTokenizer())
+    weights = foreign_weights(path, model_records(model), settings, ByteTokenizer())
     write_artifact(path, weights.tensors.values(), weights.facts, "none", "none")
     return load(path, device="cpu")

@@ -11,25 +11,11 @@ import urllib.request
 from typing import Any
 
 
-class Web:
-    """An app that listens at a free port until it is closed."""
+class Site:
+    """A web server somewhere."""
 
-    def __init__(self, app: Any, server: Any = None) -> None:
-        import uvicorn
-
-        self.app = app
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        self.server = server or uvicorn.Server(uvicorn.Config(self.app, log_level="critical", timeout_graceful_shutdown=1))
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-
-    def close(self) -> None:
-        self.server.should_exit = True
-        self.thread.join()
+    def __init__(self, address: str) -> None:
+        self.address = address
 
     def open(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Any:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -43,3 +29,24 @@ class Web:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
+
+
+class Web(Site):
+    """An app that listens at a free port until it is closed."""
+
+    def __init__(self, app: Any) -> None:
+        from ingot.doors.serve.server import make_server
+
+        self.app = app
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        super().__init__(f"http://127.0.0.1:{self.socket.getsockname()[1]}")
+        self.server = make_server(app)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join()

@@ -13,10 +13,6 @@ class Client(Web):
 
         super().__init__(make_app(model, "small", token))
 
-    def close(self):
-        super().close()
-        self.app.state.engine.close()
-
     def ask(self, body=None, path="/v1/completions", **headers):
         return super().ask(path, body, **headers)
 

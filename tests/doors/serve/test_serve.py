@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ import pytest
 from serve_client import Client
 from small_model import write_small_model
 from typer.testing import CliRunner
+from web import Site
 
 from ingot.doors.cli import serve as verb
 from ingot.doors.cli.app import app
@@ -85,6 +88,25 @@ def test_parts_of_characters_have_names_of_their_own(client):
     told = client.ask({"prompt": "ä", "max_tokens": 0, "echo": True, "logprobs": 0})[1]["choices"][0]
     assert (told["text"], told["logprobs"]["tokens"][1:]) == ("ä", ["bytes:\\xc3", "bytes:\\xa4"])
     assert told["logprobs"]["top_logprobs"] is None
+
+
+def test_every_token_says_where_in_the_text_it_begins(client):
+    told = client.ask({"prompt": "日ä👩y", "max_tokens": 0, "echo": True, "logprobs": 0})[1]["choices"][0]
+    assert told["logprobs"]["text_offset"] == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3]
+    broken = client.ask({"prompt": [1, 4 + 0xE6, 70, 71], "max_tokens": 0, "echo": True, "logprobs": 0})[1]["choices"][0]
+    assert (broken["text"], broken["logprobs"]["text_offset"]) == ("\ufffdBC", [0, 0, 1, 2])
+
+
+@pytest.mark.parametrize("stop", [None, ["e", "bc", "\ufffdxyz"]])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_says_the_same_places_as_the_whole(client, seed, stop):
+    body = {"prompt": "日本x👩y", "max_tokens": 45, "logprobs": 0, "temperature": 2, "seed": seed, "stop": stop}
+    body["echo"] = bool(seed)
+    whole = client.ask(body)[1]["choices"][0]
+    parts = [part["choices"][0]["logprobs"] for part in client.stream(**body)]
+    assert [place for part in parts for place in part["text_offset"]] == whole["logprobs"]["text_offset"]
+    for token, place in zip(whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"], strict=True):
+        assert token.startswith(("bytes:", "<|")) or whole["text"].startswith(token, place) or place >= len(whole["text"])
 
 
 def test_eight_requests_at_once_give_what_they_give_alone(client):
@@ -167,6 +189,39 @@ def test_what_a_client_that_left_had_asked_for_is_stopped(file, eventually, stre
         client.close()
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_nothing_to_tell(file, eventually, capsys):
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    client = Client(file[1])
+    try:
+        with socket.create_connection(("127.0.0.1", client.socket.getsockname()[1])) as there:
+            there.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"pro')
+            eventually(lambda: client.server.server_state.tasks)
+        eventually(lambda: not client.server.server_state.tasks)
+        assert client.ask({"prompt": "a", "max_tokens": 1})[0] == 200
+    finally:
+        client.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_ends_the_server_and_tells_all_who_wait(ingot, tmp_path, eventually):
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    write_small_model(tmp_path / "small.ingot", context=4096)
+    server = ingot.start("serve", tmp_path / "small.ingot", "--port", 0, "--device", "cpu")
+    eventually(lambda: "Ctrl-C" in server.stdout)
+    site = Site(re.search(r"http://[\d.:]+", server.stdout)[0])
+    body = {"prompt": ["a", "b", "c", "d"], "n": 128, "max_tokens": 4000, "temperature": 2}
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(site.ask, "/v1/completions", body)
+        with site.open("/v1/completions", {**body, "prompt": "a", "stream": True}) as stream:
+            stream.readline()
+            server.signal(signal.SIGINT)
+            last = [line for line in stream if line.strip()][-1]
+        status, told = whole.result()
+    assert (server.end(), server.stderr) == (0, "ended\n")
+    assert status == 409 and "the model was closed before this text was done" in told["error"]["message"]
+    assert json.loads(last.removeprefix(b"data: ")) == told
+
+
 def test_with_a_token_only_who_knows_it_is_answered(file):
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
     client = Client(file[1], token="secret")
@@ -194,7 +249,8 @@ def call(*words):
 
 
 def test_without_the_packages_it_is_said_what_to_install(file, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for name in ("uvicorn", "ingot.doors.serve.server"):
+        monkeypatch.setitem(sys.modules, name, None)
     error = call(file[0])
     assert isinstance(error, ConfigError) and "pip install 'ingot[serve]'" in str(error)
 

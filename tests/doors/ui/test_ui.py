@@ -34,17 +34,14 @@ def numbers(packed):
 @pytest.fixture
 def opened(tmp_path):
     """A function that serves folders; the servers end with the test."""
-    import uvicorn
-
     from ingot.doors.ui.app import make_app
-    from ingot.doors.ui.server import PageServer
     from ingot.doors.ui.watcher import Watcher
 
     found = []
 
     def call(*folders):
         app = make_app(Watcher(folders, tmp_path / "cache"), TOKEN)
-        web = Web(app, PageServer(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)))
+        web = Web(app)
         found.append(web)
         return web
 
@@ -337,7 +334,8 @@ def call(*words):
 
 
 def test_without_the_extra_it_says_which_to_install(monkeypatch, folder):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for name in ("uvicorn", "ingot.doors.serve.server"):
+        monkeypatch.setitem(sys.modules, name, None)
     error = call(folder).exception
     assert isinstance(error, ConfigError) and "pip install 'ingot[ui]'" in str(error)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -34,9 +33,8 @@ def serve(
 ) -> None:
     """Answer OpenAI's /v1/completions with a trained model; needs the extra `serve`."""
     try:
-        import uvicorn
-
         from ingot.doors.serve.app import make_app
+        from ingot.doors.serve.server import serve_until_stopped
     except ImportError:
         raise ConfigError("ingot serve needs the packages fastapi and uvicorn", advice="pip install 'ingot[serve]'") from None
     token = token or os.environ.get(TOKEN) or None
@@ -57,10 +55,7 @@ def serve(
         f"serving {called} at http://{shown}:{listening.getsockname()[1]}/v1 on {model.backend.device.name}; Ctrl-C ends it",
         flush=True,
     )
-    try:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)).run(sockets=[listening])
-    except KeyboardInterrupt:
-        print("ended", file=sys.stderr)
+    serve_until_stopped(app, listening)
 
 
 def _is_own(host: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,10 +24,8 @@ def ui(
 ) -> None:
     """Show runs as they go on in a page: curves, seeds, settings, samples, and a place to try them; needs the extra `ui`."""
     try:
-        import uvicorn
-
+        from ingot.doors.serve.server import serve_until_stopped
         from ingot.doors.ui.app import make_app
-        from ingot.doors.ui.server import PageServer
     except ImportError:
         raise ConfigError("ingot ui needs the packages fastapi and uvicorn", advice="pip install 'ingot[ui]'") from None
     from ingot.doors.cli.serve import listen
@@ -45,7 +42,4 @@ def ui(
     app = make_app(Watcher(folders, cache_root() / "ui"), token, device)
     print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
     print(f"to stop a run from the page, give it this token: {token}", flush=True)
-    try:
-        PageServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)).run(sockets=[listening])
-    except KeyboardInterrupt:
-        print("ended", file=sys.stderr)
+    serve_until_stopped(app, listening)

@@ -7,18 +7,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers import StreamDecoder, Tokenizer
+from ingot.doors.serve.requests import Prompt
 from ingot.trained.serving import Piece
 
 
 class Answer:
     """The answer to one request; `choices` are its texts, each after its prompt, in order."""
 
-    def __init__(self, tokenizer: Tokenizer, name: str, prompt_tokens: Sequence[int], logprobs: int | None, echo: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, name: str, prompts: Sequence[Prompt], logprobs: int | None, echo: bool) -> None:
         self._tokenizer, self._top, self._echo = tokenizer, logprobs, echo
-        self._offsets = [0] * len(prompt_tokens)  # characters of each choice that were told
-        self._prompts = prompt_tokens
-        self._tokens = [0] * len(prompt_tokens)  # told of each choice
+        self._places = [Places(tokenizer, prompt, echo) for prompt in prompts]
+        self._prompts = [len(prompt.ids) for prompt in prompts]
+        self._tokens = [0] * len(prompts)  # told of each choice
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -32,7 +33,6 @@ class Answer:
         if self._top is not None:
             found["logprobs"] = self._logprobs(index, piece)
         self._tokens[index] += len(piece.ids)
-        self._offsets[index] += len(piece.text)
         return found
 
     def record(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -55,15 +55,11 @@ class Answer:
             for ids, values in zip(scores.top_ids[:, : self._top], scores.top[:, : self._top], strict=True):
                 top.append({self.word(int(token)): float(value) for token, value in zip(ids, values, strict=True)})
         missing = len(words) - len(chosen)
-        offsets, at = [], self._offsets[index]
-        for token in piece.ids:
-            offsets.append(at)
-            at += len(self._tokenizer.decode_bytes([token]).decode("utf-8", "ignore"))
         return {
             "tokens": words,
             "token_logprobs": [None] * missing + chosen,
             "top_logprobs": [None] * missing + top if self._top else None,
-            "text_offset": offsets,
+            "text_offset": [self._places[index].next(token) for token in piece.ids],
         }
 
     def word(self, token: int) -> str:
@@ -75,3 +71,31 @@ class Answer:
             return piece.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class Places:
+    """Where in a text its tokens begin, as they come; all parts of a character begin where it does."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, echo: bool) -> None:
+        self._tokenizer, self._is_new = tokenizer, prompt.is_new
+        self._decoder = StreamDecoder(tokenizer, at_start=echo or prompt.is_new)
+        self._echoed = len(prompt.ids) if echo else 0  # tokens of the prompt that are yet to come
+        self._end = 0
+
+    def next(self, token: int) -> int:
+        """The place of the next token, in characters."""
+        begin = self._end
+        self._end += len(self._decoder.push([token]))
+        place = max(begin, self._end - self._length(token))
+        self._echoed -= 1
+        if self._echoed == 0:  # what is written is decoded by itself
+            self._end += len(self._decoder.finish())
+            self._decoder = StreamDecoder(self._tokenizer, at_start=self._is_new)
+        return place
+
+    def _length(self, token: int) -> int:
+        """The characters of a token that has whole ones alone; of another as many as can be."""
+        try:
+            return len(self._tokenizer.decode_bytes([token]).decode())
+        except UnicodeDecodeError:
+            return self._end

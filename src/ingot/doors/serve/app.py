@@ -8,11 +8,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ingot.doors.serve.answers import Answer
 from ingot.doors.serve.requests import Asked, Refused, read_request
@@ -22,6 +24,7 @@ from ingot.trained.model import LoadedModel
 from ingot.trained.serving import Closed, Engine, Piece, Text
 
 MOST_BYTES = 1 << 24  # of a request
+GONE = 499  # the status of a request whose client has left
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
@@ -37,7 +40,7 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
     engine = Engine(model)
     began = int(time.time())
     app = FastAPI(title="ingot serve", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.engine = engine
+    app.state.engine, app.state.close = engine, partial(asyncio.to_thread, engine.close)
 
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -84,7 +87,7 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
     body = await read_body(request)
     asked = await asyncio.to_thread(read_request, body, model.tokenizer, model.context, name)  # others go on meanwhile
     told = [prompt for prompt in asked.prompts for _ in range(asked.n)]
-    answer = Answer(model.tokenizer, name, [len(prompt.ids) for prompt in told], asked.logprobs, asked.echo)
+    answer = Answer(model.tokenizer, name, told, asked.logprobs, asked.echo)
     found: asyncio.Queue[Found] = asyncio.Queue()
     texts = _submit(engine, asked, found)
     if asked.stream:
@@ -132,10 +135,13 @@ def is_own_name(host: str) -> bool:
 async def read_body(request: Request) -> bytes:
     """What a client sent, up to a size."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise Refused(f"the request has more than {MOST_BYTES:,} bytes", status=413)
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise Refused(f"the request has more than {MOST_BYTES:,} bytes", status=413)
+    except ClientDisconnect:
+        raise Refused("the client has left before its request was whole", status=GONE) from None
     return bytes(body)
 
 
@@ -182,7 +188,7 @@ async def _whole(request: Request, asked: Asked, answer: Answer, texts: list[Tex
                 raise _failure(piece.error)
             choices[index] = answer.choice(index, piece)
     except Gone:
-        return Response(status_code=499)
+        return Response(status_code=GONE)
     finally:
         leaving.cancel()
         for text in texts:

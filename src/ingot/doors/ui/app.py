@@ -42,8 +42,12 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
         await asyncio.to_thread(watcher.close)
         await asyncio.to_thread(playground.close)
 
+    async def close() -> None:
+        watcher.end_pages()  # their streams have no end of their own
+        await asyncio.to_thread(playground.close)
+
     app = FastAPI(lifespan=life, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.watcher, app.state.playground = watcher, playground
+    app.state.watcher, app.state.playground, app.state.close = watcher, playground, close
     _tell_errors(app)
     _serve_page(app)
     _serve_runs(app, watcher, token)
