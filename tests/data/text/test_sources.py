@@ -121,6 +121,12 @@ def test_a_line_of_jsonl_is_a_document_and_blank_lines_are_none(tmp_path, name):
     assert read(tmp_path / name) == ["a\nb", "", "😀"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_number_of_any_length_in_another_field_is_nothing_to_stop_at(tmp_path, name):
+    put(tmp_path / name, f'{{"text": "a", "n": -{"9" * 5000}, "m": [{"1" * 4300}, 7]}}\n')
+    assert read(tmp_path / name) == ["a"]
+
+
 def test_another_text_field_can_be_named(tmp_path):
     assert read(jsonl(tmp_path / "a.jsonl", {"text": "no", "body": "yes"}), "body") == ["yes"]
     assert read(put(tmp_path / "a.csv", "id,body\n1,yes\n"), "body") == ["yes"]
@@ -228,7 +234,7 @@ def test_a_table_may_have_a_file_mark_blank_lines_and_long_fields(tmp_path):
     ("name", "contents", "line", "problem"),
     [
         ("a.csv", "body,id\nx,1\n", 1, "no column 'text'; columns found: 'body', 'id'; name the right one with --text-field"),
-        ("a.csv", "text,text\nx,y\n", 1, "no column 'text'; columns found: 'text', 'text'"),
+        ("a.csv", "text,text\nx,y\n", 1, "2 columns have the name 'text'; leave one of them"),
         ("a.csv", "text,id\nx,1\n\ny,2,3\n", 4, "3 columns where the first row names 2"),
         ("a.tsv", "text\tid\nx\n", 2, "1 columns where the first row names 2"),
         ("a.csv", 'text,id\nx,1\n"y,2\nz,3\n', 4, "no row of a table (unexpected end of data)"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from json import JSONDecodeError, JSONDecoder
@@ -24,6 +23,14 @@ JSON_TOKEN = 16  # no escape or literal is longer: an error nearer to the end of
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
 BATCH_ROWS = 256  # read at once from a parquet file
 LONGEST_FIELD = 2**31 - 1  # of a table; the library's own limit is 131,072 characters
+
+
+def _number(digits: str) -> int | float:
+    """A whole number of JSON, exact unless it is so long that Python may be set to refuse it (4,300 digits as it comes)."""
+    return int(digits) if len(digits) <= 640 else float(digits)
+
+
+JSON = JSONDecoder(parse_int=_number)
 
 
 def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[bytes]:
@@ -63,7 +70,7 @@ def read_lines(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
         if line and not line.isspace():
             place = f"{path}:{number}"
             try:
-                record = json.loads(line)
+                record = JSON.decode(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{place}: not JSON ({error}); every line is one JSON object") from None
             yield field_text(record, place, text_field)
@@ -175,6 +182,8 @@ def field_text(record: Any, place: str, name: str) -> str:
 def no_field(place: str, name: str, names: Sequence[str], what: str) -> DataError:
     """The error for a record or table without the field that was asked for, or with two of them."""
     found = ", ".join(map(repr, names[:10])) or "none"
+    if (count := names.count(name)) > 1:
+        return DataError(f"{place}: {count} {what}s have the name {name!r}; leave one of them, or give the others another name")
     return DataError(f"{place}: no {what} {name!r}; {what}s found: {found}", TEXT_FIELD, advice=NAME_IT)
 
 
@@ -184,7 +193,7 @@ class _JsonText:
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self.line = 1
         self._stream, self._path = stream, path
-        self._utf8, self._json = codecs.getincrementaldecoder("utf-8")(), JSONDecoder()
+        self._utf8, self._json = codecs.getincrementaldecoder("utf-8")(), JSON
         self._text, self._at, self._bytes = "", 0, 0
 
     def peek(self) -> str:
