@@ -192,10 +192,34 @@ def test_a_line_that_is_not_an_item_is_told_with_its_number(folder, line):
         read_task("lambada", folder)
 
 
-def test_choices_that_are_one_text_are_not_taken_letter_by_letter(folder):
-    (folder / "piqa.jsonl").write_text(json.dumps({"query": "a", "choices": "ab", "gold": 0}))
-    with pytest.raises(DataError, match=r"line 1 of piqa is not an item of the task"):
-        read_task("piqa", folder)
+@pytest.mark.parametrize(
+    ("name", "line", "reason"),
+    [
+        ("piqa", {"query": "a", "choices": "ab", "gold": 0}, "choices is not a list of two texts or more"),
+        ("piqa", {"goal": 5, "sol1": "a", "sol2": "b", "label": 0}, "goal is not a text"),
+        ("piqa", {"goal": "a", "sol1": "a", "sol2": "b"}, "it has no label"),
+        ("hellaswag", {"ctx": "a", "endings": "bc", "label": 1}, "endings is not a list of two texts or more"),
+        ("hellaswag", {"ctx": "a", "endings": ["b"], "label": 0}, "endings is not a list of two texts or more"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": 1.5}, "label is not the number of a choice"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": True}, "label is not the number of a choice"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "its answer is number 2 of 2 choices, counted from 0"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", ""], "label": "1"}, "a text that would be scored is empty"),
+        ("lambada", {"context": "", "continuation": ""}, "a text that would be scored is empty"),
+        ("lambada", {"text": "word"}, "the text has one word, and needs another before it"),
+        ("lambada", {"text": "a \ud800"}, "it holds half a surrogate pair, which is not a character"),
+        ("lambada", [], "it does not have the fields of the task, or other values than these have"),
+        ("arc_easy", {**ARC, "answerKey": "C"}, "answerKey is not the label of a choice"),
+        (
+            "winogrande",
+            {"sentence": "a _", "option1": "b", "option2": "c", "answer": "1"},
+            "a text that would be scored is empty",
+        ),
+    ],
+)
+def test_what_is_no_item_is_refused_with_the_reason(folder, name, line, reason):
+    (folder / f"{FILES[name]}.jsonl").write_text(json.dumps(line))
+    with pytest.raises(DataError, match=rf"line 1 of {FILES[name]} is not an item of the task: {reason}$"):
+        read_task(name, folder)
 
 
 def test_files_that_cannot_be_read_are_told_and_a_pipe_is_not_waited_for(folder):

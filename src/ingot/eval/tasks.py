@@ -61,16 +61,41 @@ class Score:
         return found | ({"parts": {name: part.record() for name, part in self.parts.items()}} if self.parts else {})
 
 
+class NotAnItem(ValueError):
+    """A record that cannot be asked; says why."""
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    if not isinstance(text := record[name], str):
+        raise NotAnItem(f"{name} is not a text")
+    return text
+
+
+def _texts(record: Mapping[str, Any], name: str) -> list[str]:
+    texts = record[name]
+    if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) for text in texts):
+        raise NotAnItem(f"{name} is not a list of two texts or more")
+    return texts
+
+
+def _number(record: Mapping[str, Any], name: str) -> int:
+    """A whole number, which some datasets have as text."""
+    number = record[name]
+    if isinstance(number, bool) or not (isinstance(number, int) or (isinstance(number, str) and number.isdecimal())):
+        raise NotAnItem(f"{name} is not the number of a choice")
+    return int(number)
+
+
 def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
-    if isinstance(choices, str):
-        raise TypeError("a text where a list of choices should be")
     return _item([(context, choice) for choice in choices], gold, tuple(map(len, choices)))
 
 
 def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, ...] = ()) -> Item:
     """Contexts and what follows each after a space, one of which is right."""
     if not 0 <= gold < len(pairs):
-        raise ValueError(f"answer {gold} of {len(pairs)} choices")
+        raise NotAnItem(f"its answer is number {gold} of {len(pairs)} choices, counted from 0")
+    if not all(rest.strip() for _, rest in pairs):
+        raise NotAnItem("a text that would be scored is empty")
     for text in (text for pair in pairs for text in pair):
         text.encode()  # half a surrogate pair has no bytes
     return Item(tuple((context, f" {rest}") for context, rest in pairs), gold, lengths)
@@ -78,10 +103,10 @@ def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, .
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
     """An item of HellaSwag as published, with activity_label, ctx_a and ctx_b, or with these joined in ctx."""
-    whole = line["ctx"]
+    whole = _text(line, "ctx")
     if "activity_label" in line:
-        whole = f"{line['activity_label']}: {line['ctx_a']} {line['ctx_b'].capitalize()}"
-    return _choices(_cleaned(whole), [_cleaned(ending) for ending in line["endings"]], int(line["label"]))
+        whole = f"{_text(line, 'activity_label')}: {_text(line, 'ctx_a')} {_text(line, 'ctx_b').capitalize()}"
+    return _choices(_cleaned(whole), [_cleaned(ending) for ending in _texts(line, "endings")], _number(line, "label"))
 
 
 def _cleaned(text: str) -> str:
@@ -92,41 +117,47 @@ def _cleaned(text: str) -> str:
 def _question(line: Mapping[str, Any]) -> Item:
     """ARC as published, as on the hub, or with the question as `query`."""
     if "query" in line:
-        return _choices(f"{line['query'].rstrip()}\nAnswer:", line["choices"], int(line["gold"]))
-    question, choices = line["question"], line.get("choices")
-    if isinstance(question, dict):
-        question, choices = question["stem"], question["choices"]
-    if isinstance(choices, dict):
-        texts, labels = choices["text"], choices["label"]
-    else:
-        texts, labels = [one["text"] for one in choices or []], [one["label"] for one in choices or []]
-    return _choices(f"Question: {question}\nAnswer:", texts, labels.index(line["answerKey"]))
+        return _choices(f"{_text(line, 'query').rstrip()}\nAnswer:", _texts(line, "choices"), _number(line, "gold"))
+    published = isinstance(line["question"], dict)
+    question = _text(line["question"], "stem") if published else _text(line, "question")
+    choices = (line["question"] if published else line)["choices"]
+    if not isinstance(choices, dict):
+        choices = {name: [choice[name] for choice in choices] for name in ("text", "label")}
+    if (answer := line["answerKey"]) not in choices["label"]:
+        raise NotAnItem("answerKey is not the label of a choice")
+    return _choices(f"Question: {question}\nAnswer:", _texts(choices, "text"), choices["label"].index(answer))
 
 
 def _piqa(line: Mapping[str, Any]) -> Item:
     if "query" in line:
         return _question(line)
-    return _choices(f"Question: {line['goal']}\nAnswer:", [line["sol1"], line["sol2"]], int(line["label"]))
+    return _choices(
+        f"Question: {_text(line, 'goal')}\nAnswer:", [_text(line, "sol1"), _text(line, "sol2")], _number(line, "label")
+    )
 
 
 def _lambada(line: Mapping[str, Any]) -> Item:
     """OpenAI's version: the text, or what comes before its last word and that word."""
-    context, word = line["text"].rsplit(" ", 1) if "text" in line else (line["context"], line["continuation"].strip())
+    if "text" not in line:
+        return _item([(_text(line, "context"), _text(line, "continuation").strip())])
+    context, space, word = _text(line, "text").rpartition(" ")
+    if not space:
+        raise NotAnItem("the text has one word, and needs another before it")
     return _item([(context, word)])
 
 
 def _winogrande(line: Mapping[str, Any]) -> Item:
     """The choice stands before the blank, and what comes after it is the same for both."""
     if "context_options" in line:
-        contexts, rest, gold = line["context_options"], line["continuation"].strip(), int(line["gold"])
+        contexts, rest, gold = _texts(line, "context_options"), _text(line, "continuation"), _number(line, "gold")
     else:
-        before, _, rest = line["sentence"].partition("_")
-        contexts, rest, gold = [before + line["option1"], before + line["option2"]], rest.strip(), int(line["answer"]) - 1
-    return _item([(context, rest) for context in contexts], gold)
+        before, _, rest = _text(line, "sentence").partition("_")
+        contexts, gold = [before + _text(line, "option1"), before + _text(line, "option2")], _number(line, "answer") - 1
+    return _item([(context, rest.strip()) for context in contexts], gold)
 
 
 def _blimp(line: Mapping[str, Any]) -> Item:
-    return _item([("", line["sentence_good"]), ("", line["sentence_bad"])])
+    return _item([("", _text(line, "sentence_good")), ("", _text(line, "sentence_bad"))])
 
 
 def _arc(part: str) -> Task:
@@ -233,12 +264,23 @@ def _read_items(read: Callable[[int, Any], Item], where: Path | str, part: str, 
         try:
             found.append(read(number, line))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise DataError(
-                f"{where}: line {number + 1} of {part} is not an item of the task: {type(error).__name__} {error}"
-            ) from None
+            raise DataError(f"{where}: line {number + 1} of {part} is not an item of the task: {_reason(error)}") from None
     if not found:
         raise DataError(f"{where} has no items in {part}")
     return found
+
+
+def _reason(error: Exception) -> str:
+    """Why a record is not an item, in plain words."""
+    if isinstance(error, NotAnItem):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]}"
+    if isinstance(error, json.JSONDecodeError | RecursionError):
+        return "it is not JSON"
+    if isinstance(error, UnicodeEncodeError):
+        return "it holds half a surrogate pair, which is not a character"
+    return "it does not have the fields of the task, or other values than these have"
 
 
 def _lines(path: Path, text: bytes) -> Iterator[str]:
