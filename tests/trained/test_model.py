@@ -159,3 +159,34 @@ def test_a_model_writes_with_weights_of_another_number_format(weights, dtype):
     formats = {str(p.dtype) for p in model.backend.model.parameters()}
     assert formats == {{"bf16": "torch.bfloat16", "fp16": "torch.float16", "float32": "torch.float32"}[dtype]}
     assert len(model.generate_batch(PROMPTS, GenerationOptions(max_new_tokens=4, greedy=True))) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"temperature": float("nan")}, "temperature must be a number of 0 or more, not nan"),
+        ({"temperature": float("inf")}, "temperature must be a number of 0 or more, not inf"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty must be a number above 0, not nan"),
+        ({"tokens": 1.5}, "tokens must be a whole number from 0 to 100,000,000, not 1.5"),
+        ({"tokens": -1}, "tokens must be a whole number from 0"),
+        ({"seed": 2**70}, "seed must be a whole number from 0 to 2"),
+        ({"top_k": -1}, "top_k must be a whole number of 0 or more, or null, not -1"),
+        ({"top_p": 0}, "top_p must be a number above 0 and at most 1, or null, not 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_told_at_once(weights, settings, said):
+    model = open_model(weights, ByteTokenizer(), "cpu")
+    with pytest.raises(ConfigError, match=said):
+        model.stream("hi", **settings)
+
+
+def test_none_is_a_setting_left_out(weights):
+    model = open_model(weights, ByteTokenizer(), "cpu")
+    assert model.generate("hi", tokens=5, top_k=None, top_p=None) == model.generate("hi", tokens=5)
+    assert model.generate("hi", tokens=0) == "hi"
+    assert len({model.generate("hi", tokens=12, temperature=2, seed=None) for _ in range(3)}) > 1
+
+
+def test_a_number_format_that_is_not_known_is_told(weights):
+    with pytest.raises(ConfigError, match="dtype int3 is not known; there are fp32, float32"):
+        open_model(weights, ByteTokenizer(), "cpu", dtype="int3")

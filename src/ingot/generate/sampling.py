@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ingot.errors import ConfigError, DataError
@@ -60,17 +60,17 @@ class GenerationOptions:
         def refuse(name: str, expected: str) -> None:
             found.append(f"{name} must be {expected}, not {getattr(self, name)!r}")
 
-        if not _whole(self.max_new_tokens) or not 1 <= self.max_new_tokens <= MOST_TOKENS:
+        if not is_whole(self.max_new_tokens) or not 1 <= self.max_new_tokens <= MOST_TOKENS:
             refuse("max_new_tokens", f"a whole number from 1 to {MOST_TOKENS:,}")
         if not _number(self.temperature) or not 0 <= self.temperature < float("inf"):
             refuse("temperature", "a number of 0 or more")
-        if self.top_k is not None and (not _whole(self.top_k) or self.top_k < 0):
+        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 0):
             refuse("top_k", "a whole number of 0 or more, or null")
         if self.top_p is not None and (not _number(self.top_p) or not 0 < self.top_p <= 1):
             refuse("top_p", "a number above 0 and at most 1, or null")
         if not _number(self.repetition_penalty) or not 0 < self.repetition_penalty < float("inf"):
             refuse("repetition_penalty", "a number above 0")
-        if self.seed is not None and (not _whole(self.seed) or not 0 <= self.seed < 2**62):
+        if self.seed is not None and (not is_whole(self.seed) or not 0 <= self.seed < 2**62):
             refuse("seed", "a whole number from 0 to 2**62, or null")
         for name in ("greedy", "stop_at_end", "return_full_text", "start_mark", "use_cache"):
             if not isinstance(getattr(self, name), bool):
@@ -90,6 +90,10 @@ class GenerationOptions:
             repetition_penalty=float(self.repetition_penalty),
             seeds=tuple(seed + row for row in range(rows)),
         )
+
+    def alone(self, number: int) -> GenerationOptions:
+        """The options by which a text of several, by its number, would be the same alone."""
+        return self if self.seed is None else replace(self, seed=self.seed + number)
 
     def record(self) -> dict[str, Any]:
         """What a line of output says of how its text was drawn, in the fields of gpt-simple."""
@@ -126,7 +130,8 @@ def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
         return [0]
 
 
-def _whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

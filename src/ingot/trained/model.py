@@ -17,7 +17,7 @@ from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_toke
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Evaluator, Score, evaluator_of
 from ingot.eval.self_test import Check, self_test
-from ingot.generate.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, prompt_ids
+from ingot.generate.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, is_whole, prompt_ids
 from ingot.trained.weights import Weights, model_file
 
 AT_ONCE = 64  # texts that are written side by side at most: more make a step slower, not the whole faster
@@ -55,23 +55,27 @@ class LoadedModel:
         *,
         tokens: int = 200,
         temperature: float = Sampling.temperature,
-        top_k: int = Sampling.top_k,
-        top_p: float = Sampling.top_p,
-        seed: int = Sampling.seed,
+        top_k: int | None = Sampling.top_k,
+        top_p: float | None = Sampling.top_p,
+        seed: int | None = Sampling.seed,
         use_cache: bool = Sampling.use_cache,
         repetition_penalty: float = Sampling.repetition_penalty,
         stop_at_end: bool = False,
     ) -> Iterator[str]:
         """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
-        if not 0 <= tokens <= MOST_TOKENS:
-            raise ConfigError(f"tokens={tokens} must be from 0 to {MOST_TOKENS:,}")
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or repetition_penalty <= 0:
-            raise ConfigError(
-                "temperature and top_k must be 0 or more, repetition_penalty above 0, and top_p above 0 and at most 1"
-            )
-        sampling = Sampling(temperature, top_k, top_p, seed, use_cache, repetition_penalty)
-        start = Start(prompt_ids(self.tokenizer, prompt), is_new=not prompt)
-        return (piece for _, piece in self._write([start], sampling, tokens, stop_at_end))
+        if not is_whole(tokens) or not 0 <= tokens <= MOST_TOKENS:
+            raise ConfigError(f"tokens must be a whole number from 0 to {MOST_TOKENS:,}, not {tokens!r}")
+        options = GenerationOptions(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop_at_end=stop_at_end,
+            use_cache=use_cache,
+        )
+        starts, sampling = self._starts([prompt], options), options.sampling(1)
+        return (piece for _, piece in self._write(starts, sampling, tokens, stop_at_end))
 
     def generate(
         self,
@@ -79,9 +83,9 @@ class LoadedModel:
         *,
         tokens: int = 200,
         temperature: float = Sampling.temperature,
-        top_k: int = Sampling.top_k,
-        top_p: float = Sampling.top_p,
-        seed: int = Sampling.seed,
+        top_k: int | None = Sampling.top_k,
+        top_p: float | None = Sampling.top_p,
+        seed: int | None = Sampling.seed,
         use_cache: bool = Sampling.use_cache,
         repetition_penalty: float = Sampling.repetition_penalty,
         stop_at_end: bool = False,
@@ -165,6 +169,8 @@ class LoadedModel:
 
     def cast(self, dtype: str) -> LoadedModel:
         """Keep the weights as another number format from now on, to write with."""
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype {dtype} is not known; there are {', '.join(DTYPES)}")
         if not self.backend.cast(DTYPES[dtype]):
             raise ConfigError(
                 f"{self.weights.path} cannot be opened with dtype {dtype}: a model of one's own keeps its number format, and mlx "
