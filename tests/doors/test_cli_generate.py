@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from ingot import api
+from ingot.data.tokenizers import ByteTokenizer
 from ingot.doors.cli.main import run
 from ingot.doors.output import visible
+from ingot.errors import DataError
 from ingot.generate.records import read_prompts
 from ingot.generate.sampling import GenerationOptions
 
@@ -123,7 +125,9 @@ def test_temperature_0_top_k_0_and_an_empty_prompt_write(lines, reference, words
         (["--output-dir", "b", "--prompt", "c", "--dtype", "int8"], "--dtype int8 is not known; there are fp32,"),
         (["--output-dir", "b", "--prompt", "c", "--tokens", "0"], "max_new_tokens must be a whole number from 1 to 100,000,000"),
         (["--output-dir", "b", "--prompt", "c", "--repetition-penalty", "0"], "repetition_penalty must be a number above 0"),
-        (["--output-dir", "b", "--prompts-file", "none.jsonl"], "none.jsonl cannot be read: No such file"),
+        (["b", "--prompt", "c", "--top-p", "0"], "top_p must be a number above 0 and at most 1, or null, not 0.0"),
+        (["b", "--prompt", "c", "--temperature", "inf"], "temperature must be a number of 0 or more, not inf"),
+        (["b", "--prompt", "c", "--repetition-penalty", "nan"], "repetition_penalty must be a number above 0, not nan"),
     ],
     ids=str,
 )
@@ -134,11 +138,37 @@ def test_a_mistake_is_one_line_and_exit_code_2(call, words, said):
 
 
 def test_a_prompts_file_with_bad_lines_names_all_of_them(call, reference, tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\nnot json\n[1]\n{"text": "a"}\n{"prompt": 5}\n')
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\nnot json\n[1]\n{"text": "a"}\n{"prompt": 5}\n{"prompt": "\\ud800"}\n')
     code, _, err = call("generate", "--output-dir", reference, "--prompts-file", tmp_path / "p.jsonl")
     assert code == 2
     for part in (":2: this is not JSON", ":3: this is not a JSON object", ":4: prompt is missing", ":5: prompt must be a text"):
         assert part in err
+    assert ":6: prompt holds half a surrogate pair" in err
+
+
+@pytest.mark.parametrize("verb", [("generate", "--prompts-file"), ("generate", "--prompt-file"), ("batch-generate", "--input")])
+def test_a_file_of_prompts_that_is_not_there_is_missing_data_to_every_verb(call, reference, verb):
+    code, out, err = call(verb[0], "--output-dir", reference, verb[1], "/nowhere/p.jsonl")
+    assert (code, out) == (3, "") and "/nowhere/p.jsonl cannot be read: No such file" in err and err.count("\n") == 1
+
+
+def test_a_field_that_cannot_be_utf_8_comes_back_in_a_file_as_it_was(call, reference, tmp_path):
+    file = written(tmp_path / "p.jsonl", {"prompt": "abc", "id": "\ud800"})
+    for words in (("generate", "--prompts-file"), ("batch-generate", "--input")):
+        code, _, err = call(words[0], "--output-dir", reference, words[1], file, *GREEDY, "--output", tmp_path / "t.jsonl")
+        assert code == 0, err
+        assert json.loads((tmp_path / "t.jsonl").read_bytes())["id"] == "\ud800"
+
+
+def test_each_line_has_the_seed_that_draws_its_text_alone(lines, call, reference, tmp_path):
+    file = written(tmp_path / "p.jsonl", *({"prompt": "a b c"} for _ in range(3)))
+    words = ("--tokens", 12, "--temperature", 2, "--device", "cpu")
+    found = lines("generate", reference, "--prompts-file", file, *words)
+    assert [one["generation"]["seed"] for one in found] == [1337, 1338, 1339]
+    for one in found:
+        seed = one["generation"]["seed"]
+        alone = call("generate", reference, "--prompt", "a b c", *words, "--seed", seed, "--stop-at-end", "--json")[1]
+        assert json.loads(alone)["texts"] == ["a b c" + one["completion"]]
 
 
 def test_all_problems_of_a_batch_are_told_together_before_a_model_is_opened(call, reference, tmp_path, monkeypatch):
@@ -243,6 +273,29 @@ def test_a_prompt_comes_from_stdin_or_a_file_without_the_last_line_end(call, ref
     assert call("generate", reference, "--prompt", "-", *READ) == usual
     (tmp_path / "prompt.txt").write_bytes(b"some\nwords\n")
     assert call("generate", reference, "--prompt-file", tmp_path / "prompt.txt", *READ) == usual
+
+
+def test_a_prompt_has_its_line_ends_from_stdin_and_from_a_file(call, reference, tmp_path, monkeypatch):
+    (tmp_path / "prompt.txt").write_bytes(b"a\r\nb\r\n")
+    of_file = call("generate", reference, "--prompt-file", tmp_path / "prompt.txt", *READ, "--json")[1]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\r\nb\r\n")))
+    of_stdin = call("generate", reference, "--prompt", "-", *READ, "--json")[1]
+    assert of_file == of_stdin and json.loads(of_file)["prompt"] == "a\r\nb"
+
+
+def test_a_prompt_that_cannot_be_encoded_is_not_printed_before_the_error(call, reference, monkeypatch):
+    assert call("generate", reference, "--prompt", "a\udcff", *READ) == (
+        3,
+        "",
+        "ingot: error: --prompt is not UTF-8 text; give it as UTF-8\n",
+    )
+
+    def refuse(tokenizer, text):
+        raise DataError("not a character of this vocabulary")
+
+    monkeypatch.setattr(ByteTokenizer, "encode_document", refuse)
+    code, out, err = call("generate", reference, "--prompt", "abc", *READ)
+    assert (code, out) == (3, "") and "not a character" in err
 
 
 @pytest.mark.parametrize(

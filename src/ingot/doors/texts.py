@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError, DataError
-from ingot.generate.records import Problems, expand, read_prompts, read_requests
+from ingot.generate.records import Problems, expand, is_utf8, read_prompts, read_requests
 from ingot.generate.sampling import GenerationOptions
 from ingot.runtime.files import readable, write_atomically, writing_output
 
@@ -27,9 +27,11 @@ def read_prompt(prompt: str | None, file: Path | None) -> str | None:
     if prompt is not None and file is not None:
         raise ConfigError("give --prompt TEXT or --prompt-file FILE; one of them")
     if file is None and prompt != "-":
+        if prompt is not None and not is_utf8(prompt):
+            raise DataError("--prompt is not UTF-8 text; give it as UTF-8")
         return prompt
     with readable(file or Path("stdin"), DataError):
-        text = _stdin().decode() if file is None else file.read_text(encoding="utf-8-sig")
+        text = (_stdin() if file is None else file.read_bytes()).decode("utf-8-sig")  # no line end is translated
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -58,8 +60,9 @@ def generate_records(
             print_line({"index": number, "piece": piece})
     else:
         written = model.generate_batch(prompts, options)
-    told = options.record()
-    write_lines([{**one, "completion": text, "generation": told} for one, text in zip(given, written, strict=True)], output, say)
+    told = [options.alone(number).record() for number in range(len(given))]
+    answers = [{**one, "completion": text, "generation": how} for one, text, how in zip(given, written, told, strict=True)]
+    write_lines(answers, output, say)
 
 
 def generate_requests(
@@ -122,7 +125,8 @@ def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: 
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output.resolve(), "".join(f"{line}\n" for line in lines))
+        # Half a surrogate pair in a field that only comes back is written as it was, \ud800.
+        write_atomically(output.resolve(), "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
     say(f"{output}: {len(lines)} texts")
 
 

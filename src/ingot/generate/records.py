@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, DataError
 from ingot.generate.sampling import DTYPES, GenerationOptions, merged
-from ingot.runtime.files import open_to_read
+from ingot.runtime.files import open_to_read, readable
 
 MODEL_KEYS = ("checkpoint", "output_dir", "dtype", "tokenizer")
 GENERATION_KEYS = (
@@ -62,6 +62,15 @@ def expand(path: str) -> str:
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     """The objects of a file, each with a prompt; ConfigError tells all that are not."""
     problems: list[str] = []
@@ -100,11 +109,8 @@ class Problems(ConfigError):
 
 
 def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        with open_to_read(path) as file:
-            lines = file.read().decode("utf-8-sig").split("\n")  # a text may have other ends of lines in it
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
+    with readable(path, DataError), open_to_read(path) as file:
+        lines = file.read().decode("utf-8-sig").split("\n")  # a text may have other ends of lines in it
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -121,10 +127,12 @@ def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, A
 
 
 def _has_prompt(place: str, given: Mapping[str, Any], problems: list[str]) -> bool:
-    if isinstance(given.get("prompt"), str):
-        return True
-    problems.append(f"{place}: prompt {'must be a text' if 'prompt' in given else 'is missing'}")
-    return False
+    found = len(problems)
+    if not isinstance(prompt := given.get("prompt"), str):
+        problems.append(f"{place}: prompt {'must be a text' if 'prompt' in given else 'is missing'}")
+    elif not is_utf8(prompt):
+        problems.append(f"{place}: prompt holds half a surrogate pair, which is not a character")
+    return len(problems) == found
 
 
 def _reference(

@@ -106,14 +106,16 @@ def generate(
         return_full_text=return_full_text,
         use_cache=cache,
     )
-    if path is not None and output_dir is None and prompts_file is None and output is None:
+    is_read = path is not None and output_dir is None and prompts_file is None and output is None
+    checked = replace(options, max_new_tokens=1) if is_read and tokens == 0 else options  # a reader may want the prompt alone
+    if problems := checked.problems():
+        raise ConfigError("; ".join(problems))
+    if path is not None and is_read:
         model = open_any(path, device, tokenizer, dtype, checkpoint or "latest")
         _write_text(model, prompt or "", options, samples, stream, as_json)
         return
     if samples != 1:
         raise ConfigError("--samples is for text that is read; give the prompt again on a line of its own in --prompts-file")
-    if problems := options.problems():
-        raise ConfigError("; ".join(problems))
     if path is not None and output_dir is not None:
         raise ConfigError("give PATH, --checkpoint DIR or --output-dir RUN; one of them")
     found = str(path) if path is not None else model_path(checkpoint, output_dir)
@@ -142,10 +144,10 @@ def _write_text(model: LoadedModel, prompt: str, options: GenerationOptions, sam
     texts = []
     for number in range(samples):
         pieces = [prompt]
+        written = model.stream_batch([prompt], options.alone(number)) if options.max_new_tokens else ()
         if not as_json:
             print(for_reader(prompt), end="", flush=True)
-        asked = replace(options, max_new_tokens=max(1, options.max_new_tokens), seed=(options.seed or 0) + number)
-        for _, piece in model.stream_batch([prompt], asked) if options.max_new_tokens else ():
+        for _, piece in written:
             pieces.append(piece)
             if not as_json:
                 print(for_reader(piece), end="", flush=stream or sys.stdout.isatty())
