@@ -61,7 +61,8 @@ def test_arms_take_turns_seed_by_seed(tmp_path, resolve):
         (["model.layers"], "has no values"),
         (["model.layers="], "has no values"),
         (["model.layers=[]"], "has no values"),
-        (["model.layers=1,2,1"], "two arms have the name layers=1"),
+        (["model.layers=1,2,1"], "two arms have the name layers=1; leave one of the equal values out"),
+        (["data.path=data/w1,data-w1"], "two arms have the name path=data-w1; give them names of their own with --arms FILE"),
         (["model.layers=1", "model.layers=2"], "is given twice"),
         (["data.seed=1,2"], r"data\.seed cannot be set here; give --seeds instead"),
         (["training.output_dir=a,b"], "cannot be set here; give --output instead"),
@@ -79,6 +80,8 @@ def test_a_grid_without_arms_is_refused(vary, said):
         ("- a\n- b\n", "holds no arms"),
         ("a: 3\n", "the arm a needs settings below it"),
         ("a/b: {}\n", "is not a name for an arm"),
+        (".: {}\n", "is not a name for an arm"),
+        ("..: {}\n", "is not a name for an arm; use letters, .*, not dots alone"),
         ("a:\n  training: {seed: 3}\n", r"training\.seed cannot be set here"),
     ],
 )

@@ -28,7 +28,7 @@ NOT_SET = {
     "training.output_dir": "give --output instead",
     "training.resume": "a sweep goes on where it stood",
 }
-_NAME = re.compile(r"[\w.=,+-]+")
+_NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # of a folder in the output, which .. is not
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> list[Arm]:
         arms.append(Arm(re.sub(r"[^\w.=,+-]+", "-", ",".join(parts)), {**base.settings, **dict(values)}))
     for name, count in Counter(arm.name for arm in arms).items():
         if count > 1:
-            raise ConfigError(f"two arms have the name {name}; leave one of the equal values out")
+            one, other, *_ = (arm.settings for arm in arms if arm.name == name)
+            advice = "leave one of the equal values out" if one == other else "give them names of their own with --arms FILE"
+            raise ConfigError(f"two arms have the name {name}; {advice}")
     return arms
 
 
@@ -166,7 +168,9 @@ def _read_arms(file: Path) -> list[Arm]:
     arms = []
     for name, settings in tree.items():
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"--arms {file}: {name!r} is not a name for an arm; use letters, digits and . = , + -")
+            raise ConfigError(
+                f"--arms {file}: {name!r} is not a name for an arm; use letters, digits and . = , + -, not dots alone"
+            )
         if not isinstance(settings, dict | None):
             raise ConfigError(f"--arms {file}: the arm {name} needs settings below it, such as `data.sampling: redraw`")
         refuse_fixed(_names(settings or {}), f"--arms {file}: {name}")
