@@ -4,6 +4,7 @@ import json
 import random
 import sys
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from ingot.data.tokenizers.plain import CharTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.data.tokenizers.training import learn
 from ingot.errors import CheckpointError, ConfigError
+from ingot.runtime.files import writing_output
 
 BYTE = ByteTokenizer().spec()
 PROMPT = [1, 70, 105, 112, 112, 115, 36, 123, 115, 118, 112, 104]
@@ -104,6 +106,18 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(gguf, tmp_path):
     model.transformer.wte.weight.data[0, 0] = 1e6
     with pytest.raises(CheckpointError, match=r"token_embd\.weight holds numbers that fp16 cannot"):
         write_gguf(tmp_path / "out", model_records(model), settings, BYTE, "fp16")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_as_such(gguf, tmp_path, monkeypatch):
+    def write(writer):
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            np.zeros(10**5).tofile(full)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", write)
+    settings = settings_of("llama")
+    with pytest.raises(ConfigError, match="out cannot be written: No space left on device"), writing_output(tmp_path / "out"):
+        write_gguf(tmp_path / "out", model_records(random_model(settings)), settings, BYTE)
     assert not list(tmp_path.iterdir())
 
 

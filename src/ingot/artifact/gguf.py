@@ -5,7 +5,10 @@ llama.cpp turns neighbouring pairs of a head's numbers and we turn pairs half a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import errno
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +73,24 @@ def write_gguf(
             writer.add_tensor(key, gguf.quants.quantize(_checked(key, array, kind.name), kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        with _told_by_numpy():
+            writer.write_tensors_to_file()
         writer.close()
         context = tensors["position_embd.weight"].shape[0] if "position_embd.weight" in tensors else settings["context"]
         modelfile = f"FROM ./{FILE}\nTEMPLATE {{{{ .Prompt }}}}\nPARAMETER num_ctx {context}\n"
         write_atomically(partial / MODELFILE, modelfile)
         return (partial / FILE).stat().st_size + len(modelfile)
+
+
+@contextmanager
+def _told_by_numpy() -> Iterator[None]:
+    """Give the error of a disk without room its number and its words: numpy tells only how much of an array was written."""
+    try:
+        yield
+    except OSError as refused:
+        if refused.errno is not None:
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from refused
 
 
 def _format(name: str, array: NDArray[Any], dtype: str) -> str:
