@@ -109,7 +109,9 @@ def _chosen(path: Path | None, artifact: Path | None) -> Path:
     if chosen is None or (path is not None and artifact is not None):
         raise ConfigError("give a run folder or checkpoint, or --artifact FILE; one of them")
     if artifact is not None and not artifact.is_file():
-        raise CheckpointError(f"there is no file {artifact}")
+        if artifact.is_dir():
+            raise CheckpointError(f"--artifact {artifact} is a folder; give a file in it, or the folder without --artifact")
+        raise CheckpointError(f"there is no file {artifact}; give one that ingot export wrote")
     return chosen
 
 
