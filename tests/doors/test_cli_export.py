@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from programs import said
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -53,6 +54,15 @@ def test_the_file_is_scored_by_another_process_and_agrees_with_the_checkpoint(in
     assert told["val_bpb"] == pytest.approx(told["checkpoint_val_bpb"], abs=1e-6)
     assert told["checkpoint_val_bpb"] == pytest.approx(find_checkpoint(run).progress["val_bpb"], abs=1e-6)
     assert (told["quantiser"], told["codec"], told["fits"]) == ("none", "lzma", True)
+
+
+@pytest.mark.parametrize("verb", ["generate", "eval", "export"])
+def test_a_device_that_is_not_there_is_named_as_the_option_is_and_nothing_is_written(run, capsys, monkeypatch, verb):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = said(capsys, verb, run, "--device", "cuda", "--json")
+    told = "--device=cuda asks for GPU 0 and this machine has 0; use cpu"
+    assert (code, err, json.loads(out)["error"]) == (2, f"ingot: error: {told}\n", told)
+    assert not (run / "artifact").exists()
 
 
 def test_a_file_over_the_limit_is_kept_scored_and_told_with_what_would_fit(ingot, run):

@@ -23,7 +23,10 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = local_rank if device.index is None else device.index
         if index >= count:
-            raise ConfigError(f"{{0}} asks for GPU {index} and this machine has {count}; use cpu or fewer ranks", setting)
+            advice = (
+                "use cpu or fewer ranks" if local_rank else "use cpu" if not count else f"use cpu, or cuda:0 to cuda:{count - 1}"
+            )
+            raise ConfigError(f"{{0}} asks for GPU {index} and this machine has {count}", setting, advice=advice)
         return _gpu(index)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("{0} needs an Apple GPU, and there is none here; use auto or cpu", Setting("training.device", "mps"))

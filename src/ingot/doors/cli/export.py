@@ -75,6 +75,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model as one file, check its size, and score that file; or in the layout of another program."""
+    from ingot.backends.open import find_device
     from ingot.trained.weights import open_weights
 
     source = open_weights(path, which)
@@ -98,6 +99,8 @@ def export(
     else:
         if score and data is None and not facts["data_fingerprint"]:
             raise ConfigError(f"{path} names no text it could be scored on; give --data DIR or --no-score")
+        if score and device not in ("auto", "cpu"):  # which are everywhere; to look for another loads its framework
+            find_device(device)
         found = _export_file(source, facts, made, limit or source.config.budget.artifact_bytes, output, force, device)
         if score and (data is not None or _has_text(source)):
             try:

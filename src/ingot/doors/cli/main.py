@@ -22,6 +22,7 @@ VERBS = {
     "Compete": ("golf",),
     "Settings": ("recipes", "config", "init"),
 }
+WITH_DEVICE = ("eval", "generate", "batch-generate", "serve", "export", "ui")  # whose --device is training.device to others
 MODULES = {"import": "imports", "batch-generate": "batch_generate"}  # verbs whose names are not names of Python's
 
 
@@ -29,13 +30,18 @@ def run(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     given = list(sys.argv[1:] if args is None else args)
     code, trains = stop_exit_code(given), given[:1] == ["train"]
-    ends = explained("ingot", interrupted="error: interrupted", every_rank=True, stopped=code)
+    name = _option_name if given[:1] and given[0] in WITH_DEVICE else str
+    ends = explained("ingot", name, interrupted="error: interrupted", every_rank=True, stopped=code)
     with ends as outcome, listening_early(trains):
         outcome.code = _call(given)
     if outcome.error is not None and "--json" in given and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):
-            print_json({"error": str(outcome.error), "exit_code": outcome.code})
+            print_json({"error": outcome.error.render(name), "exit_code": outcome.code})
     sys.exit(outcome.code)
+
+
+def _option_name(setting: str) -> str:
+    return "--device" if setting == "training.device" else setting
 
 
 def _call(args: list[str]) -> int:
