@@ -50,7 +50,7 @@ SETTINGS = {
     "training__priming_steps": 1,
     "evaluation__tasks": "blimp",
 }
-TASK = [{"sentence_good": "abcde" * (i % 2), "sentence_bad": f"edcb{'a' * i}"} for i in range(7)]
+TASK = [{"sentence_good": "abcde" * (i % 2) or "a", "sentence_bad": f"edcb{'a' * i}"} for i in range(7)]
 
 
 def test_every_rank_makes_the_same_calls(data, tmp_path):
