@@ -50,6 +50,7 @@ class IngotError(Exception):
     """
 
     exit_code = 1
+    where = ""  # what stands before the sentence
 
     def __init__(self, what: str = "", *settings: Setting, advice: str = "") -> None:
         self.what, self.settings, self.advice = what, settings, advice
@@ -57,7 +58,7 @@ class IngotError(Exception):
 
     def within(self, where: str) -> Self:
         """This error, which says first where it came up."""
-        self.what = f"{where}: {self.what}"
+        self.where = f"{where}: {self.where}"
         self.args = (self.render(),)
         return self
 
@@ -65,7 +66,7 @@ class IngotError(Exception):
         """The sentence, with a door's names for settings and, where it has better advice than ours, with that."""
         words = [setting.render(name) for setting in self.settings]
         what, advice = _fill(self.what, words), _fill(advise(self.advice), words)
-        return one_line(f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what)
+        return one_line(self.where + (f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what))
 
 
 def _fill(sentence: str, words: Sequence[str]) -> str:
@@ -129,7 +130,8 @@ class CannotContinue(CheckpointError):
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
         told = "; ".join(change.render(name) for change in self.changes)
-        return IngotError(f"{self.path} cannot be continued: {told}", *self.settings, advice=self.advice).render(name, advise)
+        what = f"{self.path} cannot be continued: {told}"
+        return self.where + IngotError(what, *self.settings, advice=self.advice).render(name, advise)
 
 
 class RunError(IngotError):

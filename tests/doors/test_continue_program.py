@@ -11,8 +11,10 @@ import pytest
 from programs import checkpoints, losses, metrics, train_words
 
 from ingot.doors.cli import main
+from ingot.errors import RunError
 from ingot.runs.run import Run
 from ingot.train.finished import saved_config
+from ingot.train.trainer import Trainer
 
 Call = Callable[..., tuple[str, str]]
 
@@ -53,19 +55,23 @@ def test_what_was_set_besides_a_config_of_ones_own_is_known_to_the_checkpoints(c
     assert list(losses(run)) == list(range(1, 7)) and config.read_text() == mine
 
 
-def test_an_edited_config_counts_and_is_told(call: Call, data: Path, tmp_path: Path) -> None:
+def test_an_edited_config_counts_and_is_told(call: Call, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     call(*train_words(data, run, training__max_steps=4, optimizer__learning_rate=0.002))
     config = run / "config.yaml"
     mine = re.sub(r"max_steps: 4 .*", "max_steps: 6  # mine", config.read_text())
     config.write_text(mine := mine.replace(" learning_rate: 0.002", " learning_rate: 0.001"))
+    told = f"{config} has changed since the newest checkpoint: optimizer.learning_rate was 0.002 and is 0.001; "
+    with monkeypatch.context() as patched:  # a session that ends before it has saved takes nothing of it away
+        patched.setattr(Trainer, "prime", lambda *given: (_ for _ in ()).throw(RunError("the machine is gone")))
+        _, said = call("train", run, code=1)
+    assert f"{told}training.max_steps was 4 and is 6\n" in said
     _, said = call("train", run)
-    told = f"{config} was edited since the last session, and holds: optimizer.learning_rate was 0.002 and is 0.001; "
     assert f"{told}training.max_steps was 4 and is 6\n" in said
     assert list(losses(run)) == list(range(1, 7)) and config.read_text() == mine
     assert saved_config(run).optimizer.learning_rate == 0.001
     _, said = call("train", run, "--training.max_steps=7")
-    assert "was edited" not in said and list(losses(run)) == list(range(1, 8))
+    assert "has changed" not in said and list(losses(run)) == list(range(1, 8))
 
 
 def test_a_finished_run_given_again_says_so_and_is_not_scored_again(call: Call, data: Path, tmp_path: Path) -> None:

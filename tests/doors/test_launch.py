@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from programs import train_words
 
 from ingot.doors.launch import _free_port, launch
 from ingot.errors import ConfigError, RunError
+from ingot.runs.state import read_state
 
 LAUNCH = """
 import sys
@@ -240,20 +242,15 @@ def test_ranks_do_not_outlive_a_launcher_killed_with_sigkill(tmp_path: Path, lau
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
-def test_ranks_of_torchrun_do_not_outlive_its_agent_either(tmp_path: Path, alive) -> None:
-    rank = (
-        "import os, pathlib, time\n"
-        "from ingot.doors.entry import explained\n"
-        "with explained('it.py'):\n"
-        f"    pathlib.Path({str(tmp_path / 'rank')!r}).write_text(str(os.getpid()))\n"
-        "    time.sleep(60)\n"
-    )
-    agent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    process = subprocess.Popen([sys.executable, "-c", agent, rank], env={**os.environ, "TORCHELASTIC_RUN_ID": "none"})
-    eventually(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text() != "")
+def test_ranks_of_torchrun_do_not_outlive_its_agent_either(tmp_path: Path, data: Path, alive) -> None:
+    agent = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'ingot', *sys.argv[1:]])"
+    words = train_words(data, tmp_path / "run", training__max_steps=10**6)
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
+    process = subprocess.Popen([sys.executable, "-c", agent, *words], env=environment, stderr=subprocess.DEVNULL)
+    eventually(lambda: (state := read_state(tmp_path / "run")) is not None and state.step > 0)
     process.kill()
     process.wait()
-    eventually(lambda: not alive(int((tmp_path / "rank").read_text())))
+    eventually(lambda: not alive(read_state(tmp_path / "run").pid))
 
 
 def test_the_callers_signal_handlers_are_given_back() -> None:

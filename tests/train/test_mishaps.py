@@ -16,7 +16,10 @@ from ingot.artifact import fresh_process
 from ingot.backends.torch.inference import TorchInference
 from ingot.config.schema import Config
 from ingot.errors import CannotContinue, CheckpointError, DataError
+from ingot.plan.validate import check_before_training
 from ingot.runs import folder, lines
+from ingot.runs.checkpoints import save_checkpoint
+from ingot.runs.run import Run
 from ingot.runs.steps import saved_steps
 from ingot.train import saver
 from ingot.train.resume import changes
@@ -178,7 +181,7 @@ def test_a_save_after_which_old_ones_could_not_be_deleted_is_a_save(train: Train
 
     monkeypatch.setattr(saver, "retain", fail)
     assert train(tmp_path / "run", training__save_every=20).status == "completed"
-    assert f"cannot delete what is not kept of {tmp_path / 'run'}/checkpoints" in (tmp_path / "run/log.txt").read_text()
+    assert f"cannot delete an old checkpoint in {tmp_path / 'run'}/checkpoints" in (tmp_path / "run/log.txt").read_text()
     assert list(saved_steps(tmp_path / "run" / "checkpoints")) == [20]
 
 
@@ -193,7 +196,27 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(train: Train, tmp
         CheckpointError, match=r"run has saved step-00000004 and .*checkpoints holds no checkpoint; bring them back"
     ):
         train(run, training__max_steps=8)
+    with pytest.raises(CheckpointError, match="has saved step-00000004"):
+        train(run, training__max_steps=8, training__resume=str(tmp_path / "elsewhere"))
+    with pytest.raises(CheckpointError, match="has saved step-00000004"):
+        check_before_training(Run.open(run).config, 1, lambda line: None)
     assert (run / "metrics.jsonl").read_bytes() == before and (run / "result.json").is_file()
     (run / "checkpoints").rmdir()
     (tmp_path / "elsewhere").rename(run / "checkpoints")
     assert train(run, training__max_steps=8).total_steps == 8
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (2, 4, 6):
+        save_checkpoint(tmp_path, step, {}, {})
+    plain = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if path.name == "step-00000002":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return plain(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="busy"):
+        saver.retain(tmp_path, 1, 0, None)
+    assert list(saved_steps(tmp_path)) == [2, 6]

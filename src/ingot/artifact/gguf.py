@@ -6,7 +6,6 @@ llama.cpp turns neighbouring pairs of a head's numbers and we turn pairs half a 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +72,7 @@ def write_gguf(
             writer.add_tensor(key, gguf.quants.quantize(_checked(key, array, kind.name), kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        with _told_by_numpy():
+        with _whole_arrays():
             writer.write_tensors_to_file()
         writer.close()
         context = tensors["position_embd.weight"].shape[0] if "position_embd.weight" in tensors else settings["context"]
@@ -83,14 +82,14 @@ def write_gguf(
 
 
 @contextmanager
-def _told_by_numpy() -> Iterator[None]:
-    """Give the error of a disk without room its number and its words: numpy tells only how much of an array was written."""
+def _whole_arrays() -> Iterator[None]:
+    """A block of writing arrays, whose error says what is wrong: numpy's tells only how much of one was written."""
     try:
         yield
     except OSError as refused:
         if refused.errno is not None:
             raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from refused
+        raise OSError(errno.EIO, "the disk took only a part of it; is it full?") from refused
 
 
 def _format(name: str, array: NDArray[Any], dtype: str) -> str:

@@ -190,7 +190,8 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
     for path, found in details.items():
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, found
-        origin = next((origin for given, origin in origins.items() if given[:2] == path[:2]), "default")  # by name in a mapping
+        given = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # several in a mapping
+        origin = given.get(tuple(map(str, found[0]["loc"][:3])), next(iter(given.values()), "default"))
         problems.append(_explain(setting, tree, origin, found))
     if not problems:  # what does not fit together is only worth saying when each value is sound
         problems = [str(detail["ctx"]["error"]) for detail in together]

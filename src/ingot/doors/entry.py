@@ -26,7 +26,7 @@ from ingot.errors import (
     Setting,
     shown,
 )
-from ingot.runtime.children import die_with, safe_path
+from ingot.runtime.children import safe_path
 from ingot.runtime.processes import process_age
 from ingot.runtime.ranks import ranks_from_environment
 
@@ -59,8 +59,6 @@ def explained(
     """
     outcome = Outcome()
     _open_streams()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with(os.getppid())()  # torchrun's agent, which after kill -9 would leave its ranks training
     try:
         with safe_path():
             yield outcome

@@ -127,7 +127,7 @@ def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool)
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid()),  # safe: no thread runs yet
+            preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no thread runs yet
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(f"cannot start a rank with {command[0]}: {error}") from error

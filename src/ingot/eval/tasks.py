@@ -81,6 +81,8 @@ def _texts(record: Mapping[str, Any], name: str) -> list[str]:
 def _number(record: Mapping[str, Any], name: str) -> int:
     """A whole number, which some datasets have as text."""
     number = record[name]
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)  # as tables with gaps have it
     if isinstance(number, bool) or not (isinstance(number, int) or (isinstance(number, str) and number.isdecimal())):
         raise NotAnItem(f"{name} is not the number of a choice")
     return int(number)
@@ -140,7 +142,7 @@ def _lambada(line: Mapping[str, Any]) -> Item:
     """OpenAI's version: the text, or what comes before its last word and that word."""
     if "text" not in line:
         return _item([(_text(line, "context"), _text(line, "continuation").strip())])
-    context, space, word = _text(line, "text").rpartition(" ")
+    context, space, word = _text(line, "text").rstrip().rpartition(" ")
     if not space:
         raise NotAnItem("the text has one word, and needs another before it")
     return _item([(context, word)])

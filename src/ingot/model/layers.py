@@ -106,10 +106,10 @@ class Rotation(nn.Module):
         self._settings = context, head_size, base, stretch
         self._fill(torch.get_default_device())
 
-    def resize(self, context: int) -> None:
-        """Compute the tables for rows of another length."""
-        self._settings = context, *self._settings[1:]
-        self._fill(self._cos.device)
+    def of(self, context: int) -> Rotation:
+        """The same for rows of another length."""
+        with self._cos.device:
+            return Rotation(context, *self._settings[1:])
 
     def _fill(self, device: torch.device) -> None:
         context, head_size, base, stretch = self._settings
@@ -133,13 +133,12 @@ def seeing(model: Any, tokens: int) -> Iterator[None]:
     if not isinstance(rotation, Rotation) or tokens <= model.context:
         yield
         return
-    context, model.context = model.context, tokens
-    rotation.resize(tokens)
+    context, model.rotation = model.context, rotation.of(tokens)
+    model.context = tokens
     try:
         yield
     finally:
-        model.context = context
-        rotation.resize(context)
+        model.context, model.rotation = context, rotation
 
 
 def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:

@@ -16,7 +16,7 @@ from ingot.runs.finding import Index, began_with, going_on_from, newest_index, o
 from ingot.runs.state import read_state
 from ingot.runs.steps import INDEX, named_path, saved_steps
 from ingot.runtime.files import user_path
-from ingot.train.resume import changes, facts_of, refuse_occupied
+from ingot.train.resume import changes, facts_of, refuse_lost, refuse_occupied
 
 OUTPUT = Setting("training.output_dir")
 UNREADABLE = "resume.trainer_state_unreadable"
@@ -60,6 +60,8 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
         if (theirs := foreign_checkpoint(asked, output)) is not None:
             return _theirs(config, theirs, findings)
         found = going_on_from(asked, output, partial(_passed_over, findings))
+        if output is not None:
+            refuse_lost(output)
     except Unreadable as error:
         findings.append(Finding.of(UNREADABLE, error))
         return None

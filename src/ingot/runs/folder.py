@@ -6,7 +6,6 @@ Whoever writes into one has claimed it first; readers need no permission, becaus
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import platform
 import subprocess
@@ -26,16 +25,7 @@ from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
 from ingot.runs.state import read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
-from ingot.runtime.files import (
-    FULL,
-    file_sha256,
-    read_dict,
-    sweep_temporaries,
-    temporary_beside,
-    to_json,
-    write_atomically,
-    writing,
-)
+from ingot.runtime.files import FULL, read_dict, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
 from ingot.runtime.version import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
@@ -152,25 +142,16 @@ class RunFolder:
             raise
         return lock
 
-    def write_config(self, content: bytes) -> None:
+    def write_config(self, text: str) -> None:
         """Record the resolved config."""
         with writing(self.config_path):
-            write_atomically(self.config_path, content)
+            write_atomically(self.config_path, text)
 
-    def config_was_edited(self) -> bool:
-        """Whether config.yaml is not the one that the last session had; of a session that did not tell, it is."""
-        known = (read_dict(self.environment_path) or {}).get("config_sha256")
-        return known is not None and known != file_sha256(self.config_path)
-
-    def write_environment(
-        self, packages: Mapping[str, str], argv: Sequence[str] | None = None, config: bytes | None = None
-    ) -> None:
-        """Record what runs this, by which config.yaml; what ran it before a resume moves to `earlier`, newest first."""
+    def write_environment(self, packages: Mapping[str, str], argv: Sequence[str] | None = None) -> None:
+        """Record what runs this; what ran it before a resume moves to `earlier`, newest first."""
         earlier = self._earlier_sessions()
         self.session = len(earlier) + 1
-        record = {**_environment(packages, sys.argv if argv is None else argv)}
-        record["config_sha256"] = hashlib.sha256(config).hexdigest() if config is not None else None
-        record["earlier"] = earlier
+        record = {**_environment(packages, sys.argv if argv is None else argv), "earlier": earlier}
         with writing(self.environment_path):
             write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
 

@@ -36,7 +36,7 @@ def end_with_parent() -> None:
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """What a process does so that kill -9 of its parent ends it too (Linux)."""
+    """What a process does so that kill -9 of its parent ends it too; only Linux tells a process that its parent is gone."""
     if sys.platform != "linux":
         return lambda: None
     import ctypes  # here: few programs need it

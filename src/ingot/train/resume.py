@@ -41,19 +41,26 @@ def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
     """The checkpoint in the run's folder that a session goes on from; one that training.resume names is copied there first."""
     found = newest_sound(folder.checkpoints, say)
+    if found is None:
+        refuse_lost(folder.path)
     if config.training.resume not in ("auto", "never"):
         from ingot.train.sources import copy_named  # here: it asks this file what fits
 
         found = copy_named(config.training.resume, folder, found, facts, say)
     if found is not None:
         check_fits(found, facts)
-    elif (state := read_state(folder.path)) is not None and state.checkpoint is not None:
-        raise CheckpointError(
-            f"{folder.path} has saved {state.checkpoint} and {folder.checkpoints} holds no checkpoint",
-            Setting("training.output_dir"),
-            advice="bring them back (are they on a disk that is not mounted?) or choose another {0}",
-        )
     return found
+
+
+def refuse_lost(folder: Path) -> None:
+    """Refuse a run that has saved and whose checkpoints are not there: it would begin again, and lose what it has recorded."""
+    state = read_state(folder)
+    if state is not None and state.checkpoint is not None and not saved_steps(folder / "checkpoints"):
+        raise CheckpointError(
+            f"{folder} has saved {state.checkpoint} and {folder / 'checkpoints'} holds no checkpoint",
+            Setting("training.output_dir"),
+            advice="bring them back (are they on a disk that is not mounted?), begin anew with --force or choose another {0}",
+        )
 
 
 def refuse_occupied(folder: Path) -> None:

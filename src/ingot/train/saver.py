@@ -20,7 +20,7 @@ SLOW_DISK = 200e6  # bytes per second
 
 
 class Saver:
-    """Writes checkpoints in a thread while training goes on; one at a time."""
+    """Writes checkpoints in a thread while training goes on; one at a time. `session` is told in each beside the progress."""
 
     def __init__(
         self,
@@ -29,7 +29,9 @@ class Saver:
         keep_every: int,
         done: Callable[[Path, Kind], None],
         failed: Callable[[str], None],
+        session: Mapping[str, Any] | None = None,
     ):
+        self._session = session or {}
         self._folder, self._keep_last, self._keep_every = folder, keep_last, keep_every
         self._done, self._failed = done, failed
         self._kinds: dict[int, Kind] = {}  # of the checkpoints in the folder, as far as they were asked for
@@ -59,7 +61,7 @@ class Saver:
             return  # it could not be saved
         known = self._kind(step, path)
         with writing(self._folder):
-            note_progress(path, progress, kind)
+            note_progress(path, {**progress, **self._session}, kind)
         if kind is not None and kind != known:
             self._kinds[step] = kind
             with suppress(CheckpointError):  # as after a save: the log may not be writable
@@ -84,7 +86,7 @@ class Saver:
         self, began: float, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind
     ) -> None:
         try:
-            path = save_checkpoint(self._folder, step, state(), progress, kind)
+            path = save_checkpoint(self._folder, step, state(), {**progress, **self._session}, kind)
             self._kinds[step] = kind
         except Exception as error:  # also a full memory: whatever it is, the run has to know that this step is not saved
             said = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -97,7 +99,8 @@ class Saver:
             retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
         except (OSError, CheckpointError) as error:  # this step is saved all the same
             with suppress(CheckpointError):
-                self._failed(f"cannot delete what is not kept of {self._folder}: {getattr(error, 'strerror', None) or error}")
+                said = getattr(error, "strerror", None) or error
+                self._failed(f"cannot delete an old checkpoint in {self._folder}: {said}; the next save tries again")
         self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
         with suppress(CheckpointError):
             self._done(path, kind)
@@ -115,7 +118,10 @@ def retain(
     best: int | None,
     kind_of: Callable[[int, Path], Kind] = lambda step, path: read_kind(path),
 ) -> None:
-    """Delete all but the newest regular ones, the newest of a stop and of a completed run, the best and the milestones."""
+    """Delete all but the newest regular ones, the newest of a stop and of a completed run, the best and the milestones.
+
+    OSError: one of them cannot be deleted; the others are.
+    """
     if keep_last is None:
         return
     steps = saved_steps(folder)
@@ -123,7 +129,13 @@ def retain(
     for step, path in steps.items():
         of_kind[kind_of(step, path)].append(step)
     kept = {*of_kind["regular"][-keep_last:], *of_kind["shutdown"][-1:], *of_kind["final"][-1:], best}
+    refused = None
     for step, path in steps.items():
         if step not in kept and not (keep_every and step % keep_every == 0):
-            doomed = path.rename(path.with_name(path.name + PARTIAL))  # a kill in between must not leave half a checkpoint
-            shutil.rmtree(doomed, ignore_errors=True)
+            try:
+                doomed = path.rename(path.with_name(path.name + PARTIAL))  # a kill in between must not leave half a checkpoint
+                shutil.rmtree(doomed, ignore_errors=True)
+            except OSError as error:
+                refused = error
+    if refused is not None:
+        raise refused

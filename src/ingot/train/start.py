@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,12 +33,14 @@ from ingot.runs.starting import starting
 from ingot.runs.state import Heartbeat
 from ingot.runs.steps import Kind
 from ingot.runs.tracking import open_tracking
-from ingot.runtime.files import user_path, write_atomically, writing
+from ingot.runtime.children import die_with
+from ingot.runtime.files import file_sha256, user_path, write_atomically, writing
 from ingot.runtime.memory import collected_later
 from ingot.runtime.packages import installed
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.artifact import export_artifact
 from ingot.train.export import Exporter, finish, not_begun
+from ingot.train.finished import CONFIG_SHA256
 from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
@@ -66,6 +69,8 @@ def run(
     `force` an earlier run in the folder is deleted first, and what fits the patterns `files`, which a door writes there besides.
     """
     config, ranks = resolved.config, ranks_from_environment()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid())()  # torchrun's agent, which after kill -9 would leave its ranks training
     began = began if began is not None else time.time()
     walltime = find_walltime(config.training, began)
     door = reporter = reporter if reporter is not None and ranks.first else Reporter()
@@ -219,14 +224,9 @@ def _open_outputs(
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
     # First, because by it a run folder is known: whoever is killed in here can start again.
-    kept = any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files)
-    written = folder.config_path.read_bytes() if kept else dump_yaml(config, resolved.origins).encode()
-    folder.write_environment(installed(packages(config.training.device)), config=written)
+    folder.write_environment(installed(packages(config.training.device)))
     folder.forget_result()
-    if kept:
-        _tell_kept(resolved, folder, reporter)
-    else:
-        folder.write_config(written)
+    _write_config(resolved, folder, reporter)
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())
@@ -246,7 +246,8 @@ def _open_outputs(
         heartbeat.update(checkpoint=path.name)
         reporter.saved(path, kind)
 
-    saver = Saver(folder.checkpoints, config.training.keep_last, config.training.keep_every, saved, reporter.message)
+    last, every, session = config.training.keep_last, config.training.keep_every, {CONFIG_SHA256: file_sha256(folder.config_path)}
+    saver = Saver(folder.checkpoints, last, every, saved, reporter.message, session)
     stack.callback(saver.wait)
     return RunOutputs(folder, heartbeat, saver)
 
@@ -265,8 +266,11 @@ def _tracked(
     return MultiReporter(reporter, stack.enter_context(tracking))
 
 
-def _tell_kept(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
-    """Say what is not in the config.yaml that a run was started from, which is not replaced."""
+def _write_config(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
+    """Record the config, unless it would replace the very file that it was read from."""
+    if not any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files):
+        folder.write_config(dump_yaml(resolved.config, resolved.origins))
+        return
     ways = ("command line", "sweep", "python", "environment ")
     if other := [name for name, origin in resolved.origins.items() if origin.startswith(ways)]:
         reporter.message(

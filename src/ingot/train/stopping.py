@@ -76,7 +76,7 @@ class Shutdown:
 
     def last_reason(self) -> int:
         """Why this rank stops, once it has saved: a stop file goes before what came first, so that a chain of jobs ends by it."""
-        return STOP_FILE if self.reason and self._stop_file is not None and self._stop_file.is_file() else self.reason
+        return STOP_FILE if self._stop_file is not None and self._stop_file.is_file() else self.reason
 
     @contextmanager
     def breaking_off(self, alone: bool) -> Iterator[None]:

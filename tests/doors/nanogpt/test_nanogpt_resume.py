@@ -361,3 +361,11 @@ def test_a_resume_that_cannot_write_leaves_the_run_as_it_was(train, monkeypatch)
     assert "cannot write out/checkpoints: No space left on device; make room for it" in ran.err
     assert sorted(Path("out/checkpoints").iterdir()) == before and not Path("out/earlier-1").exists()
     assert list(train(words(max_iters=8, init_from="resume", block_size=8, **KEYS)).losses) == [5, 6, 7, 8]
+
+
+def test_a_run_whose_checkpoints_are_gone_is_set_aside_by_a_new_one(train):
+    train(words(max_iters=2, **KEYS))
+    Path("out/ckpt.pt").unlink()
+    shutil.rmtree("out/checkpoints")
+    assert list(train(words(max_iters=2, **KEYS)).losses) == [0, 1, 2]
+    assert Path("out/earlier-1/state.json").is_file()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,7 +62,9 @@ def train(
     world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
     settings = given_settings(ctx, skip=int(first_word(ctx) is not None))
     if (run_folder := _run_folder(ctx, resume)) is not None:
-        resolved = _settings_of(run_folder, settings, refused={"--config": config, "--recipe": recipe, "--force": force})
+        speaks = launching or (ranks.first and STARTED_AT not in os.environ)  # once, also where it launches ranks
+        refused = {"--config": config, "--recipe": recipe, "--force": force}
+        resolved = _settings_of(run_folder, settings, refused, warn if speaks else lambda line: None)
     elif recipe == "auto":
         resolved = _measured(config, settings, world_size)
     else:
@@ -131,14 +133,15 @@ def _run_folder(ctx: typer.Context, named: Path | None) -> Path | None:
     return Path(word) if word is not None else named
 
 
-def _settings_of(folder: Path, given: Mapping[str, Any], refused: Mapping[str, Any]) -> ResolvedConfig:
+def _settings_of(
+    folder: Path, given: Mapping[str, Any], refused: Mapping[str, Any], tell: Callable[[str], None]
+) -> ResolvedConfig:
     """All settings of a run, with those given on top; what was set besides its config.yaml is known to its checkpoints."""
     from ingot.config.fields import leaf_values
     from ingot.config.loading import load_config
     from ingot.config.render import is_record
-    from ingot.runs.folder import RunFolder
     from ingot.runs.run import Run
-    from ingot.train.finished import saved_config
+    from ingot.train.finished import config_was_edited, saved_config
 
     for option in (name for name, value in refused.items() if value):
         raise ConfigError(
@@ -148,14 +151,15 @@ def _settings_of(folder: Path, given: Mapping[str, Any], refused: Mapping[str, A
     for name in own.keys() & given.keys():
         raise ConfigError(f"{name} is given, and {folder} is continued where it is; leave {name} or the run out")
     run = Run.open(folder)
-    written, saved, edited = dict(leaf_values(run.config)), saved_config(folder), RunFolder(folder).config_was_edited()
-    besides = {".".join(path): value for path, value in leaf_values(saved) if written.get(path) != value} if saved else {}
-    if edited and saved is not None:
-        now = {".".join(path): value for path, value in written.items()}
-        changes = [Change(name, was, now[name]).render() for name, was in besides.items() if name in now and name not in own]
-        warn(f"{run.config_path} was edited since the last session, and holds: {'; '.join(changes) or 'the same settings'}")
-        besides = {}
-    resolved = load_config(file=run.config_path, overrides={**besides, **given, **own})
+    written = {".".join(path): value for path, value in leaf_values(run.config)}
+    saved = {".".join(path): value for path, value in leaf_values(config)} if (config := saved_config(folder)) else {}
+    differing = {name: value for name, value in saved.items() if written.get(name) != value and name not in own}
+    edited = bool(saved) and config_was_edited(folder)
+    if edited:
+        changes = [Change(name, was, written[name]).render() for name, was in differing.items() if name in written]
+        tell(f"{run.config_path} has changed since the newest checkpoint: {'; '.join(changes) or 'not in a setting'}")
+        differing = {}
+    resolved = load_config(file=run.config_path, overrides={**differing, **given, **own})
     ours = is_record(run.config_path.read_text(errors="replace")) and not edited  # then it may be written anew
     return replace(resolved, files=()) if ours else resolved
 

@@ -31,6 +31,7 @@ from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, sa
 from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
+from ingot.runs.state import read_state
 from ingot.runs.steps import DAMAGED, saved_steps
 from ingot.runtime.files import fsync_dir, replace_folder, writing
 from ingot.runtime.tensors import TensorRecord
@@ -40,7 +41,7 @@ from ingot.train.resume import check_fits, facts_of
 ASIDE = "earlier"
 UNKNOWN = ".unknown"  # of a ckpt.pt that may be of this run or of another
 PARTS = (
-    CKPT, "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt", "state.json",
+    "state.json", CKPT, "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt",
     "result.json", "wandb", "wandb.json",
 )  # fmt: skip
 Say = Callable[[str], None]
@@ -123,11 +124,15 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
     progress = _progress(resolved.config, dataset, start)
     tensors = {"model": list(start.weights.values()), "optimizer": list(start.optimizer.values())}
     folder = RunFolder(out).checkpoints
+    record = {**asdict(progress), "choices": {}, **facts}
     with writing(folder):
-        out.mkdir(parents=True, exist_ok=True)
-        with replace_folder(folder) as new:
-            save_checkpoint(new, progress.step, tensors, {**asdict(progress), "choices": {}, **facts})
-            set_aside(out, say, keep_ckpt)  # only now: where the disk is full, the run is still there
+        if _holds_run(out):
+            with replace_folder(folder) as new:
+                save_checkpoint(new, progress.step, tensors, record)
+                set_aside(out, say, keep_ckpt)  # only now: where the disk is full, the run is still there
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(folder, progress.step, tensors, record)
     return resolved, progress.elapsed_seconds
 
 
@@ -146,7 +151,7 @@ def check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs, 
 
 def set_aside(out: Path, say: Say, keep_ckpt: bool) -> Path | None:
     """Move a run that lies in a folder into a numbered folder inside it; with `keep_ckpt`, its ckpt.pt also stays where it is."""
-    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):
+    if not _holds_run(out):
         return None
     with RunLock(out), writing(out):
         aside = next(path for number in count(1) if not (path := out / f"{ASIDE}-{number}").exists())
@@ -159,6 +164,11 @@ def set_aside(out: Path, say: Say, keep_ckpt: bool) -> Path | None:
         fsync_dir(out)
     say(f"the run that was in {out} is now in {aside}")
     return aside
+
+
+def _holds_run(out: Path) -> bool:
+    state = read_state(out)  # which also knows of checkpoints that are gone
+    return (out / CKPT).exists() or bool(saved_steps(out / "checkpoints")) or (state is not None and state.checkpoint is not None)
 
 
 def _link(source: Path, target: Path) -> None:
