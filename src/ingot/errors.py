@@ -50,10 +50,9 @@ class IngotError(Exception):
     """
 
     exit_code = 1
-    where = ""  # what stands before the sentence
 
-    def __init__(self, what: str = "", *settings: Setting, advice: str = "") -> None:
-        self.what, self.settings, self.advice = what, settings, advice
+    def __init__(self, what: str = "", *settings: Setting, advice: str = "", where: str = "") -> None:
+        self.what, self.settings, self.advice, self.where = what, settings, advice, where
         super().__init__(self.render())
 
     def within(self, where: str) -> Self:

@@ -259,11 +259,14 @@ def test_entries_of_a_free_form_mapping_are_merged_one_by_one(tmp_path: Path) ->
     assert resolved.origins["model.settings.norm.eps"] == "command line"
 
 
-def test_a_free_form_mapping_may_be_given_as_one_word_but_must_be_a_mapping() -> None:
+def test_a_free_form_mapping_may_be_given_as_one_word_but_must_be_a_mapping(tmp_path: Path) -> None:
     resolved = load({"model.file": "mine.py", "model.settings": "{depth: 3, wide: true}"})
     assert resolved.config.model.model_dump()["settings"] == {"depth": 3, "wide": True}
     assert "model.settings=3 (command line): must be a mapping" in error_of({"model.file": "mine.py", "model.settings": "3"})
     assert error_of({"data.mix": "{a:1}"}) == "data.mix={a:1: null} (command line): must be a mapping of names to numbers"
+    file = write(tmp_path / "c.yaml", "model: {family: file, file: mine.py, settings: {a: 1}}\ndata: {mix: {a: 1, b: x}}")
+    assert "model.settings=3 (command line): must be a mapping" in error_of({"model.settings": "3"}, file=file)
+    assert f"(file {file}): must be a mapping of names to numbers" in error_of({"data.mix.a": "2"}, file=file)
     assert "must be plain data" in error_of(python={"model": {"file": "m.py", "settings": {"x": object()}}})
 
 

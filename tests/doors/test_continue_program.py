@@ -71,7 +71,35 @@ def test_an_edited_config_counts_and_is_told(call: Call, data: Path, tmp_path: P
     assert list(losses(run)) == list(range(1, 7)) and config.read_text() == mine
     assert saved_config(run).optimizer.learning_rate == 0.001
     _, said = call("train", run, "--training.max_steps=7")
-    assert "has changed" not in said and list(losses(run)) == list(range(1, 8))
+    assert "has changed" not in said and list(losses(run)) == list(range(1, 8)) and config.read_text() == mine
+
+
+def test_a_record_of_a_session_that_was_killed_is_written_anew(call: Call, data: Path, tmp_path: Path, monkeypatch) -> None:
+    run = tmp_path / "run"
+    call(*train_words(data, run, training__max_steps=4))
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "prime", lambda *given: (_ for _ in ()).throw(RunError("the machine is gone")))
+        call("train", run, "--training.max_steps=8", code=1)
+    _, said = call("train", run, "--training.max_steps=6")
+    assert "has changed" not in said and Run.open(run).config.training.max_steps == 6
+
+
+def test_what_a_config_is_based_on_may_be_edited_too(call: Call, data: Path, tmp_path: Path) -> None:
+    run, base = tmp_path / "run", tmp_path / "base.yaml"
+    call(*train_words(data, run, training__max_steps=4))
+    base.write_text((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(mine := "base: ../base.yaml\n")
+    base.write_text(re.sub(r"max_steps: 4 .*", "max_steps: 6", base.read_text()))
+    _, said = call("train", run)
+    assert "has changed since the newest checkpoint: training.max_steps was 4 and is 6\n" in said
+    assert list(losses(run)) == list(range(1, 7)) and (run / "config.yaml").read_text() == mine
+
+
+def test_force_begins_a_run_anew_with_its_own_settings(call: Call, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    call(*train_words(data, run, training__max_steps=4, optimizer__learning_rate=0.002))
+    call("train", run, "--force", "--training.max_steps=2")
+    assert list(losses(run)) == [1, 2] and Run.open(run).config.optimizer.learning_rate == 0.002
 
 
 def test_a_finished_run_given_again_says_so_and_is_not_scored_again(call: Call, data: Path, tmp_path: Path) -> None:
@@ -104,7 +132,6 @@ def test_force_begins_anew_and_says_what_it_deletes(call: Call, data: Path, tmp_
         (["demo"], "demo is not a run folder; a recipe is named by --recipe demo"),
         (["RUN", "--resume", "RUN"], "both name a run; keep one"),
         (["RUN", "--config", "a.yaml"], "--config does not go together with a run that is continued with its own settings"),
-        (["RUN", "--force"], "--force does not go together with a run"),
         (["--resume", "RUN", "--training.output_dir", "x"], "training.output_dir is given, and RUN is continued where it is"),
         (["--training.max_steps", "3", "RUN"], "unexpected 'RUN' on the command line"),
     ],

@@ -323,6 +323,12 @@ def test_a_run_is_refused_with_the_exit_code_of_its_first_finding(code, kind):
         refuse([Finding("model.vocab_unknown", "warning", ""), Finding(code, "error", "this"), Finding("data.x", "error", "")])
 
 
+def test_an_error_that_is_refused_as_another_kind_still_says_where_it_came_up():
+    damaged = DataError("this is damaged", advice="get another {x}").within("{a}.json")
+    with pytest.raises(ConfigError, match=r"^\{a\}\.json: this is damaged; get another \{x\}$"):
+        refuse([Finding.of("tokenizer.load_failed", damaged)])
+
+
 def test_training_says_the_warnings_and_gets_the_open_data(config):
     said = []
     dataset = check_before_training(config(data__epochs=1, training__max_steps=500), 1, said.append)

@@ -182,8 +182,7 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
             return config
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            section, *rest = map(str, detail["loc"] or ("",))
-            path = (section, *rest[1:2]) if section == "model" else (section, *rest)  # a model's errors carry its family
+            path = _place(detail)
             path = path[:4] if item_at(path, family) else path[:2]
             details.setdefault(path if detail["type"] != "value_error" else (), []).append(detail)
     together = details.pop((), [])
@@ -191,11 +190,17 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, found
         given = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # several in a mapping
-        origin = given.get(tuple(map(str, found[0]["loc"][:3])), next(iter(given.values()), "default"))
+        origin = given.get(_place(found[0])[:3]) or given.get(path[:2]) or next(iter(given.values()), "default")
         problems.append(_explain(setting, tree, origin, found))
     if not problems:  # what does not fit together is only worth saying when each value is sound
         problems = [str(detail["ctx"]["error"]) for detail in together]
     raise _together(problems)
+
+
+def _place(detail: Mapping[str, Any]) -> Path:
+    """Where in the tree an error is, without the family that a model's errors carry."""
+    section, *rest = map(str, detail["loc"] or ("",))
+    return (section, *rest[1:]) if section == "model" else (section, *rest)
 
 
 def _together(problems: Sequence[Problem]) -> ConfigError:

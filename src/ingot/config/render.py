@@ -58,12 +58,6 @@ def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def is_record(text: str) -> bool:
-    """Whether a text is the YAML that a run writes of itself, with the origin of every value, and not a user's own."""
-    values = [line for line in text.splitlines() if re.match(r"  \w+: ", line)]
-    return text.startswith("model:\n") and all("  # " in line for line in values)
-
-
 def commented_yaml(config: Config, heading: str) -> str:
     """Every value of a config below its meaning, what it may be and its default; loads back to an equal config."""
     lines = [_comment(heading)]

@@ -142,8 +142,8 @@ def _lambada(line: Mapping[str, Any]) -> Item:
     """OpenAI's version: the text, or what comes before its last word and that word."""
     if "text" not in line:
         return _item([(_text(line, "context"), _text(line, "continuation").strip())])
-    context, space, word = _text(line, "text").rstrip().rpartition(" ")
-    if not space:
+    context, _, word = _text(line, "text").rstrip().rpartition(" ")
+    if not context.strip():
         raise NotAnItem("the text has one word, and needs another before it")
     return _item([(context, word)])
 

@@ -106,7 +106,7 @@ class Rotation(nn.Module):
         self._settings = context, head_size, base, stretch
         self._fill(torch.get_default_device())
 
-    def of(self, context: int) -> Rotation:
+    def resized(self, context: int) -> Rotation:
         """The same for rows of another length."""
         with self._cos.device:
             return Rotation(context, *self._settings[1:])
@@ -133,7 +133,7 @@ def seeing(model: Any, tokens: int) -> Iterator[None]:
     if not isinstance(rotation, Rotation) or tokens <= model.context:
         yield
         return
-    context, model.rotation = model.context, rotation.of(tokens)
+    context, model.rotation = model.context, rotation.resized(tokens)
     model.context = tokens
     try:
         yield

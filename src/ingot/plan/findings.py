@@ -54,7 +54,7 @@ class Finding:
         kind = kinds.get(self.code.partition(".")[0], ConfigError)
         if isinstance(self.cause, kind):
             return self.cause
-        return kind(self.message, *self.settings, advice=self.advice)
+        return kind(self.message, *self.settings, advice=self.advice, where=self.cause.where if self.cause else "")
 
     def record(self, name: Rename = str) -> dict[str, Any]:
         """The finding as JSON."""

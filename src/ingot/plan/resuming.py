@@ -60,7 +60,7 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
         if (theirs := foreign_checkpoint(asked, output)) is not None:
             return _theirs(config, theirs, findings)
         found = going_on_from(asked, output, partial(_passed_over, findings))
-        if output is not None:
+        if output is not None and asked == "auto":
             refuse_lost(output)
     except Unreadable as error:
         findings.append(Finding.of(UNREADABLE, error))

@@ -6,6 +6,7 @@ Whoever writes into one has claimed it first; readers need no permission, becaus
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import platform
 import subprocess
@@ -25,7 +26,16 @@ from ingot.runs.result import TrainingResult, as_record
 from ingot.runs.state import NAME as STATE
 from ingot.runs.state import read_state, this_process, utc_now
 from ingot.runs.steps import INDEX, PARTIAL, saved_steps
-from ingot.runtime.files import FULL, read_dict, sweep_temporaries, temporary_beside, to_json, write_atomically, writing
+from ingot.runtime.files import (
+    FULL,
+    file_sha256,
+    read_dict,
+    sweep_temporaries,
+    temporary_beside,
+    to_json,
+    write_atomically,
+    writing,
+)
 from ingot.runtime.version import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
@@ -147,11 +157,32 @@ class RunFolder:
         with writing(self.config_path):
             write_atomically(self.config_path, text)
 
-    def write_environment(self, packages: Mapping[str, str], argv: Sequence[str] | None = None) -> None:
-        """Record what runs this; what ran it before a resume moves to `earlier`, newest first."""
+    def wrote_config(self) -> bool:
+        """Whether config.yaml is as the last session wrote it, and not a user's own or edited."""
+        written = (read_dict(self.environment_path) or {}).get("config_sha256")
+        return written is not None and written == file_sha256(self.config_path)
+
+    def set_besides(self) -> dict[str, Any]:
+        """What the last session was set to besides a config.yaml that it did not write."""
+        besides = (read_dict(self.environment_path) or {}).get("set_besides")
+        return besides if isinstance(besides, dict) else {}
+
+    def write_environment(
+        self,
+        packages: Mapping[str, str],
+        argv: Sequence[str] | None = None,
+        config: str | None = None,
+        besides: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record what runs this; what ran it before a resume moves to `earlier`, newest first.
+
+        `config`: what goes into config.yaml, where this session writes it; else `besides` is what was set besides it.
+        """
         earlier = self._earlier_sessions()
         self.session = len(earlier) + 1
-        record = {**_environment(packages, sys.argv if argv is None else argv), "earlier": earlier}
+        record = _environment(packages, sys.argv if argv is None else argv)
+        record["config_sha256"] = hashlib.sha256(config.encode()).hexdigest() if config is not None else None
+        record |= {"set_besides": besides or {}, "earlier": earlier}
         with writing(self.environment_path):
             write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,13 @@ from pydantic import ValidationError
 
 from ingot.config.fields import leaf_values
 from ingot.config.schema import Config
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.checkpoints import read_index
 from ingot.runs.result import TrainingResult, result_of
 from ingot.runs.run import Run
 from ingot.runs.steps import saved_steps
-from ingot.runtime.files import file_sha256, user_path
+from ingot.runtime.files import user_path
 
-CONFIG_SHA256 = "config_sha256"  # of config.yaml, in what a checkpoint tells
 COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to go on, or begin anew"
 # What does not decide what a run comes to.
 NOT_COMPARED = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
@@ -31,8 +31,9 @@ def completed(config: Config, kept: bool = True) -> TrainingResult | None:
         return None
     folder = user_path(config.training.output_dir)
     result, saved = result_of(folder), saved_config(folder)
-    if saved is None and not kept and result is not None:
-        saved = Run(folder).config
+    if saved is None and not kept:
+        with suppress(ConfigError):
+            saved = Run(folder).config
     if result is None or result.status != "completed" or saved is None or compared(saved) != compared(config):
         return None
     lost = result.total_steps not in saved_steps(folder / "checkpoints")
@@ -47,13 +48,6 @@ def saved_config(folder: Path) -> Config | None:
         return Config.model_validate(read_index(steps[max(steps)])["progress"]["config"]) if steps else None
     except (CheckpointError, ValidationError, KeyError, TypeError):
         return None
-
-
-def config_was_edited(folder: Path) -> bool:
-    """Whether config.yaml is not the one by which the newest checkpoint was trained, as far as that tells."""
-    steps = saved_steps(folder / "checkpoints")
-    known = read_index(steps[max(steps)])["progress"].get(CONFIG_SHA256) if steps else None
-    return known is not None and known != file_sha256(Run(folder).config_path)
 
 
 def compared(config: Config) -> dict[str, Any]:

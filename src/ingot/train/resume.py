@@ -41,7 +41,7 @@ def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
     """The checkpoint in the run's folder that a session goes on from; one that training.resume names is copied there first."""
     found = newest_sound(folder.checkpoints, say)
-    if found is None:
+    if found is None and config.training.resume == "auto":
         refuse_lost(folder.path)
     if config.training.resume not in ("auto", "never"):
         from ingot.train.sources import copy_named  # here: it asks this file what fits
@@ -59,7 +59,7 @@ def refuse_lost(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} has saved {state.checkpoint} and {folder / 'checkpoints'} holds no checkpoint",
             Setting("training.output_dir"),
-            advice="bring them back (are they on a disk that is not mounted?), begin anew with --force or choose another {0}",
+            advice="bring them back (are they on a disk that is not mounted?) or choose another {0}",
         )
 
 

@@ -20,7 +20,7 @@ SLOW_DISK = 200e6  # bytes per second
 
 
 class Saver:
-    """Writes checkpoints in a thread while training goes on; one at a time. `session` is told in each beside the progress."""
+    """Writes checkpoints in a thread while training goes on; one at a time."""
 
     def __init__(
         self,
@@ -29,9 +29,7 @@ class Saver:
         keep_every: int,
         done: Callable[[Path, Kind], None],
         failed: Callable[[str], None],
-        session: Mapping[str, Any] | None = None,
     ):
-        self._session = session or {}
         self._folder, self._keep_last, self._keep_every = folder, keep_last, keep_every
         self._done, self._failed = done, failed
         self._kinds: dict[int, Kind] = {}  # of the checkpoints in the folder, as far as they were asked for
@@ -61,7 +59,7 @@ class Saver:
             return  # it could not be saved
         known = self._kind(step, path)
         with writing(self._folder):
-            note_progress(path, {**progress, **self._session}, kind)
+            note_progress(path, progress, kind)
         if kind is not None and kind != known:
             self._kinds[step] = kind
             with suppress(CheckpointError):  # as after a save: the log may not be writable
@@ -86,7 +84,7 @@ class Saver:
         self, began: float, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind
     ) -> None:
         try:
-            path = save_checkpoint(self._folder, step, state(), {**progress, **self._session}, kind)
+            path = save_checkpoint(self._folder, step, state(), progress, kind)
             self._kinds[step] = kind
         except Exception as error:  # also a full memory: whatever it is, the run has to know that this step is not saved
             said = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -100,7 +98,7 @@ class Saver:
         except (OSError, CheckpointError) as error:  # this step is saved all the same
             with suppress(CheckpointError):
                 said = getattr(error, "strerror", None) or error
-                self._failed(f"cannot delete an old checkpoint in {self._folder}: {said}; the next save tries again")
+                self._failed(f"cannot delete an old checkpoint in {self._folder}: {said}")
         self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
         with suppress(CheckpointError):
             self._done(path, kind)
@@ -132,9 +130,11 @@ def retain(
     refused = None
     for step, path in steps.items():
         if step not in kept and not (keep_every and step % keep_every == 0):
+            doomed = path.with_name(path.name + PARTIAL)  # a kill in between must not leave half a checkpoint
             try:
-                doomed = path.rename(path.with_name(path.name + PARTIAL))  # a kill in between must not leave half a checkpoint
-                shutil.rmtree(doomed, ignore_errors=True)
+                if doomed.exists():
+                    shutil.rmtree(doomed)
+                shutil.rmtree(path.rename(doomed))
             except OSError as error:
                 refused = error
     if refused is not None:

@@ -14,7 +14,8 @@ from typing import Any
 from ingot.artifact.codecs import check_codec
 from ingot.backends.base import Backend
 from ingot.backends.open import open_backend, packages
-from ingot.config.loading import ResolvedConfig
+from ingot.config.fields import leaf_values
+from ingot.config.loading import ResolvedConfig, load_config
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
@@ -34,13 +35,12 @@ from ingot.runs.state import Heartbeat
 from ingot.runs.steps import Kind
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.children import die_with
-from ingot.runtime.files import file_sha256, user_path, write_atomically, writing
+from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.memory import collected_later
 from ingot.runtime.packages import installed
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.artifact import export_artifact
 from ingot.train.export import Exporter, finish, not_begun
-from ingot.train.finished import CONFIG_SHA256
 from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
@@ -224,9 +224,18 @@ def _open_outputs(
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
     # First, because by it a run folder is known: whoever is killed in here can start again.
-    folder.write_environment(installed(packages(config.training.device)))
+    kept = any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files)
+    written = None if kept else dump_yaml(config, resolved.origins)  # never over the very file that it was read from
+    besides = _set_besides(config, folder) if kept else {}
+    folder.write_environment(installed(packages(config.training.device)), config=written, besides=besides)
     folder.forget_result()
-    _write_config(resolved, folder, reporter)
+    if written is not None:
+        folder.write_config(written)
+    elif besides:
+        reporter.message(
+            f"{folder.config_path}, which this run was started from, stays as it is; environment.json tells what was set "
+            f"besides: {', '.join(besides)}"
+        )
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())
@@ -246,8 +255,7 @@ def _open_outputs(
         heartbeat.update(checkpoint=path.name)
         reporter.saved(path, kind)
 
-    last, every, session = config.training.keep_last, config.training.keep_every, {CONFIG_SHA256: file_sha256(folder.config_path)}
-    saver = Saver(folder.checkpoints, last, every, saved, reporter.message, session)
+    saver = Saver(folder.checkpoints, config.training.keep_last, config.training.keep_every, saved, reporter.message)
     stack.callback(saver.wait)
     return RunOutputs(folder, heartbeat, saver)
 
@@ -266,17 +274,14 @@ def _tracked(
     return MultiReporter(reporter, stack.enter_context(tracking))
 
 
-def _write_config(resolved: ResolvedConfig, folder: RunFolder, reporter: Reporter) -> None:
-    """Record the config, unless it would replace the very file that it was read from."""
-    if not any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files):
-        folder.write_config(dump_yaml(resolved.config, resolved.origins))
-        return
-    ways = ("command line", "sweep", "python", "environment ")
-    if other := [name for name, origin in resolved.origins.items() if origin.startswith(ways)]:
-        reporter.message(
-            f"{folder.config_path}, which this run was started from, stays as it is; checkpoints and environment.json tell what "
-            f"was set besides: {', '.join(other)}"
-        )
+def _set_besides(config: Config, folder: RunFolder) -> dict[str, Any]:
+    """What of a config its folder's config.yaml does not say; where a run lies and goes on is seen by every session."""
+    try:
+        alone = dict(leaf_values(load_config(file=folder.config_path, environment={}).config))
+    except ConfigError:  # it needs what was set besides
+        alone = {}
+    differing = {".".join(path): value for path, value in leaf_values(config) if path not in alone or alone[path] != value}
+    return {name: value for name, value in differing.items() if name not in ("training.output_dir", "training.resume")}
 
 
 def _begin_report(

@@ -120,6 +120,17 @@ def test_a_config_json_of_somebody_elses_is_not_replaced(words: tuple[str, ...],
     assert (gpts / "out/config.json").read_text() == '{"mine": 1}' and len(list((gpts / "out").iterdir())) == 1
 
 
+def test_a_config_is_not_replaced_by_the_record_of_its_run_and_a_record_is_not_a_config(door: Door, gpts: Path) -> None:
+    (gpts / "out").mkdir()
+    (gpts / "out/config.yaml").write_text(mine := (gpts / "config.yaml").read_text())
+    told = door("-q", "train", "--config", "out/config.yaml", code=2).line
+    assert "out/config.yaml is where the run writes its settings in another form; give it another name or place" in told
+    assert (gpts / "out/config.yaml").read_text() == mine
+    (gpts / "record.yaml").write_text("model: {family: golf}\nbudget: {seconds: 3}\n")
+    told = door("-q", "train", "--config", "record.yaml", code=2).line
+    assert "record.yaml has the section budget, which is Ingot's: `ingot train --config record.yaml` takes it" in told
+
+
 def test_a_bucket_without_validation_and_a_damaged_index_are_named_with_3(door: Door, gpts: Path) -> None:
     (gpts / "data").unlink()
     shutil.copytree((gpts / "tok").resolve().parent / "data", gpts / "data")

@@ -23,8 +23,8 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = local_rank if device.index is None else device.index
         if index >= count:
-            others = "fewer ranks" if device.index is None and local_rank else f"one of the first {count}" if count else ""
-            advice = f"use cpu or {others}" if others else "use cpu"
+            others = "fewer ranks" if device.index is None else f"one of the first {count}"
+            advice = f"use cpu or {others}" if count else "use cpu"
             raise ConfigError(f"{{0}} asks for GPU {index} and this machine has {count}", setting, advice=advice)
         return _gpu(index)
     if device.type == "mps" and not torch.backends.mps.is_available():

@@ -62,8 +62,8 @@ def train(
     world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
     settings = given_settings(ctx, skip=int(first_word(ctx) is not None))
     if (run_folder := _run_folder(ctx, resume)) is not None:
-        speaks = launching or (ranks.first and STARTED_AT not in os.environ)  # once, also where it launches ranks
-        refused = {"--config": config, "--recipe": recipe, "--force": force}
+        speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # once, before ranks are launched
+        refused = {"--config": config, "--recipe": recipe}
         resolved = _settings_of(run_folder, settings, refused, warn if speaks else lambda line: None)
     elif recipe == "auto":
         resolved = _measured(config, settings, world_size)
@@ -136,12 +136,11 @@ def _run_folder(ctx: typer.Context, named: Path | None) -> Path | None:
 def _settings_of(
     folder: Path, given: Mapping[str, Any], refused: Mapping[str, Any], tell: Callable[[str], None]
 ) -> ResolvedConfig:
-    """All settings of a run, with those given on top; what was set besides its config.yaml is known to its checkpoints."""
-    from ingot.config.fields import leaf_values
+    """All settings of a run, with those given on top; `tell` hears what its config.yaml changes of how it was trained."""
     from ingot.config.loading import load_config
-    from ingot.config.render import is_record
+    from ingot.runs.folder import RunFolder
     from ingot.runs.run import Run
-    from ingot.train.finished import config_was_edited, saved_config
+    from ingot.train.finished import compared, saved_config
 
     for option in (name for name, value in refused.items() if value):
         raise ConfigError(
@@ -150,18 +149,14 @@ def _settings_of(
     own = {"training.output_dir": str(folder), "training.resume": "auto"}
     for name in own.keys() & given.keys():
         raise ConfigError(f"{name} is given, and {folder} is continued where it is; leave {name} or the run out")
-    run = Run.open(folder)
-    written = {".".join(path): value for path, value in leaf_values(run.config)}
-    saved = {".".join(path): value for path, value in leaf_values(config)} if (config := saved_config(folder)) else {}
-    differing = {name: value for name, value in saved.items() if written.get(name) != value and name not in own}
-    edited = bool(saved) and config_was_edited(folder)
-    if edited:
-        changes = [Change(name, was, written[name]).render() for name, was in differing.items() if name in written]
-        tell(f"{run.config_path} has changed since the newest checkpoint: {'; '.join(changes) or 'not in a setting'}")
-        differing = {}
-    resolved = load_config(file=run.config_path, overrides={**differing, **given, **own})
-    ours = is_record(run.config_path.read_text(errors="replace")) and not edited  # then it may be written anew
-    return replace(resolved, files=()) if ours else resolved
+    run, known = Run.open(folder), RunFolder(folder)
+    resolved = load_config(file=run.config_path, overrides={**known.set_besides(), **given, **own})
+    if (saved := saved_config(folder)) is not None:
+        was, now = compared(saved), compared(resolved.config)
+        changed = [name for name in was.keys() & now.keys() - given.keys() if was[name] != now[name]]
+        if changes := "; ".join(Change(name, was[name], now[name]).render() for name in sorted(changed)):
+            tell(f"{run.config_path} has changed since the newest checkpoint: {changes}")
+    return replace(resolved, files=()) if known.wrote_config() else resolved
 
 
 def _tell_complete(config: Config, as_json: bool) -> bool:

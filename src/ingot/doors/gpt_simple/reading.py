@@ -27,8 +27,13 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     A command line may also have settings of ours that are not keys there, such as training.device.
     """
-    problems: list[str] = []
-    values = _flatten(read_tree(path), f"in {path}", problems)
+    tree, problems = read_tree(path), list[str]()
+    if found := [section for section in OURS if section in tree]:
+        raise ConfigError(
+            f"{path} has the section {found[0]}, which is Ingot's: `ingot train --config {path}` takes it; gpt-simple's settings "
+            "of a run are in the config.json beside its config.yaml"
+        )
+    values = _flatten(tree, f"in {path}", problems)
     settings: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
         if name in known() and name not in all_keys() and name not in THEIRS:

@@ -17,6 +17,8 @@ from ingot.doors.gpt_simple.log import Log
 from ingot.doors.gpt_simple.names import key_name
 from ingot.doors.gpt_simple.reading import read_config
 from ingot.doors.gpt_simple.translate import ALREADY_READ, kept_tokens, named_tokenizer, tell_batch, translate, warnings
+from ingot.errors import ConfigError
+from ingot.runtime.files import user_path
 from ingot.runtime.ranks import ranks_from_environment
 
 if TYPE_CHECKING:
@@ -56,7 +58,11 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
 def configured(options: Namespace, overrides: Mapping[str, Any]) -> Config:
     """The config of a command: the file, the keys beside it, and the two flags that are keys."""
     flags = {f"data.{name}": True for name in ("allow_bucket_exhaustion", "allow_budget_mismatch") if getattr(options, name)}
-    return read_config(options.config, {**overrides, **flags})
+    config = read_config(options.config, {**overrides, **flags})
+    record = user_path(config.training.output_dir) / "config.yaml"
+    if record.exists() and record.samefile(options.config):
+        raise ConfigError(f"{options.config} is where the run writes its settings in another form; give it another name or place")
+    return config
 
 
 def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, TrainingResult]:
