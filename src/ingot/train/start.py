@@ -223,18 +223,18 @@ def _open_outputs(
 ) -> RunOutputs:
     """Write down what is about to run, and start the heartbeat and the saver."""
     config = resolved.config
-    # First, because by it a run folder is known: whoever is killed in here can start again.
     kept = any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files)
     written = None if kept else dump_yaml(config, resolved.origins)  # never over the very file that it was read from
     besides = _set_besides(config, folder) if kept else {}
+    # First, because by it a run folder is known: whoever is killed in here can start again.
     folder.write_environment(installed(packages(config.training.device)), config=written, besides=besides)
     folder.forget_result()
     if written is not None:
         folder.write_config(written)
     elif besides:
         reporter.message(
-            f"{folder.config_path}, which this run was started from, stays as it is; environment.json tells what was set "
-            f"besides: {', '.join(besides)}"
+            f"{folder.config_path}, which this run was started from, stays as it is; set besides, and kept in environment.json: "
+            + ", ".join(f"{name}={value}" for name, value in besides.items())
         )
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
