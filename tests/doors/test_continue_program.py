@@ -44,7 +44,7 @@ def test_a_run_goes_on_with_all_its_settings_and_those_given_on_top(call: Call, 
     assert config.training.output_dir == str(run) and list(losses(run)) == list(range(1, 9))
 
 
-def test_what_was_set_besides_a_config_of_ones_own_is_known_to_the_checkpoints(call: Call, data: Path, tmp_path: Path) -> None:
+def test_what_was_set_besides_a_config_of_ones_own_stays_set(call: Call, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     call(*train_words(data, run, training__max_steps=4))
     config = run / "config.yaml"

@@ -63,6 +63,17 @@ def test_what_is_complete_is_not_run_again(trials):
     assert [(trial.folder / "result.json").stat().st_mtime_ns for trial in trials[:2]] == before
 
 
+@pytest.mark.parametrize("left", [None, "model: ["])
+def test_a_complete_run_that_is_damaged_fails_alone(trials, left):
+    run_trials(trials[:1], nothing, nothing)
+    shutil.rmtree(trials[0].folder / "checkpoints")
+    (trials[0].folder / "config.yaml").unlink()
+    if left is not None:
+        (trials[0].folder / "config.yaml").write_text(left)
+    errors = run_trials(trials[:2], nothing, nothing)
+    assert list(errors) == [trials[0].folder] and "holds no checkpoint" in errors[trials[0].folder]
+
+
 def test_a_place_where_no_run_can_be_is_one_sentence(trials, tmp_path):
     (tmp_path / "sweep").write_text("a file")
     with pytest.raises(ConfigError, match=r"sweep.*cannot be written: Not a directory"):

@@ -182,7 +182,7 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
             return config
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            path = _place(detail)
+            path = _path_of(detail)
             path = path[:4] if item_at(path, family) else path[:2]
             details.setdefault(path if detail["type"] != "value_error" else (), []).append(detail)
     together = details.pop((), [])
@@ -190,14 +190,14 @@ def validate(tree: dict[str, Any], origins: dict[Path, str], family: str, proble
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, found
         given = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # several in a mapping
-        origin = given.get(_place(found[0])[:3]) or given.get(path[:2]) or next(iter(given.values()), "default")
+        origin = given.get(_path_of(found[0])[:3]) or given.get(path[:2]) or next(iter(given.values()), "default")
         problems.append(_explain(setting, tree, origin, found))
     if not problems:  # what does not fit together is only worth saying when each value is sound
         problems = [str(detail["ctx"]["error"]) for detail in together]
     raise _together(problems)
 
 
-def _place(detail: Mapping[str, Any]) -> Path:
+def _path_of(detail: Mapping[str, Any]) -> Path:
     """Where in the tree an error is, without the family that a model's errors carry."""
     section, *rest = map(str, detail["loc"] or ("",))
     return (section, *rest[1:]) if section == "model" else (section, *rest)

@@ -162,9 +162,9 @@ class RunFolder:
         written = (read_dict(self.environment_path) or {}).get("config_sha256")
         return written is not None and written == file_sha256(self.config_path)
 
-    def set_besides(self) -> dict[str, Any]:
+    def besides_config(self) -> dict[str, Any]:
         """What the last session was set to besides a config.yaml that it did not write."""
-        besides = (read_dict(self.environment_path) or {}).get("set_besides")
+        besides = (read_dict(self.environment_path) or {}).get("besides_config")
         return besides if isinstance(besides, dict) else {}
 
     def write_environment(
@@ -182,7 +182,7 @@ class RunFolder:
         self.session = len(earlier) + 1
         record = _environment(packages, sys.argv if argv is None else argv)
         record["config_sha256"] = hashlib.sha256(config.encode()).hexdigest() if config is not None else None
-        record |= {"set_besides": besides or {}, "earlier": earlier}
+        record |= {"besides_config": besides or {}, "earlier": earlier}
         with writing(self.environment_path):
             write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
 

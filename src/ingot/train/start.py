@@ -225,7 +225,7 @@ def _open_outputs(
     config = resolved.config
     kept = any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files)
     written = None if kept else dump_yaml(config, resolved.origins)  # never over the very file that it was read from
-    besides = _set_besides(config, folder) if kept else {}
+    besides = _besides_config(config, folder) if kept else {}
     # First, because by it a run folder is known: whoever is killed in here can start again.
     folder.write_environment(installed(packages(config.training.device)), config=written, besides=besides)
     folder.forget_result()
@@ -274,7 +274,7 @@ def _tracked(
     return MultiReporter(reporter, stack.enter_context(tracking))
 
 
-def _set_besides(config: Config, folder: RunFolder) -> dict[str, Any]:
+def _besides_config(config: Config, folder: RunFolder) -> dict[str, Any]:
     """What of a config its folder's config.yaml does not say; where a run lies and goes on is seen by every session."""
     try:
         alone = dict(leaf_values(load_config(file=folder.config_path, environment={}).config))

@@ -150,7 +150,7 @@ def _settings_of(
     for name in own.keys() & given.keys():
         raise ConfigError(f"{name} is given, and {folder} is continued where it is; leave {name} or the run out")
     run, known = Run.open(folder), RunFolder(folder)
-    resolved = load_config(file=run.config_path, overrides={**known.set_besides(), **given, **own})
+    resolved = load_config(file=run.config_path, overrides={**known.besides_config(), **given, **own})
     if (saved := saved_config(folder)) is not None:
         was, now = compared(saved), compared(resolved.config)
         changed = [name for name in was.keys() & now.keys() - given.keys() if was[name] != now[name]]
