@@ -80,7 +80,8 @@ def run_all(
     """
     whole = True
     for case in cases:
-        if case.name in {r["name"] for r in finished(arguments.results)}:
+        if (known := {r["name"]: r["at"] for r in finished(arguments.results)}.get(case.name)) is not None:
+            say(f"{case.name} | in {arguments.results} already, of {known}")
             continue
         left = arguments.limit - (time.perf_counter() - began)
         if left < (0 if arguments.toy else worth_starting):

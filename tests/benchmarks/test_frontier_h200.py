@@ -9,7 +9,7 @@ from frontier_h200 import case_of, table
 
 RUN = {
     "steps": 3500, "tokens_per_second": 1_540_000, "training_seconds": 300.0, "wall_seconds": 420.0, "passes": 5.1,
-    "train_nats": 2.53, "val_nats": 2.78,
+    "train_nats": 2.53, "val_nats": 2.78, "at": "2026-11-17T21:35:14+00:00",
 }  # fmt: skip
 
 
@@ -26,7 +26,8 @@ def test_what_the_results_have_is_told_and_not_run_again(tmp_path, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["frontier_h200.py", *words])
     frontier_h200.main()
     told = capsys.readouterr().out
-    assert told.count("column1-2s-seed") == told.count("column2-2s-seed") == 2 and "60s" not in told
+    assert told.count("| column1-2s-seed") == told.count("| column2-2s-seed") == 2 and "60s" not in told
+    assert f"column2-2s-seed1 | in {results} already, of 2026-11-17T21:35:14+00:00" in told
     assert "artifact_bpb: mean 1.1415" in told and "val_bpb: mean 1.1315" in told and "nothing is left" in told
     assert not (tmp_path / "runs").exists()
 
