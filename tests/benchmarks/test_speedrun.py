@@ -11,6 +11,7 @@ from speedrun import GOAL, RECIPE, table
 RUN = {
     "steps": 800, "tokens": 52_428_800, "tokens_per_second": 1_310_720, "training_seconds": 39.9, "wall_seconds": 120.0,
     "train_nats": 3.8, "val_bpb": 1.29, "memory_gib": 41.2, "mfu": 0.43,
+    "at": "2026-11-17T21:55:14+00:00",
 }  # fmt: skip
 
 

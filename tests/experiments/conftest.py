@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
+
+sys.path.append(str(Path(__file__).parents[1] / "data"))  # the toy tokenizers
 
 TINY = {
     "model.layers": 1, "model.heads": 2, "model.width": 16, "data.seq_len": 16, "training.max_steps": 6,

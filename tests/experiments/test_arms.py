@@ -7,12 +7,14 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from toy_tokenizers import toy_sentencepiece
 
+from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.shards import ShardWriter
 from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import ConfigError, DataError
-from ingot.experiments.arms import make_arms, plan_trials, read_seeds
+from ingot.experiments.arms import Arm, make_arms, plan_trials, read_seeds
 
 
 def names(*vary, file=None):
@@ -153,6 +155,44 @@ def test_one_text_in_other_tokens_may_be_an_arm(tmp_path, resolve):
     write_dataset(text, tmp_path / "more", CharTokenizer("abcd"), source={})
     arms = make_arms([f"data.path={tmp_path / 'chars'},{tmp_path / 'more'}"])
     assert len(plan_trials(arms, [1], tmp_path / "out", resolve)) == 2
+
+
+def test_losses_of_other_tokens_do_not_compare(tmp_path, resolve):
+    text = [("train", "abcabc" * 90), ("val", "abcab" * 30)]
+    write_dataset(text, tmp_path / "chars", CharTokenizer("abc"), source={})
+    write_dataset(text, tmp_path / "more", CharTokenizer("abcd"), source={})
+    arms = make_arms([f"data.path={tmp_path / 'chars'},{tmp_path / 'more'}"])
+    with pytest.raises(ConfigError, match="have different tokens: their val_loss does not compare, their val_bpb does"):
+        plan_trials(arms, [1], tmp_path / "out", resolve, "val_loss")
+
+
+def test_bytes_that_are_counted_in_different_ways_do_not_compare(tmp_path, resolve):
+    for name, text in ("plain", "to be"), ("folded", "to  be"):  # SentencePiece keeps one space of two
+        write_dataset([("train", text * 40), ("val", text * 9)], tmp_path / name, toy_sentencepiece(), source={})
+    plain, folded = (make_arms(["evaluation.bytes=text,pieces", f"data.path={tmp_path / name}"]) for name in ("plain", "folded"))
+    assert len(plan_trials(plain, [1], tmp_path / "out", resolve)) == 2  # as many bytes of either
+    with pytest.raises(ConfigError, match=r"count bytes in different ways \(evaluation\.bytes\), so that their val_bpb"):
+        plan_trials(folded, [1], tmp_path / "out", resolve)
+    assert len(plan_trials(folded, [1], tmp_path / "out", resolve, "val_loss")) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "score", "lacking"),
+    [
+        ({"artifact.write": True, "artifact.score": False}, "artifact_bpb", "artifact.score"),
+        ({}, "artifact_bpb", "artifact.write"),
+        ({"evaluation.at_end": False}, "val_bpb", "evaluation.at_end"),
+    ],
+)
+def test_arms_that_would_have_no_score_are_refused_before_they_train(tmp_path, resolve, settings, score, lacking):
+    with pytest.raises(ConfigError, match=f"arm plain: it would have no {score}, because {lacking} is false"):
+        plan_trials([Arm("plain", settings)], [1], tmp_path / "out", resolve, score)
+
+
+def test_an_arm_without_data_is_advised_the_tokenizer_of_its_recipe(tmp_path):
+    arms = make_arms(["model.layers=1,2"])
+    with pytest.raises(DataError, match="--tokenizer gpt2"):
+        plan_trials(arms, [1], tmp_path / "out", lambda settings: load_config("speedrun/124m", environment={}, sweep=settings))
 
 
 def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path, resolve):

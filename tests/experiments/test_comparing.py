@@ -141,6 +141,25 @@ def test_scores_of_a_part_of_the_text_are_told(tmp_path):
     assert found.notes and ": by 3 of 7 rows and by 4 of 7 rows; " in found.notes[0]
 
 
+def test_a_part_of_the_text_beside_the_whole_is_told_of_both(tmp_path):
+    found = compare(arm(tmp_path / "a", A, val_rows=3), arm(tmp_path / "b", B))
+    assert ": by 3 of 7 rows and by all rows; " in found.notes[0]
+
+
+def test_bytes_that_were_counted_in_different_ways_do_not_compare(sides, tmp_path):
+    pieces = arm(tmp_path / "c", B, bytes=990, settings={"evaluation.bytes": "pieces"})
+    with pytest.raises(ConfigError, match=r"evaluation\.bytes=text and pieces: val_bpb does not compare"):
+        compare(sides[0], pieces)
+    equal = arm(tmp_path / "d", B, settings={"evaluation.bytes": "pieces"})
+    assert compare(sides[0], equal).difference == pytest.approx(-0.09)
+
+
+def test_a_side_of_many_seeds_does_not_make_one_of_few_seem_enough(tmp_path, capsys):
+    many = [1.085 + 0.0067 * (-1) ** number for number in range(10)]
+    found = compare(arm(tmp_path / "a", [1.0, 1.01]), arm(tmp_path / "b", many))
+    assert found.test.p > 0.01 and found.more is not None and found.more[0] > 0 and found.more[1] == 0
+
+
 def test_sliding_scores_are_named_and_a_side_that_saw_more_before_its_tokens_is_told(tmp_path):
     slid = arm(tmp_path / "a", A, val_stride=32)
     both = compare(slid, arm(tmp_path / "b", B, val_stride=32))

@@ -10,6 +10,7 @@ import signal
 import sys
 from dataclasses import replace
 from multiprocessing import forkserver
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -102,21 +103,25 @@ def once_it_trains(trial, act):
         act()
 
 
+def printed(trial) -> Path:
+    return trial.folder.parent / f"output-{trial.folder.name}.txt"
+
+
 def test_a_process_that_dies_is_told_with_where_it_printed(long):
     def kill():
         for process in multiprocessing.active_children():
             os.kill(process.pid, signal.SIGKILL)
 
     error = train_apart(long, lambda trial: once_it_trains(trial, kill))
-    assert error == f"its process ended with exit code -9; {long.folder}.txt has what it printed"
-    assert "step 1/400" in long.folder.with_name("seed-1.txt").read_text()
+    assert error == f"its process ended with exit code -9; {printed(long)} has what it printed"
+    assert "step 1/400" in printed(long).read_text()
 
 
 def test_a_process_that_fails_unforeseen_is_told_with_the_last_line_of_why(long):
     unfit = replace(long, resolved=SimpleNamespace(config=long.config))  # no more than what is read before the run
     error = train_apart(unfit)
     assert error is not None and error.startswith("its process ended with exit code 1: AttributeError: ")
-    assert error.endswith(f"; {long.folder}.txt has what it printed") and "\n" not in error
+    assert error.endswith(f"; {printed(long)} has what it printed") and "\n" not in error
 
 
 SPOILS = {
@@ -146,6 +151,18 @@ def test_runs_are_forks_unless_these_could_not_use_the_device(tmp_path, resolve,
     finally:
         forkserver._forkserver._stop()
         running._processes.cache_clear()
+
+
+def test_a_run_whose_sweep_is_gone_ends_without_a_traceback(trials):
+    trial, context = trials[0], multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    receive.close()
+    printed(trial).parent.mkdir(parents=True)
+    process = context.Process(target=running._train, args=(trial.resolved, printed(trial), send))
+    process.start()
+    process.join()
+    assert process.exitcode == 0 and "Traceback" not in printed(trial).read_text()
+    assert Run.open(trial.folder).status().status == "completed"
 
 
 def test_a_sweep_that_is_broken_off_saves_its_run_and_goes_on_with_it(long):

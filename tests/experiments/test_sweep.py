@@ -11,6 +11,7 @@ from experiments_kit import said
 
 from ingot.doors.cli.sweep import table
 from ingot.experiments.summary import ArmSummary, TrialSummary
+from ingot.runs.run import Run
 
 VARY = ["sweep", "--vary", "data.sampling=shuffle,redraw", "--seeds", "1,2"]
 
@@ -47,7 +48,7 @@ def test_a_run_says_which_of_its_settings_the_sweep_gave_it(swept):
 
 
 def test_the_runs_of_two_arms_are_compared(swept, capsys):
-    arms = [sorted(Path("runs/sweep", name).glob("seed-[0-9]")) for name in ("sampling=shuffle", "sampling=redraw")]
+    arms = [sorted(Path("runs/sweep", name).glob("seed-*")) for name in ("sampling=shuffle", "sampling=redraw")]
     out = said(capsys, "compare", *arms[0], "--", *arms[1])[1]
     assert "differ in data.sampling: shuffle and redraw" in out and "(Welch, two-sided)" in out
 
@@ -58,6 +59,29 @@ def test_an_artifact_is_written_only_where_it_is_asked_for(tiny_words, capsys):
         out = f"runs/{files}"
         assert said(capsys, "sweep", "--vary", "model.layers=1", "--seeds=1", "-o", out, *words, *more)[0] == 0
         assert len(list(Path(out, "layers=1/seed-1/artifact").iterdir())) == files
+
+
+def test_an_artifact_is_written_where_its_score_is_asked_for(tiny_words, capsys):
+    words = [word for word in tiny_words if "artifact" not in word]
+    code, out, _ = said(capsys, "sweep", "--vary", "model.layers=1", "--seeds=1", "--score", "artifact_bpb", *words)
+    told = json.loads(Path("runs/sweep/layers=1/seed-1/result.json").read_text())
+    assert code == 0 and out.splitlines()[1].split()[:3] == ["layers=1", "1/1", f"{told['artifact_bpb']:.4f}"]
+
+
+def test_every_arm_is_scored_on_the_whole_text_unless_rows_are_asked_for(tiny_words, capsys):
+    for more, rows in ([], None), (["--evaluation.final_rows=3"], 3):
+        out = Path("runs", str(rows))
+        words = ["sweep", "--vary", "model.layers=1", "--seeds=1", "-o", out, "--budget.seconds=60", *more, *tiny_words]
+        assert said(capsys, *words)[0] == 0
+        assert Run.open(out / "layers=1/seed-1").config.evaluation.final_rows == rows
+
+
+def test_runs_that_were_stopped_are_told_and_can_be_an_exit_code(tiny_words, capsys):
+    words = [word for word in tiny_words if "max_steps" not in word]
+    more = ["--training.max_steps=100000", "--training.max_runtime_seconds=1", "--seeds=1", "--stop-exit-code=7"]
+    code, out, err = said(capsys, "sweep", "--vary", "model.layers=1", *words, *more)
+    assert code == 7 and "seed 1: stopped" in out
+    assert err.splitlines()[-1].endswith("1 of 1 runs are not complete; the same command goes on with them")
 
 
 def test_a_failed_run_is_told_in_the_table_and_by_the_exit_code(tiny_words, capsys):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ingot.config.loading import load_config
+from ingot.config.loading import Sources
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import ConfigError
@@ -90,7 +90,7 @@ def load(tmp_path):
 
     def make(**given):
         words = {**always, **{name.replace("__", "."): value for name, value in given.items()}}
-        return lambda measured: load_config("auto", overrides=words, environment={}, measured=measured)
+        return Sources("auto", overrides=words, environment={})
 
     return make
 
@@ -116,6 +116,38 @@ def test_a_run_goes_on_with_what_was_chosen_when_it_began(load, tmp_path, monkey
     assert {name for name, origin in again.origins.items() if "measured" in origin} == {*CHOSEN} - {
         "training.max_steps"
     }  # which is given
+
+
+def test_a_run_that_begins_anew_is_measured_anew(load, tmp_path, monkeypatch):
+    monkeypatch.setattr("ingot.plan.auto.PROBE_SECONDS", 0.0)
+    given = load(training__output_dir=str(tmp_path / "run"), training__max_steps=1, evaluation__every=0, artifact__write=False)
+    run(resolve_auto(given, 1, lambda line: None))
+    told: list[str] = []
+    resolve_auto(given, 1, told.append, fresh=True)
+    assert "GFLOP/s" in told[0]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"model__width": 100}, {"model__heads": 3}, {"data__seq_len": 16}, {"data__seq_len": 100}, {"model__layers": 1}],
+)
+def test_what_is_chosen_goes_with_what_the_user_sets(load, monkeypatch, own):
+    monkeypatch.setattr("ingot.plan.auto.PROBE_SECONDS", 0.0)
+    (name, value), told = next(iter(own.items())), []
+    resolved = resolve_auto(load(**own), 1, told.append)
+    section, _, key = name.partition("__")
+    assert getattr(getattr(resolved.config, section), key) == value and told[3] == f"set by you instead: {section}.{key}"
+    if key == "layers":
+        assert told[0].startswith("model: 1 layers x ")
+
+
+@pytest.mark.parametrize("facts", [LAPTOP, H200])
+def test_every_width_can_be_cut_into_its_heads(facts):
+    for rate in range(6, 18):
+        settings = choose(replace(facts, rate=10.0**rate, tokens=10**12)).settings
+        for width in (settings["model.width"], 416, 448, 100, 34):
+            heads = choose(facts, {"model.width": width}).settings["model.heads"]
+            assert width % (2 * heads) == 0
 
 
 def test_text_without_a_tokenizer_gets_one_and_a_given_one_stays(load, tmp_path, monkeypatch):

@@ -48,6 +48,47 @@ def load_config(
     `measured` goes above the recipe and below the file.
     """
     documents, name = _documents(recipe, file, measured or {})
+    problems: list[Problem] = []
+    given = _given(documents, overrides, environment, sweep, python, problems)
+    family, given = settle_family(given, problems)
+    tree, origins = merge(given, family, problems)
+    config = validate(tree, origins, family, problems)
+    told = {".".join(path): origins.get(path, "default") for path, _ in leaf_values(config)}
+    return ResolvedConfig(config, told, name, tuple(Path(o.removeprefix("file ")) for o, _ in documents if o.startswith("file ")))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a config that is loaded more than once is made of."""
+
+    recipe: str | None = None
+    file: Path | str | None = None
+    overrides: Mapping[str, Any] | None = None
+    environment: Mapping[str, str] | None = None
+    python: Mapping[str, Any] | None = None
+
+    def load(self, measured: Mapping[str, Any] | None = None) -> ResolvedConfig:
+        return load_config(self.recipe, self.file, self.overrides, self.environment, python=self.python, measured=measured)
+
+    def above_recipe(self) -> dict[str, Any]:
+        """What is set above the recipe, by names, each value as its setting understands it; mistakes are left to `load`."""
+        problems: list[Problem] = []
+        documents, _ = _documents(self.recipe, self.file, {})
+        given = _given(documents, self.overrides, self.environment, None, self.python, problems)
+        family, given = settle_family(given, problems)
+        tree, origins = merge([item for item in given if not item.origin.startswith("recipe ")], family, problems)
+        return {f"{path[0]}.{path[1]}": tree[path[0]][path[1]] for path in origins if len(path) == 2}
+
+
+def _given(
+    documents: list[_Source],
+    overrides: Mapping[str, Any] | None,
+    environment: Mapping[str, str] | None,
+    sweep: Mapping[str, Any] | None,
+    python: Mapping[str, Any] | None,
+    problems: list[Problem],
+) -> list[Given]:
+    """Every value of every source, with its place among them."""
     words = {path: Plain(value) if isinstance(value, str) else value for path, value in (overrides or {}).items()}
     variables = _variables(os.environ if environment is None else environment)
     levels: list[list[_Source]] = [
@@ -57,18 +98,12 @@ def load_config(
         [("sweep", sweep or {})],
         [("python", python or {})],
     ]
-    problems: list[Problem] = []
-    given = [
+    return [
         Given(path, value, origin, level)
         for level, sources in enumerate(levels)
         for origin, tree in sources
         for path, value in _flatten(tree, origin, problems).items()
     ]
-    family, given = settle_family(given, problems)
-    tree, origins = merge(given, family, problems)
-    config = validate(tree, origins, family, problems)
-    told = {".".join(path): origins.get(path, "default") for path, _ in leaf_values(config)}
-    return ResolvedConfig(config, told, name, tuple(Path(o.removeprefix("file ")) for o, _ in documents if o.startswith("file ")))
 
 
 def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[str, Any]) -> tuple[list[_Source], str | None]:

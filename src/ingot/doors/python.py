@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.config.loading import ResolvedConfig, load_config
+from ingot.config.loading import Sources
 from ingot.config.schema import Config
 from ingot.doors.display import make_reporter
 from ingot.plan.auto import RECIPE, resolve_auto
@@ -37,10 +36,10 @@ def train(
     file, given = (None, config) if isinstance(config, dict) else (config, overrides)
     if isinstance(config, dict):
         given = {**config, **{name: _over(config.get(name), section) for name, section in overrides.items()}}
-    load, world_size = partial(_load, recipe, file, given), ranks_from_environment().world_size
-    resolved = load({}) if recipe != RECIPE else None  # a mistake is raised before anything is shown
+    sources, world_size = Sources(recipe, file, python=given), ranks_from_environment().world_size
+    resolved = sources.load() if recipe != RECIPE else None  # a mistake is raised before anything is shown
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
-        resolved = resolved or resolve_auto(load, world_size, shown.message)
+        resolved = resolved or resolve_auto(sources, world_size, shown.message)
         if (result := completed(resolved.config)) is not None:
             shown.message(f"{COMPLETE.format(result.run_dir)} in another training.output_dir")
             return result
@@ -51,7 +50,3 @@ def train(
 def _over(section: Any, changes: Any) -> Any:
     both = isinstance(section, Mapping) and isinstance(changes, Mapping)
     return {**section, **changes} if both else changes  # what is no section is told as a mistake when all is merged
-
-
-def _load(recipe: str | None, file: str | Path | None, given: dict[str, Any], measured: Mapping[str, Any]) -> ResolvedConfig:
-    return load_config(recipe=recipe, file=file, python=given, measured=measured)

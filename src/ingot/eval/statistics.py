@@ -30,13 +30,16 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
 
 
 def seeds_needed(a: Sequence[float], b: Sequence[float], level: float) -> int | None:
-    """How many numbers each sample needs for p below a level, if its mean and spread stay what they are.
+    """How many numbers each sample needs for p below a level, if its mean and spread stay what they are; one may have more now.
 
     None: more than MOST_SEEDS, or the means are equal.
     """
     difference, spreads = statistics.fmean(b) - statistics.fmean(a), (statistics.variance(a), statistics.variance(b))
-    sizes = range(2, MOST_SEEDS + 1)
-    return next((n for n in sizes if _welch(difference, spreads[0], n, spreads[1], n).p < level), None)
+
+    def p(n: int) -> float:
+        return _welch(difference, spreads[0], max(n, len(a)), spreads[1], max(n, len(b))).p
+
+    return next((n for n in range(2, MOST_SEEDS + 1) if p(n) < level), None)
 
 
 def one_sample_p(scores: Sequence[float], reference: float) -> float:

@@ -19,7 +19,7 @@ from ingot.config.schema import Config
 from ingot.config.text import Plain, format_value, parse_yaml
 from ingot.data.loading.open import open_dataset
 from ingot.errors import ConfigError, IngotError
-from ingot.experiments.comparing import SEEDS
+from ingot.experiments.comparing import BYTES, SEEDS, ScoreName
 from ingot.runs.run import Run
 from ingot.train.finished import compared
 
@@ -92,7 +92,11 @@ def read_seeds(text: str) -> list[int]:
 
 
 def plan_trials(
-    arms: Sequence[Arm], seeds: Sequence[int], output: Path, resolve: Callable[[Mapping[str, Any]], ResolvedConfig]
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    output: Path,
+    resolve: Callable[[Mapping[str, Any]], ResolvedConfig],
+    score: ScoreName = "val_bpb",
 ) -> list[Trial]:
     """The runs of a sweep in their order, checked before one starts; `resolve` makes a config of an arm's settings."""
     trials = []
@@ -103,32 +107,64 @@ def plan_trials(
             trials.append(Trial(arm.name, seed, resolve({**arm.settings, **own})))
         except ConfigError as error:
             raise error.within(f"arm {arm.name}") from None
-    check_one_text(trials)
+    for trial in trials:
+        check_scored(trial, score)
+    check_one_text(trials, score)
     for trial in trials:
         check_folder(trial)
     return trials
 
 
-def check_one_text(trials: Sequence[Trial]) -> None:
-    """Refuse arms that would be scored on different texts; the same text may be in other tokens."""
-    found: dict[tuple[Any, ...], tuple[str, object]] = {}
+def check_scored(trial: Trial, score: ScoreName) -> None:
+    """Refuse an arm that would end without the score that is asked for."""
+    evaluation, artifact = trial.config.evaluation, trial.config.artifact
+    needed = {"evaluation.at_end": evaluation.at_end or evaluation.every > 0}
+    if score == "artifact_bpb":
+        needed = {"artifact.write": artifact.write, "artifact.score": artifact.score}
+    if lacking := [name for name, value in needed.items() if not value]:
+        raise ConfigError(f"arm {trial.arm}: it would have no {score}, because {lacking[0]} is false; set it to true")
+
+
+def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
+    """Refuse arms whose scores would be of different texts or in different units; the same text may be in other tokens."""
+    found: dict[tuple[Any, ...], _Judged] = {}
     for trial in trials:
-        data = trial.config.data
-        key = (data.path, data.tokenizer, data.trust_tokens)
+        data, counted = trial.config.data, trial.config.evaluation.bytes
+        key = (data.path, data.tokenizer, data.trust_tokens, counted)
         if key not in found:
             try:
-                dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
+                dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, trial.config.fitting_tokenizer)
             except IngotError as error:
                 raise error.within(f"arm {trial.arm}") from None
             val = dataset.split("val")
-            found[key] = (trial.arm, (val.documents, val.bytes) if val.bytes else dataset.fingerprint)
-    (first, known), *others = found.values()
-    for arm, text in others:
-        if text != known:
-            raise ConfigError(
-                f"the arms {first} and {arm} are on different data, and scores of different validation texts do not compare; "
-                "sweep each by itself"
-            )
+            text = (val.documents, val.bytes) if val.bytes else dataset.fingerprint
+            size = val.piece_bytes if counted == "pieces" else val.bytes
+            found[key] = _Judged(trial.arm, text, dataset.fingerprint, counted, size)
+    first, *others = found.values()
+    for other in others:
+        if why := _unlike(first, other, score):
+            raise ConfigError(f"the arms {first.arm} and {other.arm} {why}; sweep each by itself")
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What an arm's score is of."""
+
+    arm: str
+    text: object
+    tokens: str  # fingerprint
+    counted: str  # which bytes
+    size: int | None  # so many
+
+
+def _unlike(one: _Judged, other: _Judged, score: ScoreName) -> str:
+    if one.text != other.text:
+        return "are on different data, and scores of different validation texts do not compare"
+    if score == "val_loss" and one.tokens != other.tokens:
+        return "have different tokens: their val_loss does not compare, their val_bpb does"
+    if score != "val_loss" and one.counted != other.counted and one.size != other.size:
+        return f"count bytes in different ways ({BYTES}), so that their {score} does not compare"
+    return ""
 
 
 def check_folder(trial: Trial) -> None:

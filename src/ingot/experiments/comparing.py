@@ -25,6 +25,7 @@ from ingot.train.finished import compared
 
 ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
 SEEDS = ("training.seed", "data.seed")
+BYTES = "evaluation.bytes"
 LEVEL = 0.01  # p below it settles a comparison
 
 
@@ -101,7 +102,7 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
         for name in sorted(first.keys() | second.keys())
         if first.get(name) != second.get(name)
     }
-    parts = " and ".join(dict.fromkeys(run.part for run in runs if run.part))
+    parts = " and ".join(dict.fromkeys(run.part or "by all rows" for run in runs)) if any(run.part for run in runs) else ""
     kinds = list(dict.fromkeys(run.sliding or "by rows that do not overlap" for run in runs))
     notes = [f"scores are not of the whole validation text: {parts}; evaluation.final_rows=null scores all of it"] * bool(parts)
     if len(kinds) > 1:
@@ -146,10 +147,16 @@ def verdict(found: Comparison) -> str:
 
 
 def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
-    """Refuse scores that are of different texts, or of different tokens where the score counts tokens."""
+    """Refuse scores of different texts, of different tokens where tokens count, and of bytes counted in different ways."""
     first = runs[0]
     for run in runs[1:]:
         same_text = run.text_bytes is not None and run.text_bytes == first.text_bytes and score != "val_loss"
+        counted = [one.settings.get(BYTES) for one in (first, run)]
+        if score != "val_loss" and counted[0] != counted[1] and not same_text:
+            raise ConfigError(
+                f"{first.path} and {run.path} count bytes in different ways, {BYTES}={counted[0]} and {counted[1]}: {score} does "
+                "not compare; train one of them with the other's"
+            )
         if run.data != first.data and not same_text:
             paths = [one.settings.get("data.path") for one in (first, run)]
             raise ConfigError(

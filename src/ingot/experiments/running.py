@@ -28,7 +28,7 @@ from ingot.train.finished import completed
 
 LOOK_SECONDS = 1.0  # between two looks at a trial, for whoever draws it
 PRELOADED = ("ingot.experiments.running", "ingot.plan.validate", "ingot.train.start")
-OUTPUT = ".txt"  # of the file beside a run folder, with what its process printed
+OUTPUT = "output-{}.txt"  # beside a run folder, with what its process printed; seed-* is runs alone
 
 Tell = Callable[[Trial, str | None], None]  # a trial is over; why it failed, None: it did not
 
@@ -51,7 +51,7 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     """Train in another process; why it failed, or None."""
     context = _processes(trial.config.training.device)
     receive, send = context.Pipe(duplex=False)
-    output = trial.folder.with_name(trial.folder.name + OUTPUT)
+    output = trial.folder.with_name(OUTPUT.format(trial.folder.name))
     with writing_output(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
     earlier = output.stat().st_size if output.exists() else 0
@@ -104,10 +104,15 @@ def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:
     try:
         dataset = check_before_training(resolved.config, 1, lambda line: print(line, flush=True))
         run(resolved, LineReporter(lambda line: print(line, flush=True)), dataset=dataset)
-        send.send(None)
+        _answer(send, None)
     except IngotError as error:
-        send.send(str(error))
+        _answer(send, str(error))
         sys.exit(error.exit_code)
+
+
+def _answer(send: Connection, error: str | None) -> None:
+    with suppress(OSError):  # the sweep is gone
+        send.send(error)
 
 
 def _last_line(path: Path, begin: int) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ingot.backends.open import find_device, measure_flops, open_backend
 from ingot.config.fields import leaf_values
-from ingot.config.loading import ResolvedConfig
+from ingot.config.loading import ResolvedConfig, Sources
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset, text_bytes
 from ingot.data.tokenizers.made import BPE
@@ -103,27 +103,30 @@ def choose_tokenizer(operations: float, text_bytes: int) -> str:
     return "byte" if most < 512 else f"{BPE}{min(_power(ids), most)}"
 
 
-def choose(facts: Facts) -> Choice:
-    """The settings for a machine, a budget and a text."""
+def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
+    """The settings for a machine, a budget and a text, which go with the user's `own`."""
+    own = own or {}
     budget, wanted = facts.rate * facts.seconds, facts.wanted
     enough = facts.tokens * MOST_PASSES / READ_PER_WEIGHT
-    width = _width(min(wanted, enough), facts)
-    layers, weights = _layers(width), _weights(width, facts.vocab_size)
+    width = own.get("model.width") or _width(min(wanted, enough), facts, own.get("model.heads", 1))
+    layers = own.get("model.layers") or _layers(width)
+    weights = _weights(width, facts.vocab_size, layers)
     trained = budget / (OPERATIONS * weights)
     few = trained > MOST_PASSES * facts.tokens
     trained = min(trained, MOST_PASSES * facts.tokens)
     # On a CPU 400 steps of 2,048 bytes came to 2.56 bits per byte in rows of 64, to 2.62 of 128 and 2.68 of 256.
-    seq_len = min(2048 if facts.on_gpu else 64, _power(facts.tokens / 8))
-    batch = min(max(_power(trained / STEPS), seq_len, SMALLEST_OF_LITTLE if few else SMALLEST), 262_144)
+    seq_len = own.get("data.seq_len") or min(2048 if facts.on_gpu else 64, _power(facts.tokens / 8))
+    batch = min(max(_power(trained / STEPS), SMALLEST_OF_LITTLE if few else SMALLEST), 262_144)
+    batch = own.get("training.tokens_per_step") or _whole_rows(batch, seq_len)
     passes = trained / facts.tokens
     redrawn = passes > 1 and facts.has_documents
     settings = {
         "model.layers": layers,
-        "model.heads": max(1, width // (128 if width >= 256 else 32)),
+        "model.heads": _heads(width),
         "model.width": width,
         "data.seq_len": seq_len,
         "data.sampling": "redraw" if redrawn else "shuffle",
-        "evaluation.stride": seq_len if facts.on_gpu else seq_len // 2,  # short rows are scored with half of them before
+        "evaluation.stride": seq_len if facts.on_gpu else max(1, seq_len // 2),  # short rows are scored with half of them before
         "training.tokens_per_step": batch,
         "training.max_steps": max(1, int(trained / batch)) if few else None,
     }
@@ -158,21 +161,20 @@ def _of_little(facts: Facts, weights: int) -> str:
     )
 
 
-def resolve_auto(
-    load: Callable[[Mapping[str, Any]], ResolvedConfig], world_size: int, say: Callable[[str], None]
-) -> ResolvedConfig:
-    """The config of `--recipe auto`; `load` makes one with some settings put above the recipe and below all others."""
-    before = load({})
+def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], fresh: bool = False) -> ResolvedConfig:
+    """The config of `--recipe auto`: what is measured goes above the recipe and below all else; `fresh`: no run goes on."""
+    own = {name: value for name, value in sources.above_recipe().items() if isinstance(value, int) and value > 0}
+    before = sources.load(_stand_in(own))
     if world_size > 1:
         raise ConfigError(
             "--recipe auto measures one process and is not for several ranks; train with one and give its config.yaml as --config"
         )
     if before.config.budget.seconds is None:
         raise ConfigError("--recipe auto plans for budget.seconds, which is null; set it")
-    if (kept := _kept(before.config)) is not None:
-        return load(kept)
-    choice = choose(_facts(before.config))
-    resolved = load(choice.settings)
+    if not fresh and (kept := _kept(before.config)) is not None:
+        return sources.load(kept)
+    choice = choose(_facts(before.config), own)
+    resolved = sources.load(choice.settings)
     for line in choice.reasons:
         say(line)
     changed = [name for name in choice.settings if RECIPE not in resolved.origins.get(name, RECIPE)]
@@ -230,10 +232,35 @@ def _kept(config: Config) -> dict[str, Any] | None:
     return {name: leaves[name] for name in CHOSEN if name in leaves}
 
 
-def _width(weights: float, facts: Facts) -> int:
-    """The width, a multiple of 32 or on GPUs of 128, whose model comes closest to so many weights."""
-    widths = range(128, 2049, 128) if facts.on_gpu else range(32, 513, 32)
+def _stand_in(own: Mapping[str, int]) -> dict[str, Any]:
+    """What of the recipe's own shape, which is timed, does not go with the user's settings, so that it does."""
+    shape = {}
+    if "model.width" in own:
+        shape["model.heads"] = _heads(own["model.width"])
+    elif "model.heads" in own:
+        shape["model.width"] = 32 * own["model.heads"]
+    if "data.seq_len" in own:
+        shape["training.tokens_per_step"] = _whole_rows(SMALLEST, own["data.seq_len"])
+    return shape
+
+
+def _width(weights: float, facts: Facts, heads: int) -> int:
+    """The width, a multiple of 32 or on GPUs of 128 and of the heads, whose model comes closest to so many weights."""
+    known = range(128, 2049, 128) if facts.on_gpu else range(32, 513, 32)
+    widths = [width for width in known if width % (2 * heads) == 0] or [32 * heads]
     return min(widths, key=lambda width: abs(math.log(_weights(width, facts.vocab_size) / max(1.0, weights))))
+
+
+def _heads(width: int) -> int:
+    """Heads of about 128 channels, of 32 in a narrow model, that a width can be cut into."""
+    wanted = width / (128 if width >= 256 else 32)
+    counts = [count for count in range(1, width // 2 + 1) if width % (2 * count) == 0] or [1]
+    return min(counts, key=lambda count: abs(count - wanted))
+
+
+def _whole_rows(tokens: int, seq_len: int) -> int:
+    """So many tokens, or the next number that fills rows."""
+    return -(-tokens // seq_len) * seq_len
 
 
 def _layers(width: int) -> int:

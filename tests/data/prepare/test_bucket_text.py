@@ -79,6 +79,19 @@ def test_text_needs_a_tokenizer(lines):
         open_dataset(str(lines))
 
 
+@pytest.mark.parametrize("tokenizer", [None, "byte"])
+def test_a_file_without_a_byte_is_said_to_be_empty(tmp_path, tokenizer):
+    (tmp_path / "none.jsonl").touch()
+    with pytest.raises(DataError, match=r"none\.jsonl is empty; give a file with text"):
+        open_dataset(str(tmp_path / "none.jsonl"), tokenizer)
+
+
+def test_text_of_another_name_is_told_with_the_command_that_takes_it(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"txt": "a"}\n')
+    with pytest.raises(DataError, match=r"found: .txt.; .*data prepare .*mine\.jsonl.*--tokenizer byte.* --text-field NAME"):
+        open_dataset(str(tmp_path / "mine.jsonl"), "byte")
+
+
 @pytest.mark.parametrize("line", ["[1, 2]", '"text"', "{", '{"body": 3}'])
 def test_a_line_that_is_not_an_object_with_text_is_named_by_file_and_line(lines, line):
     path = lines / "train" / "web" / "a.jsonl"

@@ -20,9 +20,10 @@ from importlib.resources import files as resources
 from pathlib import Path
 
 from ingot.data.prepare.pipeline import prepare, write_dataset
-from ingot.data.store.dataset import VERSION, Dataset
+from ingot.data.store.dataset import VERSION, Dataset, prepare_command
 from ingot.data.text.buckets import Buckets
-from ingot.data.text.files import file_identity
+from ingot.data.text.files import file_bytes, file_identity
+from ingot.data.text.records import TEXT_FIELD
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, digest, open_unless_made
 from ingot.data.tokenizers.made import CHAR, learn_bpe
 from ingot.errors import DataError, IngotError, Setting
@@ -105,11 +106,13 @@ def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: Tokenizer |
 
 def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
     """The folder that a file of JSON lines, or buckets of such files, become; made now if it is not in the cache."""
+    files = [file for of_split in buckets.values() for some in of_split.values() for file in some] or [path]
+    if not any(file_bytes(file) for file in files):
+        raise DataError(f"{path} is empty; give a file with text")
     if tokenizer is None:
         raise DataError(
             f"{path} holds text; name the tokenizer that it is to be prepared with by {{0}}", Setting("data.tokenizer")
         )
-    files = [file for of_split in buckets.values() for some in of_split.values() for file in some] or [path]
     opened = open_unless_made(tokenizer)
     key = digest(
         {
@@ -129,7 +132,13 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
             return folder
         log.warning("preparing %s into %s, once", path, folder)
         shutil.rmtree(folder, ignore_errors=True)  # damaged, if it is there at all
-        prepare([path], folder, tokenizer, buckets=buckets or None)
+        try:
+            prepare([path], folder, tokenizer, buckets=buckets or None)
+        except DataError as error:
+            if TEXT_FIELD not in error.settings:
+                raise
+            command = f"{prepare_command(path, 'DIR', tokenizer)} {TEXT_FIELD.path} NAME{' --buckets' if buckets else ''}"
+            raise DataError(f"{error.what}; where the text has another name, prepare it with: {command}") from None
     return folder
 
 

@@ -19,6 +19,12 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Recipe to start from, see `ingot recipes`.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StopExitCode = Annotated[
+    int,
+    typer.Option(
+        "--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped and is to be continued."
+    ),
+]
 ScoreOption = Annotated[
     Literal["val_bpb", "artifact_bpb", "val_loss"], typer.Option("--score", help="Which score of the runs is compared.")
 ]

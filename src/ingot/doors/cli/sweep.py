@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, ScoreOption, SettingsCommand, given_settings
+from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, ScoreOption, SettingsCommand, StopExitCode, given_settings
 from ingot.doors.cli.showing import draw
 from ingot.doors.cli.verbs import app
 from ingot.doors.entry import warn
@@ -44,8 +44,9 @@ def sweep(
         Path, typer.Option("--output", "-o", metavar="DIR", help="Where the runs go, as ARM/seed-N; a sweep there goes on.")
     ] = Path("runs/sweep"),
     score: ScoreOption = "val_bpb",
+    stop_exit_code: StopExitCode = 0,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Run every arm with every seed, in turns, and compare their scores with those of the first arm."""
     from ingot.config.loading import load_config
     from ingot.experiments.arms import make_arms, plan_trials, read_seeds, refuse_fixed
@@ -57,11 +58,13 @@ def sweep(
 
     def resolve(settings: Mapping[str, Any]) -> ResolvedConfig:
         found = load_config(recipe, config, given, sweep=settings)
-        unasked = found.origins["artifact.write"] == "default" and found.config.budget.artifact_bytes is None
-        # Writing an artifact and scoring it takes seconds of a run that is there for its val_bpb.
-        return load_config(recipe, config, given, sweep={"artifact.write": False, **settings}) if unasked else found
+        own: dict[str, Any] = {"evaluation.final_rows": None}  # or a slow arm would be judged by a part of the text
+        if found.config.budget.artifact_bytes is None and score != "artifact_bpb":
+            own["artifact.write"] = False  # it takes seconds of a run that is there for another score
+        unasked = {name: value for name, value in own.items() if found.origins[name] == "default"}
+        return load_config(recipe, config, given, sweep={**unasked, **settings}) if unasked else found
 
-    trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve)
+    trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
     shown = _Table(trials, score, as_json)
     try:
         errors = run_trials(trials, shown.tick, shown.tell)
@@ -76,6 +79,10 @@ def sweep(
     if errors:
         folder, error = next(iter(errors.items()))
         raise RunError(f"{len(errors)} of {len(trials)} runs failed, {folder} because {error}; the same command tries them again")
+    left = sum(one.status != "completed" for arm in found for one in arm.trials)
+    if left:
+        warn(f"{left} of {len(trials)} runs are not complete; the same command goes on with them")
+    return stop_exit_code if left else 0
 
 
 class _Table:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, first_word, given_settings
+from ingot.doors.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, StopExitCode, first_word, given_settings
 from ingot.doors.cli.verbs import app
 from ingot.doors.entry import STARTED_AT, process_start, warn
 from ingot.doors.output import for_reader, print_columns, print_json
@@ -37,12 +37,7 @@ def train(
     node_rank: Annotated[int, typer.Option("--node-rank", metavar="K", help="Which of the machines this is, from 0.")] = 0,
     master_addr: Annotated[str, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="Free port on machine 0.")] = None,
-    stop_exit_code: Annotated[
-        int,
-        typer.Option(
-            "--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped and is to be continued."
-        ),
-    ] = 0,
+    stop_exit_code: StopExitCode = 0,
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="RUN", help="Continue this run with all its settings; `ingot train RUN` is the same."),
@@ -66,7 +61,7 @@ def train(
         refused = {"--config": config, "--recipe": recipe}
         resolved = _settings_of(run_folder, settings, refused, warn if speaks else lambda line: None)
     elif recipe == "auto":
-        resolved = _measured(config, settings, world_size)
+        resolved = _measured(config, settings, world_size, force)
     else:
         resolved = resolve(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
     if not force and _tell_complete(resolved.config, as_json):
@@ -87,15 +82,12 @@ def train(
     return 0
 
 
-def _measured(file: Path | None, settings: Mapping[str, Any], world_size: int) -> ResolvedConfig:
+def _measured(file: Path | None, settings: Mapping[str, Any], world_size: int, force: bool) -> ResolvedConfig:
     """The config of --recipe auto, by what this machine and the data are."""
-    from ingot.config.loading import load_config
+    from ingot.config.loading import Sources
     from ingot.plan.auto import resolve_auto
 
-    def load(measured: Mapping[str, Any]) -> ResolvedConfig:
-        return load_config("auto", file, settings, measured=measured)
-
-    return resolve_auto(load, world_size, warn)
+    return resolve_auto(Sources("auto", file, settings), world_size, warn, fresh=force)
 
 
 def _check_once(config: Config, world_size: int, force: bool) -> None:
