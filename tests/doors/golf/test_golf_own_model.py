@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from golf_toys import TOY, Golf
 
 from ingot.doors.golf.alone.bundle import with_settings
 from ingot.doors.golf.bundle import bundle
+from ingot.doors.golf.main import main
 from ingot.doors.golf.variables import NAMES, RANKS
 
 LIKE_THE_TOY = '''
@@ -68,14 +70,42 @@ def test_the_script_of_such_a_run_carries_its_model_and_scores_alone(golf: Golf,
     own, place = golf(**OWN), tmp_path / "elsewhere"
     place.mkdir()
     (place / "train_gpt.py").write_bytes((tmp_path / "logs/toy/train_gpt.py").read_bytes())
-    (place / "final_model.int8.ptz").write_bytes((tmp_path / "final_model.int8.ptz").read_bytes())
+    (tmp_path / "train_gpt_model.py").write_text("of another submission, which ran here")
     mine.unlink()
-    environment = {name: value for name, value in golf.environment().items() if name not in (*TOY, "PYTHONPATH")}
-    environment |= {"EVAL_ONLY_PATH": "final_model.int8.ptz", "RUN_ID": "again"}
-    ended = subprocess.run([sys.executable, "train_gpt.py"], cwd=place, env=environment, capture_output=True, text=True)
+    ended = alone(golf, place, EVAL_ONLY_PATH="final_model.int8.ptz", RUN_ID="again")
     assert ended.returncode == 0, ended.stderr
     assert f"val_bpb:{own.exact[1]:.8f}" in ended.stdout
     assert (place / "train_gpt_model.py").read_text() == LIKE_THE_TOY
+
+
+def alone(golf: Golf, place: Path, **given: str) -> subprocess.CompletedProcess[str]:
+    """train_gpt.py of a folder, without the package and started in the folder that is worked in."""
+    environment = {name: value for name, value in golf.environment().items() if name not in (*TOY, "PYTHONPATH")}
+    return subprocess.run([sys.executable, place / "train_gpt.py"], env=environment | given, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (
+            "there",
+            "there/train_gpt_model.py is not the model that there/train_gpt.py carries; remove it, or rename it and set MODEL_",
+        ),
+        (
+            "nowhere",
+            "nowhere/train_gpt_model.py cannot be written: No such file or directory; copy nowhere/train_gpt.py to a folder",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_put_beside_the_script_is_refused_in_a_line(
+    golf: Golf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, said: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/train_gpt_model.py").write_text("another model")
+    monkeypatch.setattr(sys, "argv", [f"{place}/train_gpt.py"])
+    carrying = Golf(golf.toys, main=partial(main, carried=LIKE_THE_TOY))
+    assert carrying.refuses(2, MODEL_FILE="train_gpt_model.py").startswith(said)
+    assert (tmp_path / "there/train_gpt_model.py").read_text() == "another model" and not (tmp_path / "logs").exists()
 
 
 def test_a_submission_is_packed_of_such_runs(golf: Golf, mine: Path, tmp_path: Path) -> None:

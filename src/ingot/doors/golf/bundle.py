@@ -165,7 +165,7 @@ import bz2, importlib.abc, importlib.util, os, sys, traceback
 
 # What this run sets, unless the environment does.
 SETTINGS = {{}}
-# The model of its own that it trains, if it has one: it is put beside this file, where MODEL_FILE names it.
+# The model of its own that it trains, if it has one: it is put beside this file.
 MODEL = None
 
 PACKED = r"""
@@ -215,14 +215,9 @@ sys.excepthook = traceback.print_exception  # knows where lines are that no file
 if __name__ == "__main__":
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    path = os.environ.get("MODEL_FILE", "")
-    if MODEL is not None and path == SETTINGS["MODEL_FILE"] and not os.path.exists(path):
-        with open(f"{{path}}.{{os.getpid()}}", "w", encoding="utf-8") as file:
-            file.write(MODEL)
-        os.replace(file.name, path)
     from {entry} import main
 
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], MODEL) if MODEL else main(sys.argv[1:]))
 '''
 
 

@@ -7,6 +7,7 @@ what the two share.
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,16 +18,16 @@ from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import ResolvedConfig
 from ingot.doors.entry import explained, process_start, warn
 from ingot.doors.golf.data.check import Found, check_data, tell_data
-from ingot.doors.golf.log import GolfReporter, RunLog, torch_head
+from ingot.doors.golf.log import GolfReporter, RunLog, own_source, torch_head
 from ingot.doors.golf.look_alikes import look_alikes
 from ingot.doors.golf.translate import advice, translate, variable
-from ingot.doors.golf.variables import CODE, NAMES, STATE, Variable, read_variables, usage
+from ingot.doors.golf.variables import CARRIED, CODE, NAMES, STATE, Variable, read_variables, usage
 from ingot.errors import ConfigError, IngotError
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runs.report import Reporter
 from ingot.runs.state import read_state
-from ingot.runtime.files import writing
+from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.runtime.signals import listening_early
 from ingot.runtime.tensors import TensorRecord
@@ -94,12 +95,15 @@ class Script:
         return read_golf(content, path), STATE.stem if is_state(content) else ROUND_TRIP
 
 
-def main(arguments: Sequence[str] = ()) -> int:
-    """Run as the environment says; a user's mistake is one line and the exit code of its class."""
-    return started(Script(), arguments)
+def main(arguments: Sequence[str] = (), carried: str | None = None) -> int:
+    """Run as the environment says; a user's mistake is one line and the exit code of its class.
+
+    `carried` is the text of the model of its own that a submission's file brings.
+    """
+    return started(Script(), arguments, carried)
 
 
-def started(script: Script, arguments: Sequence[str]) -> int:
+def started(script: Script, arguments: Sequence[str], carried: str | None = None) -> int:
     """Run a script as the environment says; the only argument is --help."""
     with explained(script.name, script.variable, advice) as outcome, listening_early():
         if {"--help", "-h"} & set(arguments):
@@ -107,8 +111,25 @@ def started(script: Script, arguments: Sequence[str]) -> int:
         elif arguments:
             raise ConfigError(_no_argument(script, arguments[0]))
         else:
+            if carried is not None and os.environ["MODEL_FILE"] == CARRIED:
+                os.environ["MODEL_FILE"] = str(_placed(carried))
             outcome.code = run_script(script, os.environ)
     return outcome.code
+
+
+def _placed(model: str) -> Path:
+    """The model that a submission's file carries, beside that file; another one that is there is neither trained nor replaced."""
+    code = Path(sys.argv[0])
+    path = code.with_name(CARRIED)
+    if path.exists():
+        if own_source(str(path)) != model:
+            raise ConfigError(f"{path} is not the model that {code} carries; remove it, or rename it and set MODEL_FILE to it")
+        return path
+    try:
+        write_atomically(path, model)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; copy {code} to a folder that can be") from None
+    return path
 
 
 def _no_argument(script: Script, word: str) -> str:
