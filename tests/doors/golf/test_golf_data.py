@@ -11,6 +11,8 @@ import pytest
 from golf_toys import Golf, manifest, shard
 from toy_tokenizers import WORDS, sentencepiece_file, toy_sentencepiece
 
+from ingot.doors.golf.data.check import pattern
+
 TOKENS, DOCUMENTS = 1332, 10
 
 
@@ -150,3 +152,8 @@ def test_a_folder_that_ingot_prepared_is_trained_on_too(golf: Golf, toys: Path, 
     ran = golf(DATA_PATH="prepared", ITERATIONS="2", TRAIN_LOG_EVERY="1")
     assert "train_loader:dataset:prepared train_shards:1" in ran.lines and len(ran.losses) == 2
     assert ran.value("val_loader") == "shards" and " pattern=prepared/val_*.bin tokens:" in ran.out
+
+
+def test_files_of_the_challenges_export_are_named_as_they_are_beside_our_description(data: Path) -> None:
+    (data / "dataset.json").write_text("{}")
+    assert pattern({"DATA_PATH": str(data)}, "val") == f"{data}/fineweb_val_*.bin"

@@ -108,8 +108,8 @@ def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
-    """The names of a split's files, as the original writes them; a folder that Ingot prepared has shorter ones."""
-    name = "" if (Path(values["DATA_PATH"]) / MANIFEST).is_file() else "fineweb_"
+    """The names of a split's files, as the original writes them; a folder that `ingot data prepare` made has shorter ones."""
+    name = "" if any(Path(values["DATA_PATH"]).glob(f"{split}_*.bin")) else "fineweb_"
     return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)
 
 
