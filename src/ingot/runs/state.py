@@ -136,7 +136,8 @@ def read_state(folder: Path) -> State | None:
 
 def is_of(value: object, kind: str) -> bool:
     """Whether a value is of the kind that a field of a state says."""
-    kinds = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
+    kinds: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
+    kinds["0"] = object  # the kind of everything in golf's one file, which has no annotations
     return any(isinstance(value, kinds.get(one, str)) for one in kind.split(" | "))
 
 

@@ -90,12 +90,15 @@ def losses(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"step \S+  loss (\S+)", text)]
 
 
-def test_its_one_file_trains_as_the_runs_did(submission: Path, runs: list[Path], toys: Path, tmp_path: Path) -> None:
+def test_its_one_file_trains_as_the_runs_did_beside_a_finished_run_of_its_name(
+    submission: Path, runs: list[Path], toys: Path, tmp_path: Path
+) -> None:
     shutil.copy(submission / "train_gpt.py", tmp_path)
+    shutil.copytree(runs[1], tmp_path / "logs/again")
     code, shown = forked(tmp_path, SEED="2", RUN_ID="again", **where(toys), **{"training.device": "cpu"})
     assert code == 0, shown
     assert losses(shown) == losses((runs[1] / "log.txt").read_text()) and len(losses(shown)) == 4
-    again = ingot.load(tmp_path / "logs/again/artifact/model.ingot", device="cpu")
+    again = ingot.load(tmp_path / "logs/again-2/artifact/model.ingot", device="cpu")
     assert again.evaluate().bits_per_byte == score_of(runs[1])
     assert f"Code size: {(tmp_path / 'train_gpt.py').stat().st_size} bytes" in shown
 
@@ -127,7 +130,7 @@ def test_the_file_of_the_recipe_leaves_its_artifact_the_room_it_may_have() -> No
 
 
 def test_settings_are_variables_of_their_own_names_and_the_challenges_are_known() -> None:
-    given = {"model.layers": "3", "optimizer.groups": '[{"name": "a"}]', "data.sampling": "redraw", "SEED": "7", "RUN_ID": "x"}
+    given = {"model.layers": "3", "optimizer.groups": '[{"name": "a"}]', "data.sampling": "redraw", "SEED": "7"}
     assert settings_in({**given, "PATH": "/bin", "some.thing": "1", "MAX_WALLCLOCK_SECONDS": "5"}) == {
         "model.layers": 3,
         "optimizer.groups": [{"name": "a"}],
@@ -135,8 +138,32 @@ def test_settings_are_variables_of_their_own_names_and_the_challenges_are_known(
         "training.seed": "7",
         "data.seed": "7",
         "budget.seconds": "5",
-        "training.output_dir": "logs/x",
     }
+    for none in ("0", "-1.5"):
+        assert settings_in({"MAX_WALLCLOCK_SECONDS": none, "budget.seconds": "300"}) == {"budget.seconds": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        ({"DATA_PATH": "nope"}, 3, "no files found for nope/fineweb_val_*.bin; set DATA_PATH"),
+        ({"DATA_PATH": ""}, 3, "no files found for fineweb_val_*.bin; set DATA_PATH"),
+        ({"DATA_PATH": "nope", "EVAL_ONLY_PATH": "model.ingot"}, 3, "no files found for nope/fineweb_val_*.bin; set DATA_PATH"),
+        ({"SEED": "abc"}, 2, "SEED=abc: must be a valid integer"),
+        ({"training.seed": "abc"}, 2, "training.seed=abc: must be a valid integer"),
+        ({"MAX_WALLCLOCK_SECONDS": "abc"}, 2, "MAX_WALLCLOCK_SECONDS=abc: must be a valid number"),
+        ({"MAX_WALLCLOCK_SECONDS": "nan"}, 2, "MAX_WALLCLOCK_SECONDS=nan: must be "),
+        ({"RUN_ID": "../oops"}, 2, "RUN_ID=../oops names a file in logs/; it may not be a path"),
+    ],
+)
+def test_its_one_file_tells_mistakes_by_its_variables(
+    submission: Path, toys: Path, tmp_path: Path, given: dict[str, str], code: int, said: str
+) -> None:
+    for name in ("train_gpt.py", "model.ingot"):
+        shutil.copy(submission / name, tmp_path)
+    ended, shown = forked(tmp_path, **where(toys) | {"training.device": "cpu"} | given)
+    assert ended == code and shown.startswith(f"train_gpt.py: error: {said}"), shown
+    assert not (tmp_path / "logs").exists()
 
 
 def test_an_argument_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.doors.entry import explained, process_start, say
+from ingot.doors.golf.run_ids import run_folder
 from ingot.doors.golf.variables import LIMIT_BYTES
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.eval.evaluator import Score, evaluator_of
@@ -33,11 +35,12 @@ SCORED = "EVAL_ONLY_PATH"
 ROUND_TRIP = "final_roundtrip"  # what the score of the artifact is called
 PLACES = {"DATA_PATH": ("data.path",), "TOKENIZER_PATH": ("data.tokenizer",)}
 VARIABLES = {**PLACES, "SEED": ("training.seed", "data.seed"), "MAX_WALLCLOCK_SECONDS": ("budget.seconds",)}
+NAMED = {name: variable for variable, names in VARIABLES.items() for name in names} | {"training.output_dir": "RUN_ID"}
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Train, or score what EVAL_ONLY_PATH names, as the environment says."""
-    with explained(NAME) as outcome, listening_early():
+    with explained(NAME, _named) as outcome, listening_early():
         if arguments:
             known = ", ".join([*VARIABLES, "RUN_ID", SCORED])
             raise ConfigError(
@@ -54,9 +57,16 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, names in VARIABLES.items():
         if variable in environment:
             found |= dict.fromkeys(names, environment[variable])
-    if environment.get("RUN_ID"):
-        found["training.output_dir"] = f"logs/{environment['RUN_ID']}"
+    with suppress(KeyError, ValueError):  # what is no number is refused by its name
+        if float(environment["MAX_WALLCLOCK_SECONDS"]) <= 0:
+            found["budget.seconds"] = None
     return found
+
+
+def _named(setting: str) -> str:
+    """The variable that says a setting here, unless the setting itself was given."""
+    variable = NAMED.get(setting, setting)
+    return setting if setting in os.environ and variable not in os.environ else variable
 
 
 def _is_setting(name: str) -> bool:
@@ -73,8 +83,10 @@ def _value(text: str) -> Any:
 
 def _train(environment: Mapping[str, str]) -> int:
     """Train and tell what the artifact and this file have in bytes; 1 where that is too much."""
-    resolved, ranks = load_config(python=settings_in(environment), environment={}), ranks_from_environment(environment)
-    result = run(resolved, LineReporter(say), began=process_start())
+    settings, ranks = settings_in(environment), ranks_from_environment(environment)
+    if environment.get("RUN_ID"):
+        settings["training.output_dir"] = str(run_folder(Path("logs"), environment["RUN_ID"], ranks.first))
+    result = run(load_config(python=settings, environment={}), LineReporter(say), began=process_start())
     if result.status != "completed" or result.artifact_bytes is None or not ranks.first:
         return 0
     code = Path(sys.argv[0]).stat().st_size

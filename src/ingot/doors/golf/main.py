@@ -20,13 +20,13 @@ from ingot.doors.entry import explained, process_start, warn
 from ingot.doors.golf.data.check import Found, check_data, tell_data
 from ingot.doors.golf.log import GolfReporter, RunLog, own_source, torch_head
 from ingot.doors.golf.look_alikes import look_alikes
+from ingot.doors.golf.run_ids import run_folder
 from ingot.doors.golf.translate import advice, translate, variable
 from ingot.doors.golf.variables import CARRIED, CODE, NAMES, STATE, Variable, read_variables, usage
 from ingot.errors import ConfigError, IngotError
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runs.report import Reporter
-from ingot.runs.state import read_state
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.runtime.signals import listening_early
@@ -34,8 +34,6 @@ from ingot.runtime.tensors import TensorRecord
 from ingot.train.export import Exported
 from ingot.train.stopping import Shutdown
 from ingot.train.trainer import Trainer
-
-LONGEST = 200  # bytes of a RUN_ID; a file name has at most 255, and those of a run have more than its RUN_ID
 
 
 class FileExporter(Protocol):
@@ -148,11 +146,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
     for warning in look_alikes(environment, script.variables) if ranks.first else ():
         warn(f"{script.name}: warning: {warning}")
     logs, run_id = script.logs(values), values["RUN_ID"] or str(uuid.uuid4())
-    if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable() or len(os.fsencode(run_id)) > LONGEST:
-        raise ConfigError(
-            f"RUN_ID={run_id} names a file in {logs}/; it may not be a path, have line breaks or be longer than {LONGEST} bytes"
-        )
-    folder = _run_folder(logs, run_id) if ranks.first else logs / run_id
+    folder = run_folder(logs, run_id, ranks.first)
     values["RUN_ID"] = run_id
     resolved = script.config(values, ranks, folder)
     run_log = RunLog(logs / f"{run_id}.txt" if ranks.first else None)
@@ -229,12 +223,3 @@ def _score(
     score_lines(Trainer(resolved.config, dataset, rows, backend, Progress(), reporter, None), run_log, name)
     backend.close()
     return 0
-
-
-def _run_folder(logs: Path, run_id: str) -> Path:
-    """logs/RUN_ID; after a run that is complete there, the next free or unfinished one: logs/RUN_ID-2 and so on."""
-    folder, number = logs / run_id, 1
-    while (state := read_state(folder)) is not None and state.status == "completed":
-        number += 1
-        folder = logs / f"{run_id}-{number}"
-    return folder

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingot.data.formats.foreign import open_foreign
+from ingot.data.formats.foreign import open_foreign, shard_files
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import open_tokenizer
-from ingot.errors import DataError
+from ingot.errors import DataError, Setting
 
 
 def open_dataset(path: str, tokenizer: str | None, trust_tokens: bool = False, fitting: str = "") -> Dataset:
     """The tokens of a folder; where it says which tokenizer made them, it must be this one."""
     folder = Path(path)
-    if (
-        tokenizer is not None
-        and not (folder / MANIFEST).is_file()
-        and (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None
-    ):
+    if not (folder / MANIFEST).is_file():
+        if not shard_files(folder, "val"):
+            raise DataError(f"no files found for {folder / 'fineweb_val_*.bin'}; set {{0}}", Setting("data.path"))
+        foreign = open_foreign(folder, tokenizer, trust_tokens)
+        assert foreign is not None
         return foreign
     dataset = Dataset.open(folder)
     if tokenizer is not None and dataset.tokenizer.fingerprint() != open_tokenizer(tokenizer).fingerprint():
