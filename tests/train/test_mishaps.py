@@ -67,6 +67,15 @@ def test_a_save_that_fails_for_want_of_memory_is_told_and_is_no_completed_run(tr
         train(tmp_path / "run")
     assert list(saved_steps(tmp_path / "run" / "checkpoints")) == [4, 12, 16]
     assert "cannot save step 8" in (tmp_path / "run" / "log.txt").read_text()
+    assert Run.open(tmp_path / "run").status().status == "failed"
+
+
+def test_a_run_whose_last_save_failed_is_scored_and_exported_before_it_says_so(train: Train, tmp_path, failing_saves):
+    failing_saves(OSError(errno.ENOSPC, "No space left on device"), 20)
+    with pytest.raises(CheckpointError, match=r"cannot save step 20 in .*: No space left on device; make room for it"):
+        train(tmp_path / "run")
+    assert records(tmp_path / "run", "evaluation")[-1]["step"] == 20
+    assert list((tmp_path / "run" / "artifact").iterdir())
 
 
 def test_a_stop_at_the_step_whose_save_failed_saves_it(train: Train, tmp_path, failing_saves):

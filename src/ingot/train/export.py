@@ -44,6 +44,8 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 exported = exporter(trainer, shutdown)
         except Interrupted:
             status = "stopped"  # what is left can be done by the next session
+    if outputs is not None and outputs.saver.error is not None:
+        raise outputs.saver.error  # only now: the score and the files are there, though the last step is not saved
     # Agreed upon once more: the end of an evaluation knows only that somebody was asked to stop.
     reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
     told = reason_name(reason) if reason else trainer.end_reason

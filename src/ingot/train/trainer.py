@@ -388,8 +388,6 @@ class Trainer:
             if wait and saver is not None:
                 self.reporter.waiting("saving")
                 saver.wait()
-                if saver.error is not None:
-                    raise saver.error
 
     def note(self) -> None:
         """Let the checkpoint of this step know what was found out since it was saved."""
