@@ -9,6 +9,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, DataError
 
+COLDEST = 1e-30  # a lower temperature is 0: float32, in which scores are divided by it, ends at 1e-38
 MOST_TOKENS = 10**8  # of a text: a day at a thousand a second
 DTYPES = {  # the names that weights' number formats go by
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
@@ -31,6 +32,11 @@ class Sampling:
     use_cache: bool = True  # keep keys and values instead of computing them anew
     repetition_penalty: float = 1.0  # above 1: tokens that the text has written already become less likely
     seeds: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature < COLDEST
 
     def row_seeds(self, rows: int) -> tuple[int, ...]:
         """The seed of every row."""

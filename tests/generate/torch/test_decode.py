@@ -97,7 +97,9 @@ def test_a_row_is_drawn_for_itself(model):
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0, top_k=1), Sampling(1.0, top_p=1e-12), Sampling(1.0, top_p=0.0), Sampling(1e-6)], ids=str
+    "sampling",
+    [Sampling(1.0, top_k=1), Sampling(1.0, top_p=1e-12), Sampling(1.0, top_p=0.0), *map(Sampling, (1e-6, 1e-29, 1e-50, 1e-320))],
+    ids=str,
 )
 def test_sampling_narrowed_to_one_token_is_greedy(model, sampling):
     assert torch.equal(continuation(model, prompts_of(5), sampling), continuation(model, prompts_of(5)))

@@ -72,7 +72,7 @@ def penalise(scores: NDArray[Any], ids: list[int], penalty: float) -> None:
 
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
     """The next token after one row of scores (V)."""
-    if not sampling.temperature:
+    if sampling.greedy:
         return int(scores.argmax())
     ids = np.argsort(-scores, kind="stable")
     if 0 < sampling.top_k < len(ids):

@@ -20,6 +20,7 @@ from ingot.doors.cli.generate import (
     TokenizerName,
     TopK,
     TopP,
+    check_options,
     open_any,
 )
 from ingot.doors.cli.options import AsJson
@@ -63,6 +64,7 @@ def batch_generate(
     options = GenerationOptions(
         tokens, temperature, top_k, top_p, greedy, repetition_penalty, seed, return_full_text=return_full_text, start_mark=False
     )
+    check_options(options)
 
     def open_path(path: Path, tokenizer: str | None, dtype: str) -> Any:
         return open_any(path, device, tokenizer, dtype)

@@ -33,7 +33,7 @@ TokenizerName = Annotated[str | None, typer.Option("--tokenizer", metavar="NAME"
 Dtype = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="Number format of the weights: fp32, bf16 or fp16.")]
 Temperature = Annotated[float, typer.Option("--temperature", metavar="X", help="0 is the same as --greedy.", min=0)]
 TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Draw from the K likeliest tokens. 0: all.", min=0)]
-TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Draw from the likeliest that sum to P.", min=0, max=1)]
+TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Draw from the likeliest that sum to P: above 0, to 1.")]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")]
 Penalty = Annotated[
     float,
@@ -108,8 +108,7 @@ def generate(
     )
     is_read = path is not None and output_dir is None and prompts_file is None and output is None
     checked = replace(options, max_new_tokens=1) if is_read and tokens == 0 else options  # a reader may want the prompt alone
-    if problems := checked.problems():
-        raise ConfigError("; ".join(problems))
+    check_options(checked)
     if path is not None and is_read:
         model = open_any(path, device, tokenizer, dtype, checkpoint or "latest")
         _write_text(model, prompt or "", options, samples, stream, as_json)
@@ -125,6 +124,13 @@ def generate(
     which = checkpoint if path is not None and checkpoint is not None else "latest"
     model = open_any(Path(found), device, tokenizer, dtype if path is not None else dtype or DTYPE, which)
     generate_records(model, given, options, output, stream, warn)
+
+
+def check_options(options: GenerationOptions) -> None:
+    """Refuse values that no text can be drawn with, by the names of their options."""
+    named = [problem.replace(", or null", "").partition(" ") for problem in options.problems()]
+    if named:
+        raise ConfigError("; ".join(f"--{name.replace('_', '-')} {said}" for name, _, said in named))
 
 
 def open_any(path: Path, device: str, tokenizer: str | None, dtype: str | None, which: str = "latest") -> LoadedModel:

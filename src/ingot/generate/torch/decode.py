@@ -52,7 +52,7 @@ def generate(
             if sampling.repetition_penalty != 1:
                 written = torch.zeros_like(logits, dtype=torch.bool) if written is None else written.scatter(1, tokens, True)
                 logits = torch.where(written, penalised(logits, sampling.repetition_penalty), logits)
-            tokens = choose(logits, sampling, draws.uniform()) if sampling.temperature else logits.argmax(-1, keepdim=True)
+            tokens = logits.argmax(-1, keepdim=True) if sampling.greedy else choose(logits, sampling, draws.uniform())
             yield tokens.squeeze(1)
     finally:
         model.train(training)
