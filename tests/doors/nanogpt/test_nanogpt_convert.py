@@ -1,5 +1,7 @@
 """`ingot export --format nanogpt`, and ckpt.pt where `ingot import` and `ingot generate` take a model."""
 
+import shutil
+
 import pytest
 import torch
 from foreign import ARGUMENTS, CONFIG, Foreign
@@ -66,6 +68,12 @@ def test_it_writes_the_same_and_is_imported_bit_for_bit(call, exported, referenc
     assert here.keys() == there.keys()
     assert all(bytes(there[name].data) == bytes(record.data) for name, record in here.items())
     assert written(call, tmp_path / "model.ingot") == written(call, reference)
+
+
+def test_it_is_known_by_its_content_whatever_its_name(call, exported, reference, tmp_path):
+    unnamed = shutil.copy(exported, tmp_path / "nanogpt out")
+    assert call("import", unnamed, "--output", tmp_path / "model.ingot").exit_code == 0
+    assert written(call, unnamed) == written(call, reference)
 
 
 def test_an_artifact_becomes_a_ckpt_without_an_optimizer(call, exported, tmp_path):

@@ -12,6 +12,7 @@ import typer
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.verbs import app
 from ingot.doors.entry import warn
+from ingot.doors.nanogpt import is_ckpt
 from ingot.doors.output import for_reader, print_json
 from ingot.errors import ConfigError
 from ingot.generate.sampling import DTYPES, GenerationOptions, Sampling
@@ -135,7 +136,7 @@ def check_options(options: GenerationOptions) -> None:
 
 def open_any(path: Path, device: str, tokenizer: str | None, dtype: str | None, which: str = "latest") -> LoadedModel:
     """A model from wherever it lies: ours, gpt-simple's, or a ckpt.pt of nanoGPT's."""
-    if path.is_file() and path.suffix in (".pt", ".pth"):
+    if is_ckpt(path):
         from ingot.doors.nanogpt.loading import open_ckpt
 
         model = open_ckpt(path, device, warn, tokenizer)

@@ -10,14 +10,13 @@ import typer
 from ingot.doors.cli.export import Force, check_target
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.verbs import app
+from ingot.doors.nanogpt import is_ckpt
 from ingot.doors.output import print_columns, print_json
 from ingot.runtime.files import user_path, writing_output
 
 if TYPE_CHECKING:
     from ingot.data.tokenizers import Tokenizer
     from ingot.runtime.tensors import TensorRecord
-
-CKPT = (".pt", ".pth")  # how nanoGPT's files are called
 
 
 @app.command("import")
@@ -63,7 +62,7 @@ def import_command(
 def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
     """Weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
     path = user_path(name)
-    if path.is_file() and path.suffix in CKPT:
+    if is_ckpt(path):
         from ingot.doors.nanogpt.checkpoint import read_ckpt
         from ingot.doors.nanogpt.loading import ckpt_tokenizer
 

@@ -11,6 +11,7 @@ from ingot.backends.torch.saved import DamagedFile
 from ingot.config.schema import GPT2_IDS
 from ingot.data.formats.nanogpt import META, char_tokenizer
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
+from ingot.doors.nanogpt import is_ckpt
 from ingot.doors.nanogpt.checkpoint import CKPT, Ckpt, read_ckpt
 from ingot.doors.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.errors import CheckpointError, DataError
@@ -30,7 +31,7 @@ def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) 
         folder = pretrained_folder(init_from)
         tokenizer = find_tokenizer(folder, settings["vocab_size"])
         return open_model(foreign_weights(folder, records.values(), settings, tokenizer), tokenizer, device)
-    if (out_dir / CKPT).is_file() or (out_dir.is_file() and out_dir.suffix in (".pt", ".pth")):
+    if (out_dir / CKPT).is_file() or is_ckpt(out_dir):
         try:
             return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
         except DamagedFile as error:
