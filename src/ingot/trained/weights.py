@@ -115,7 +115,7 @@ def foreign_weights(
         "model": dict(settings),
         "data": {"seq_len": length, "tokenizer": named},
         "training": {"max_steps": 0, "tokens_per_step": length},
-        "evaluation": {name: scoring[name] for name in ("stride", "bytes") if name in scoring},
+        "evaluation": {name: scoring[name] for name in ("stride", "bytes", "whole_rows") if name in scoring},
     }
     config = load_config(python=given, environment={}).config
     facts: dict[str, Any] = dict.fromkeys(FACTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,12 @@ from golf_toys import Golf, Ran
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ingot
+from ingot.artifact.container import read_artifact
 from ingot.backends.torch.state import model_records, record, tensor
+from ingot.doors.cli.app import call
 from ingot.doors.golf.files import FORMAT, pack, read_golf, write_packed, write_state
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, ConfigError
 from ingot.model.golf import Golf as Model
 from ingot.model.golf_settings import CONTROL
 from ingot.runtime.tensors import TensorRecord
@@ -49,6 +53,36 @@ def largest_error(folder: Path) -> float:
     """How far the quantised weights in a folder are from the live ones."""
     weights, live = original_reader(folder / "final_model.int8.ptz"), torch.load(folder / "final_model.pt", weights_only=True)
     return max(float((weights[name] - value).abs().max()) for name, value in live.items() if value.numel())
+
+
+@pytest.mark.parametrize("name", ["final_model.pt", "final_model.int8.ptz"])
+def test_a_file_is_imported_with_the_shape_of_its_tensors_and_writes(
+    finished: Ran, toys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    shutil.copy(tmp_path / name, tmp_path / "any name")
+    words = ["import", str(tmp_path / "any name"), "-o", str(tmp_path / "model.ingot")]
+    with pytest.raises(ConfigError, match="does not hold its tokenizer; name with --tokenizer"):
+        call(words)
+    assert call([*words, "--tokenizer", str(toys / "data/tokenizers/toy.model")]) == 0
+    told = capsys.readouterr()
+    assert "golf: layers 2, heads 2, width 16, context 1024, vocab_size 274" in told.out
+    assert "does not tell its context, rope base and softcap: golf's 1,024, 10,000 and 30 are taken" in told.err
+    held, file = read_artifact(tmp_path / "model.ingot").tensors, read_golf((tmp_path / name).read_bytes(), tmp_path / name)
+    assert {one: bytes(record.data) for one, record in held.items()} == {one: bytes(r.data) for one, r in file.items()}
+    model = ingot.load(tmp_path / "model.ingot", device="cpu")
+    found = model.evaluate(str(toys / "data/datasets/toy"), seq_len=32)
+    scored = finished.exact[1] if name.endswith("ptz") else finished.evaluations[4][1]
+    assert found.bits_per_byte == pytest.approx(scored, abs=1e-4) and model.generate("The cat", tokens=5)
+
+
+def test_a_file_with_another_model_is_not_imported(finished: Ran, toys: Path, tmp_path: Path) -> None:
+    words = ["import", str(tmp_path / "a.pt"), "-o", str(tmp_path / "b"), "--tokenizer", str(toys / "data/tokenizers/toy.model")]
+    torch.save({"tok_emb.weight": torch.ones(4, 2)}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.pt does not hold the model of golf's baseline"):
+        call(words)
+    torch.save(torch.load(tmp_path / "final_model.pt") | {"mine": torch.ones(1)}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.pt has a tensor mine that the model does not"):
+        call(words)
 
 
 def packed(*named: tuple[str, torch.Tensor], **how: Any) -> dict[str, Any]:

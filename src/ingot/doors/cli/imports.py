@@ -1,4 +1,4 @@
-"""`ingot import`: weights of other programs (Hugging Face's layout, nanoGPT's, gpt-simple's) as a file that other verbs read."""
+"""`ingot import`: weights of other programs (Hugging Face, nanoGPT, gpt-simple, golf) as a file that other verbs read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from ingot.doors.cli.export import Force, check_target
 from ingot.doors.cli.options import AsJson
 from ingot.doors.cli.verbs import app
+from ingot.doors.entry import warn
 from ingot.doors.nanogpt import is_ckpt
 from ingot.doors.output import print_columns, print_json
 from ingot.runtime.files import user_path, writing_output
@@ -25,22 +26,24 @@ def import_command(
         str,
         typer.Argument(
             metavar="PATH|NAME",
-            help="Folder with config.json, nanoGPT's ckpt.pt, gpt-simple's run or checkpoint, or a name on the hub.",
+            help="Folder with config.json, nanoGPT's ckpt.pt, golf's final_model, gpt-simple's run or checkpoint, or a hub name.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
-    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="Default: the model's own, else GPT-2's.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Default: the model's own, else GPT-2's. For golf's files.")
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn weights of Hugging Face's GPT-2 and Llama, nanoGPT or gpt-simple into a file that generate and eval read."""
+    """Turn weights of Hugging Face's GPT-2 and Llama, nanoGPT, golf or gpt-simple into a file that generate and eval read."""
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.trained.weights import foreign_weights
 
     target = output / artifact_name("none") if output.is_dir() else output
     check_target(target, False, force)
     records, settings, found, scoring = _read(name, tokenizer)
-    weights = foreign_weights(Path(name), records, settings, found, scoring=scoring)
+    weights = foreign_weights(Path(name), records, settings, found, tokenizer, scoring)
     with writing_output(target):
         report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
     if as_json:
@@ -62,6 +65,11 @@ def import_command(
 def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
     """Weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
     path = user_path(name)
+    if path.is_file():
+        from ingot.doors.golf.importing import import_golf, is_golf
+
+        if is_golf(path):
+            return import_golf(path, tokenizer, warn)
     if is_ckpt(path):
         from ingot.doors.nanogpt.checkpoint import read_ckpt
         from ingot.doors.nanogpt.loading import ckpt_tokenizer

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ingot.backends.open import open_backend
 from ingot.config.schema import Config
 from ingot.doors.golf.files import pack
+from ingot.doors.golf.importing import is_golf, read_model
 from ingot.doors.golf.mlx.files import pickled, read_mlx, turned, write_npz
 from ingot.errors import CheckpointError
 from ingot.model.golf_settings import CONTROL
@@ -44,6 +45,14 @@ def loss(weights: dict[str, TensorRecord], device: str) -> float:
 
 def original(name: str) -> dict[str, TensorRecord]:
     return read_mlx((GOLDEN / name).read_bytes(), name, HEAD)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_originals_files_are_imported_with_the_shape_of_their_arrays(name: str) -> None:
+    assert is_golf(GOLDEN / name)
+    records, found = read_model(GOLDEN / name)
+    assert found == {**SHAPE, "context": 1024, "tied": True}
+    assert {one.name: bytes(one.data) for one in records} == {one.name: bytes(one.data) for one in original(name).values()}
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -110,10 +110,11 @@ def score_name(content: bytes) -> str:
     return "mlx_model" if is_npz(content) else ROUND_TRIP
 
 
-def read_mlx(content: bytes, where: str, size: int) -> dict[str, TensorRecord]:
-    """The weights in either file, turned as ours are; `where` names it in errors."""
+def read_mlx(content: bytes, where: str, size: int | None = None) -> dict[str, TensorRecord]:
+    """The weights in either file, turned as ours are; `where` names it in errors, and without a `size` of heads they tell it."""
     try:
         found = _arrays(content) if is_npz(content) else restored(_unpickled(unpacked(content)), _record)
+        size = size or found["tok_emb.weight"].shape[1] // found["blocks.0.attn.q_gain"].shape[0]
         return {one.name: one for one in turned(found.values(), size)}
     except pickle.UnpicklingError as error:
         raise CheckpointError(
