@@ -31,7 +31,7 @@ def import_command(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Default: the model's own, else GPT-2's. For golf's files.")
+        str | None, typer.Option(metavar="NAME", help="Default: the model's own, else GPT-2's; golf's files need one.")
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
