@@ -281,6 +281,30 @@ def test_the_best_loss_of_a_foreign_run_is_not_forgotten_before_the_next_evaluat
         keys["dropout"] = 0.0  # another run, which begins with what this one knew
 
 
+SELDOM: dict[str, Any] = {**KEYS, "always_save_checkpoint": False, "eval_interval": 100}  # no ckpt.pt after that of the start
+
+
+def test_a_run_whose_settings_have_changed_goes_on_from_where_it_came_to_without_a_new_ckpt_pt(train):
+    train(words(max_iters=4, **{**KEYS, "always_save_checkpoint": False}))
+    changed = {**SELDOM, "batch_size": 3, "init_from": "resume"}
+    assert list(train(words(max_iters=6, **changed)).losses) == [5, 6]
+    assert Path("out/earlier-1/ckpt.pt").is_file()
+    assert list(train(words(max_iters=8, **changed)).losses) == [7, 8]
+    assert not Path("out/earlier-2").exists()
+
+
+@pytest.mark.parametrize("iteration", [0, 5])
+def test_a_foreign_run_without_a_best_loss_goes_on_from_where_it_came_to_without_another_evaluation(train, iteration):
+    train(words(max_iters=4, **KEYS))
+    found = torch.load("out/ckpt.pt", weights_only=True)
+    del found["ingot"], found["best_val_loss"]
+    Path("foreign").mkdir()
+    torch.save({**found, "iter_num": iteration}, "foreign/ckpt.pt")
+    keys = {**SELDOM, "out_dir": "foreign", "init_from": "resume"}
+    for last in range(iteration + 1, iteration + 8, 2):  # until the checkpoint of the start would be deleted
+        assert list(train(words(max_iters=last, **keys)).losses) == [last - 1, last]
+
+
 def test_weights_of_gpt2_are_a_start_and_keep_their_form(train, work):
     from ingot.artifact.huggingface import write_model
     from ingot.backends.torch.state import model_records

@@ -117,7 +117,8 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
             warn(f"not exactly the run of {start.ours.path}: {'; '.join(changes)}")
     elif start.missing:
         warn(f"{start.missing}: the run goes on, and not exactly as an unbroken one would")
-    keep_ckpt = values["init_from"] == "resume"
+    # Not that of a run of ours: it names checkpoints that go aside, and would be taken for one that was brought here.
+    keep_ckpt = values["init_from"] == "resume" and start.ours is None
     if start.weights is None:
         set_aside(out, say, keep_ckpt)
         return resolved, 0.0
@@ -249,9 +250,11 @@ def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
         if (known["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
             p = replace(p, **{name: known[name] for name in ("best_bpb", "val_loss", "val_bpb")})
             p = replace(p, best_step=at if known["best_step"] == at else None)
-    elif start.best_val_loss is not None and at:
+    elif start.missing:
+        p = replace(p, best_step=at)  # which is kept, and written as a ckpt.pt of ours: the next resume knows it by that
+    if start.best_val_loss is not None and at:
         evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
         sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
         best = start.best_val_loss / math.log(2) * sizes.tokens / sizes.bytes
-        p = replace(p, best_bpb=best, best_step=at, val_loss=start.best_val_loss, val_bpb=best)
+        p = replace(p, best_bpb=best, val_loss=start.best_val_loss, val_bpb=best)
     return p

@@ -44,7 +44,7 @@ class NanoGPTReporter(Reporter):
     def begin(self, report: BeginReport) -> None:
         if report.device.startswith("cpu"):
             self._say(f"training on {report.device}")  # another number of them rounds differently
-        if self._unwritten is not None and report.resumed_at:
+        if self._unwritten is not None:
             self.saved(self._unwritten)
         if report.resumed_at > self._values["max_iters"]:
             self._warn(f"iteration {report.resumed_at} is past max_iters={self._values['max_iters']}: nothing is left to do")

@@ -110,9 +110,11 @@ def unwritten(path: Path) -> Path | None:
     """The newest checkpoint of ours, if its ckpt.pt is older or gone: a kill may come before it is written."""
     from ingot.runs.steps import INDEX, saved_steps
 
-    newest = max(saved_steps(path.parent / "checkpoints").items(), default=(0, None))[1]
+    step, newest = max(saved_steps(path.parent / "checkpoints").items(), default=(0, None))
+    if newest is None or not (step or path.exists()):  # nanoGPT writes none before its first iteration
+        return None
     written = path.stat().st_mtime_ns if path.exists() else 0
-    return newest if newest is not None and written < (newest / INDEX).stat().st_mtime_ns else None
+    return newest if written < (newest / INDEX).stat().st_mtime_ns else None
 
 
 def best_val_loss(progress: Mapping[str, Any]) -> float | None:
