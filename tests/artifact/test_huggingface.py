@@ -360,14 +360,16 @@ def test_a_tokenizer_that_transformers_does_not_have_goes_along(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [50257, 50304])
-def test_a_folder_without_a_tokenizer_has_gpt2_s_if_its_ids_fit(tmp_path, rows):
+def test_a_folder_without_a_tokenizer_has_gpt2_s_if_its_ids_fit_and_that_is_said(tmp_path, rows, caplog):
     assert find_tokenizer(tmp_path, rows).kind == "gpt2"
+    assert "has no tokenizer and as many ids as GPT-2: its tokenizer is assumed" in caplog.text
 
 
-def test_a_folder_without_a_tokenizer_and_with_other_ids_needs_one_named(tmp_path):
-    with pytest.raises(DataError, match=r"has no tokenizer, and its 300 ids are not GPT-2's; give one with --tokenizer"):
-        find_tokenizer(tmp_path, 300)
-    assert find_tokenizer(tmp_path, 300, "byte").kind == "byte"
+@pytest.mark.parametrize("rows", [300, 50305, 65536])
+def test_a_folder_without_a_tokenizer_and_with_other_ids_needs_one_named(tmp_path, rows):
+    with pytest.raises(DataError, match=rf"has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer"):
+        find_tokenizer(tmp_path, rows)
+    assert find_tokenizer(tmp_path, rows, "byte").kind == "byte"
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):

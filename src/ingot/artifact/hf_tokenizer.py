@@ -7,12 +7,13 @@ its parts (tokenizer_json.py), and go along as ingot-tokenizer.json too, from wh
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ingot.artifact.tokenizer_json import tokenizer_json
-from ingot.config.schema import GPT2_IDS
+from ingot.config.schema import GPT2_IDS, GPT2_ROWS
 from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.pieces import byte_alphabet
@@ -21,6 +22,8 @@ from ingot.runtime.files import read_json
 
 OURS, THEIRS, SETTINGS = "ingot-tokenizer.json", "tokenizer.json", "tokenizer_config.json"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
+
+log = logging.getLogger(__name__)
 
 
 def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], int | None]:
@@ -57,13 +60,19 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
         tokenizer = _ours(folder / OURS)
     elif (folder / THEIRS).is_file() or (folder / VOCABULARY).is_file():
         tokenizer = _gpt2_in(folder) or open_tokenizer(str(folder))
-    elif rows >= GPT2_IDS:
-        tokenizer = GPT2Tokenizer()
     else:
-        raise DataError(f"{folder} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
+        tokenizer = assumed_tokenizer(folder, rows)
     if tokenizer.vocab_size > rows:
         raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids and the model {rows:,}; give another")
     return tokenizer
+
+
+def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
+    """GPT-2's, for a model that came without one and has as many embedding rows as GPT-2's have."""
+    if not GPT2_IDS <= rows <= GPT2_ROWS:
+        raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
+    log.warning(f"{path} has no tokenizer and as many ids as GPT-2: its tokenizer is assumed; --tokenizer names another")
+    return GPT2Tokenizer()
 
 
 def _ours(path: Path) -> Tokenizer:

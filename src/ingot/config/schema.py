@@ -18,7 +18,7 @@ from ingot.config.families import AnyModel, Kernel
 from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
 
-GPT2_IDS = 50257
+GPT2_IDS, GPT2_ROWS = 50257, 50304  # of its vocabulary, and of an embedding that is rounded up to a multiple of 64
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from ingot.artifact.hf_tokenizer import assumed_tokenizer
 from ingot.backends.base import Inference
 from ingot.backends.open import open_inference
 from ingot.config.schema import Config
@@ -287,6 +288,8 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
     own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
     if own is not None and name is None:
         return own
+    if not (name or data or weights.names_data):
+        return assumed_tokenizer(path, weights.config.model.vocab_size or 0)
     try:
         if name:
             found = open_tokenizer(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,13 @@ def test_every_shape_that_its_keys_describe_gives_its_logits(their_run: TheirRun
     weights = open_weights(their_run.folder / f"shape-{number}")
     model = open_model(weights, load(their_run.folder / "out", device="cpu").tokenizer, "cpu")
     torch.testing.assert_close(logits(model), torch.tensor(their_run.shapes[number]), atol=1e-5, rtol=0)
+
+
+def test_a_checkpoint_without_its_tokenizer_is_not_opened_with_another_unless_one_is_named(our_copy: Path) -> None:
+    shutil.rmtree("out/tokenizer")
+    with pytest.raises(DataError, match="out/checkpoints/final has no tokenizer, and its 384 ids are not GPT-2's; give one"):
+        load("out/checkpoints/final", device="cpu")
+    assert load("out/checkpoints/final", device="cpu", tokenizer="tok").tokenizer.vocab_size == 300
 
 
 def test_its_21_model_keys_are_settings_of_ours_and_back() -> None:

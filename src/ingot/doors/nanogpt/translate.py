@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.backends.open import find_device
 from ingot.config.loading import ResolvedConfig, load_config
-from ingot.config.schema import Config
+from ingot.config.schema import GPT2_ROWS, Config
 from ingot.doors.nanogpt.command_line import Given
 from ingot.doors.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, key_name, theirs
 from ingot.errors import ConfigError, DataError
@@ -23,7 +23,6 @@ from ingot.runtime.devices import Device
 from ingot.runtime.files import user_path
 
 SEED = 1337
-PADDED_GPT2 = 50304  # GPT-2's 50,257 ids, rounded up to a multiple of 64
 POSITIVE = (
     "eval_interval", "log_interval", "eval_iters", "gradient_accumulation_steps", "batch_size", "block_size",
     "n_layer", "n_head", "n_embd",
@@ -148,7 +147,7 @@ def vocabulary(folder: Path, tokenizer: str | None = None, trust_tokens: bool = 
 def fresh_args(values: Mapping[str, Any], vocab_size: int | None) -> ModelArgs:
     """The model that the keys describe."""
     names = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
-    return ModelArgs(**{name: values[name] for name in names}, vocab_size=vocab_size or PADDED_GPT2)
+    return ModelArgs(**{name: values[name] for name in names}, vocab_size=vocab_size or GPT2_ROWS)
 
 
 def translate(values: Mapping[str, Any], args: ModelArgs, gelu: str = "erf") -> ResolvedConfig:
