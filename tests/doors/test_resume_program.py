@@ -183,5 +183,8 @@ def test_the_wall_clock_counts_from_the_start_of_the_program(ingot: Ingot, data,
 
 def test_a_bad_end_of_the_job_is_told_once_by_many_ranks(ingot: Ingot, data, tmp_path):
     ingot.environment["SLURM_JOB_END_TIME"] = "soon"
-    line = one_line(ingot(*train_words(data, tmp_path / "run"), "--nproc-per-node=2", code=2))
-    assert "SLURM_JOB_END_TIME=soon" in line and not (tmp_path / "run").exists()
+    said = ingot(*train_words(data, tmp_path / "run"), "--nproc-per-node=2").stderr
+    assert said.count("SLURM_JOB_END_TIME=soon in the environment is not a number") == 1
+    ingot.environment["SLURM_JOB_END_TIME"] = "1000"
+    line = one_line(ingot(*train_words(data, tmp_path / "late"), "--nproc-per-node=2", code=2))
+    assert "SLURM_JOB_END_TIME=1000" in line and not (tmp_path / "late").exists()

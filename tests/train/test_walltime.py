@@ -52,17 +52,29 @@ def test_seconds_count_from_the_start_of_the_program_and_slurm_gives_a_time():
     ("name", "value", "said"),
     [
         ("SLURM_JOB_END_TIME", "soon", "SLURM_JOB_END_TIME=soon in the environment is not a number of unix seconds"),
-        ("SLURM_JOB_END_TIME", "1000", "s in the past; correct or unset SLURM_JOB_END_TIME"),
         ("INGOT_MAX_RUNTIME", "1h", "INGOT_MAX_RUNTIME=1h in the environment is not a number of seconds above 0"),
-        ("INGOT_MAX_RUNTIME", "-3", "or set training.max_runtime_seconds, which goes before it"),
+        ("INGOT_MAX_RUNTIME", "-3", "INGOT_MAX_RUNTIME=-3"),
         ("GPT_SIMPLE_MAX_RUNTIME", "nan", "GPT_SIMPLE_MAX_RUNTIME=nan"),
     ],
 )
-def test_a_value_that_is_no_time_ahead_is_refused_by_its_name(name, value, said):
-    with pytest.raises(ConfigError) as error:
-        found({name: value})
-    assert said in str(error.value)
-    assert found({name: value}, max_runtime_seconds=30) is not None  # nobody asks it
+def test_a_variable_that_is_not_a_time_is_passed_over_with_a_warning(name, value, said):
+    told: list[str] = []
+    assert find_walltime(TrainingSection(), time.time(), {name: value}, told.append) is None
+    assert len(told) == 1 and said in told[0]
+    assert find_walltime(TrainingSection(max_runtime_seconds=30), time.time(), {name: value}, told.append) is not None
+    assert len(told) == 1  # nobody asks it
+
+
+def test_a_variable_after_one_that_is_not_a_time_counts():
+    after = found({"SLURM_JOB_END_TIME": "soon", "GPT_SIMPLE_MAX_RUNTIME": "50"})
+    assert after is not None and after.source == "GPT_SIMPLE_MAX_RUNTIME"
+
+
+def test_a_job_that_has_ended_is_refused():
+    environment = {"SLURM_JOB_END_TIME": "1000"}
+    with pytest.raises(ConfigError, match=r"s in the past; correct or unset SLURM_JOB_END_TIME, or set training.max_runtime_s"):
+        found(environment)
+    assert found(environment, max_runtime_seconds=30) is not None
 
 
 def test_a_reserve_that_leaves_nothing_of_the_session_is_refused():

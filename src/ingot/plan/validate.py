@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ingot.config.schema import Config
+from ingot.config.schema import GPT2_ROWS, Config
 from ingot.config.size import Size, model_size
 from ingot.data.store.dataset import Dataset
 from ingot.errors import CheckpointError, ConfigError, IngotError, Rename
@@ -35,8 +35,6 @@ from ingot.train.sources import begins_new, check_weights
 from ingot.train.start import open_data
 from ingot.train.tasks import open_tasks
 from ingot.train.walltime import find_walltime
-
-GPT2_ROWS = 50304  # of the embedding, where nothing says how many ids there are
 
 
 @dataclass
@@ -139,7 +137,8 @@ def check_before_training(
 def _session_seconds(config: Config, began: float | None, findings: Findings) -> float | None:
     walltime = None
     with findings.noting("training.walltime", ConfigError):
-        walltime = find_walltime(config.training, time.time() if began is None else began)
+        began = time.time() if began is None else began
+        walltime = find_walltime(config.training, began, warn=lambda text: findings.add("training.walltime", "warning", text))
     return walltime.ends_at - time.time() if walltime is not None else None
 
 

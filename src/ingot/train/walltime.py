@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ingot.config.schema import TrainingSection
 from ingot.errors import ConfigError, Setting
 
 SETTING, RESERVE = "training.max_runtime_seconds", "training.walltime_reserve_seconds"
-JOB_END = "SLURM_JOB_END_TIME"  # unix seconds
-VARIABLES = ("INGOT_MAX_RUNTIME", "GPT_SIMPLE_MAX_RUNTIME")  # seconds
+JOB_END = "SLURM_JOB_END_TIME"
+VARIABLES = {JOB_END: "unix seconds", "INGOT_MAX_RUNTIME": "seconds above 0", "GPT_SIMPLE_MAX_RUNTIME": "seconds above 0"}
 RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # kept for the last save at least: the smaller of these seconds and this share
 SAVES = 2  # that may lie before the end: one that is being written, and the last
 
@@ -45,20 +46,27 @@ class Walltime:
         return max(min(RESERVE_SECONDS, RESERVE_SHARE * self.seconds), SAVES * save_seconds)
 
 
-def find_walltime(training: TrainingSection, began: float, environment: Mapping[str, str] | None = None) -> Walltime | None:
-    """The end of a session that began at a unix time: the setting's, else the scheduler's, else a variable's; None: no end."""
+def find_walltime(
+    training: TrainingSection,
+    began: float,
+    environment: Mapping[str, str] | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> Walltime | None:
+    """The end of a session that began at a unix time: the setting's, else the scheduler's, else a variable's; None: no end.
+
+    A variable that is not a number is passed over, and `warn` is told of it: a job that would train is not ended by it.
+    """
     variables = os.environ if environment is None else environment
-    variable = next((name for name in VARIABLES if variables.get(name)), "")
-    if training.max_runtime_seconds is not None:
-        ends_at, source = began + training.max_runtime_seconds, SETTING
-    elif variables.get(JOB_END):
-        ends_at, source = _number(variables, JOB_END, "unix seconds"), JOB_END
-        if ends_at <= time.time():
-            raise _refused(JOB_END, variables, f"lies {time.time() - ends_at:,.0f} s in the past")
-    elif variable:
-        ends_at, source = began + _number(variables, variable, "seconds above 0"), variable
-    else:
+    source, number = SETTING, training.max_runtime_seconds
+    if number is None:
+        source, number = _first_number(variables, warn)
+    if number is None:
         return None
+    ends_at = number if source == JOB_END else began + number
+    if source == JOB_END and ends_at <= time.time():
+        advice = f"correct or unset {JOB_END}, or set {{0}}, which goes before it"
+        past = f"{JOB_END}={variables[JOB_END]} in the environment lies {time.time() - ends_at:,.0f} s in the past"
+        raise ConfigError(past, Setting(SETTING), advice=advice)
     found = Walltime(ends_at, ends_at - began, source, training.walltime_reserve_seconds)
     if found.reserve is not None and found.reserve >= found.seconds:
         raise ConfigError(
@@ -70,16 +78,12 @@ def find_walltime(training: TrainingSection, began: float, environment: Mapping[
     return found
 
 
-def _number(variables: Mapping[str, str], name: str, unit: str) -> float:
-    try:
-        value = float(variables[name])
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise _refused(name, variables, f"is not a number of {unit}")
-    return value
-
-
-def _refused(name: str, variables: Mapping[str, str], why: str) -> ConfigError:
-    advice = f"correct or unset {name}, or set {{0}}, which goes before it"
-    return ConfigError(f"{name}={variables[name]} in the environment {why}", Setting(SETTING), advice=advice)
+def _first_number(variables: Mapping[str, str], warn: Callable[[str], None]) -> tuple[str, float | None]:
+    """The first of the variables that is a number, and that number; None where there is none."""
+    for name, unit in VARIABLES.items():
+        if value := variables.get(name):
+            with suppress(ValueError):
+                if 0 < (number := float(value)) < math.inf:
+                    return name, number
+            warn(f"{name}={value} in the environment is not a number of {unit}: this session does not stop by it")
+    return "", None

@@ -67,6 +67,13 @@ def test_a_session_ends_by_the_wall_clock_and_the_key_goes_before_the_variable(
     assert "walltime_reserve_seconds=300 leaves nothing" in door("-q", *TRAIN, code=2).line
 
 
+def test_a_variable_that_is_not_a_time_is_told_and_ends_no_job(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPT_SIMPLE_MAX_RUNTIME", "abc")
+    said = door(*TRAIN, "--training.max_steps", 4).err
+    assert said.count("GPT_SIMPLE_MAX_RUNTIME=abc in the environment is not a number of seconds above 0") == 1
+    assert "TRAINING COMPLETE!" in said
+
+
 def test_sessions_that_end_right_after_they_resumed_lose_and_repeat_nothing(
     door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
