@@ -20,6 +20,7 @@ from ingot.runtime.files import read_json
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
 RUN_STATE = ".run_state.json"  # how a run is doing
+STOP_FLAG = ".shutdown_requested"  # a file that asks a run to save and stop
 VERSION = 1  # of trainer_state.json
 _NAME = re.compile(rf"{FINAL}|checkpoint-\d+(?:{SHUTDOWN})?")
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,20 +19,27 @@ from original import SITE, Original
 from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
 from ingot.doors.entry import STARTED_AT
+from ingot.doors.gpt_simple import files
 from ingot.runs.folder import RunFolder
+from ingot.runs.state import Heartbeat
+from ingot.train import stopping
 
 TRAIN = ("train", "--config", "config.yaml", "--training.device", "cpu")
 MODULE = (sys.executable, "-m", "ingot.doors.gpt_simple")
 
 
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @contextmanager
-def stopped_after_a_save(folder: Path) -> Iterator[None]:
-    """SIGTERM to this process once out/ has a checkpoint of step 4."""
+def stopped_after_a_save(folder: Path, ask: Callable[[], None] = terminate) -> Iterator[None]:
+    """SIGTERM to this process, or another way to ask, once out/ has a checkpoint of step 4."""
 
     def stop() -> None:
         while not (folder / "out/checkpoints/checkpoint-4").exists():
             time.sleep(0.002)
-        os.kill(os.getpid(), signal.SIGTERM)
+        ask()
 
     thread = threading.Thread(target=stop)
     thread.start()
@@ -53,6 +60,27 @@ def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_lin
     again = door(*TRAIN, "--training.max_steps", int(step) + 2, "--training.resume", folder)
     assert f"Resuming from step {step}  (checkpoint: {folder})" in again.err
     assert json.loads((gpts / "out/.run_state.json").read_text())["status"] == "completed"
+
+
+def test_the_flag_file_of_gpt_simple_stops_a_run_and_is_removed_by_it(
+    door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
+    flag = gpts / "out/.shutdown_requested"
+    with stopped_after_a_save(gpts, flag.touch):
+        said = door(*TRAIN, "--training.max_steps", 60)
+    assert re.search(r"Stopped at step \d+ \(flag_file\)\. Resume with: \S+ \S+-shutdown", said.err) and not flag.exists()
+    flag.touch()
+    os.utime(flag, (0, 0))  # of a session that is long over
+    assert "TRAINING COMPLETE!" in door(*TRAIN, "--training.max_steps", 60).err and not flag.exists()
+
+
+def test_status_shows_that_a_run_was_asked_to_stop_by_the_flag_file(door: Door, our_copy: Path) -> None:
+    with Heartbeat(our_copy / "out"):
+        assert "Shutdown:" not in door("status", "--output_dir", "out").out
+        (our_copy / "out/.shutdown_requested").touch()
+        assert "Shutdown:   requested\n" in door("status", "--output_dir", "out").out
 
 
 def test_a_session_ends_by_the_wall_clock_and_the_key_goes_before_the_variable(

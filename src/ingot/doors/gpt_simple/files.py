@@ -11,17 +11,19 @@ import os
 import re
 import shutil
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, TOKENIZER, Saved, saved_checkpoints
+from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, STOP_FLAG, TOKENIZER, Saved, saved_checkpoints
 from ingot.doors.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoint, write_tokenizer
 from ingot.errors import CheckpointError, IngotError, Setting
 from ingot.runs.checkpoints import load_checkpoint, read_kind
-from ingot.runs.folder import WANDB_ID
+from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.report import BeginReport, Reporter, StepReport
 from ingot.runs.steps import Kind, saved_steps, step_of
 from ingot.runs.tracked_id import read_id
@@ -29,6 +31,7 @@ from ingot.runtime.files import read_dict, to_json, write_atomically, writing
 
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
 STATUSES = {"failed": "error"}  # what it calls a status
+LOOK_SECONDS = 0.5  # between two looks for its flag file: a network disk answers slowly
 
 
 def refuse_strangers(folder: Path) -> None:
@@ -44,15 +47,24 @@ class RunFiles(Reporter):
     """Writes gpt-simple's files into a run folder; on the first rank.
 
     `keys` are its 59 after all overrides, `tokenizer` the spec of the run's. A file that cannot be written is told, training goes
-    on, and `failure` holds the error until a later save succeeds.
+    on, and `failure` holds the error until a later save succeeds. Its flag file becomes our request to stop, unless it was left
+    before the session began at a unix time.
     """
 
-    def __init__(self, folder: Path, keys: Keys, tokenizer: Mapping[str, Any] | None, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keys: Keys,
+        tokenizer: Mapping[str, Any] | None,
+        warn: Callable[[str], None],
+        began: float = 0.0,
+    ) -> None:
         self._folder, self._keys, self._tokenizer, self._warn = folder, keys, tokenizer, warn
         self._losses: list[float] = []  # since the last line
         self._resumed_from: str | None = None
         self._state: dict[str, Any] = {}
         self._telling = threading.Lock()
+        self._flag, self._began, self._looked_at = folder / STOP_FLAG, began, -LOOK_SECONDS
         self.failure: CheckpointError | None = None
 
     def begin(self, report: BeginReport) -> None:
@@ -81,8 +93,13 @@ class RunFiles(Reporter):
             self._write_tokenizer()
             self._write_state()
         self._catch_up(report.resumed_at)
+        with suppress(OSError):
+            if self._flag.stat().st_mtime < self._began:
+                self._flag.unlink()
+        self._pass_on_flag()
 
     def step(self, report: StepReport, log: bool) -> None:
+        self._pass_on_flag()
         self._losses.append(report.loss)
         if report.step % self._keys["training"]["logging_steps"]:
             return
@@ -106,6 +123,8 @@ class RunFiles(Reporter):
             self._warn(f"{self.failure}; training goes on, and {path} is whole")
 
     def end(self, result: Any) -> None:
+        with suppress(OSError):
+            self._flag.unlink(missing_ok=True)
         self._tell(
             status=STATUSES.get(result.status, result.status),
             global_step=result.total_steps,
@@ -117,6 +136,14 @@ class RunFiles(Reporter):
         """The session has ended with an error, which the original's `status` shows."""
         if self._state:
             self._tell(status="error", error="".join(traceback.format_exception(error)))
+
+    def _pass_on_flag(self) -> None:
+        """Ask the run to stop where gpt-simple's flag file does; it is removed when that has been obeyed."""
+        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            if self._flag.is_file():
+                with suppress(CheckpointError):  # a disk that refuses: the next look tries again
+                    RunFolder(self._folder).ask_to_stop()
 
     def _write_theirs(self, path: Path, kind: Kind) -> None:
         """Write a checkpoint of ours as those that the original would have written, and delete those that it would not keep."""

@@ -9,11 +9,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.gpt_simple import RUN_STATE
+from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.output import print_json
 from ingot.doors.status_line import duration
 from ingot.errors import CheckpointError, RunError
+from ingot.runs.folder import STOP
 from ingot.runs.run import Run, RunStatus
 from ingot.runs.starting import is_claimed
 from ingot.runs.state import read_state
@@ -21,6 +22,7 @@ from ingot.runtime.files import read_dict
 
 PATIENCE_SECONDS = 600.0  # for the run to save and end
 LOOK_SECONDS = 0.5
+STOPS = (STOP, STOP_FLAG)  # files that ask a run to stop
 HISTORY = 5  # newest checkpoints that are listed
 WORDS = {
     "running": "RUNNING (PID {pid} on {host})",
@@ -130,7 +132,7 @@ def _rows(run: Run, found: RunStatus) -> list[tuple[str, str]]:
     rows = [
         ("Status", WORDS[found.status].format(pid=s.pid, host=s.host, ago=ago)),
         ("Started", s.started_at),
-        ("Shutdown", "requested" if found.status == "running" and (run.path / "stop").exists() else ""),
+        ("Shutdown", "requested" if found.status == "running" and any((run.path / name).exists() for name in STOPS) else ""),
         ("Progress", f"{s.step}{of}"),
         ("Loss", f"{s.loss:.4f}" if s.loss is not None else ""),
         ("Throughput", f"{s.tokens_per_second:,.0f} tok/s" if s.tokens_per_second else ""),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.artifact.gpt_simple import RUN_STATE, TOKENIZER
+from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG, TOKENIZER
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
@@ -29,7 +29,7 @@ MODULE = "ingot.doors.gpt_simple"
 PORT = 29500  # at which machines meet, where none is named
 # What --force deletes besides what is ours. Not config.json: it may be the very file that the run is started from.
 THEIR_FILES = (
-    TOKENIZER, RUN_STATE, ".shutdown_requested", ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*",
+    TOKENIZER, RUN_STATE, STOP_FLAG, ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*",
     "checkpoints/final",
 )  # fmt: skip
 
@@ -85,7 +85,7 @@ def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, Tr
     # Whoever launched the ranks has checked the run.
     dataset = None if STARTED_AT in os.environ else check(config, resolved.config, ranks.world_size, told.append, force)
     spec = tokenizer.spec() if tokenizer is not None else None
-    files = RunFiles(Path(config.training.output_dir), config.to_dict(), spec, log.warn)
+    files = RunFiles(Path(config.training.output_dir), config.to_dict(), spec, log.warn, process_start())
     reporter = GptSimpleReporter(config, resolved.config, log, files, told)
     try:
         result = run(resolved, reporter, began=process_start(), force=force, files=THEIR_FILES, dataset=dataset)
