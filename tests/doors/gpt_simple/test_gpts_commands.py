@@ -87,6 +87,18 @@ def test_lines_are_trained_on_as_they_are_and_tokenized(door: Door, gpts: Path, 
     door("-q", "train", *few, "--data.path", "raw", "--data.format", "jsonl", "--training.output_dir", "raw-out")
 
 
+@pytest.mark.parametrize("given", [(), ("--overlap_size", 9)])
+def test_windows_overlap_by_half_of_one_at_most_and_a_line_says_so(given: tuple[object, ...], door: Door, gpts: Path) -> None:
+    (gpts / "raw").mkdir()
+    (gpts / "raw/a.jsonl").write_text(json.dumps({"text": "some words " * 40}) + "\n")
+    words = ("tokenize", "--input_dir", "raw", "--tokenizer_path", "tok", "--output_dir")
+    said = door(*words, "short", "--max_length", 16, *given)
+    assert f"--overlap_size {given[1] if given else 256} is more than half of --max_length 16: windows share 8 tokens" in said.err
+    quiet = door(*words, "half", "--max_length", 16, "--overlap_size", 8)
+    assert "more than half" not in quiet.err
+    assert (gpts / "short/a.idx").read_bytes() == (gpts / "half/a.idx").read_bytes()
+
+
 def test_texts_are_lines_of_json_on_stdout_and_nothing_else_is(door: Door, gpts: Path) -> None:
     door("-q", "train", "--config", "config.yaml", "--training.max_steps", 4)
     greedy = ("--greedy", "--max-new-tokens", 4, "--dtype", "fp32", "--device", "cpu")

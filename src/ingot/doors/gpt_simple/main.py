@@ -199,7 +199,9 @@ def _tokenize(parser: ArgumentParser) -> None:
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
     parser.add_argument("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
     parser.add_argument("--max_length", type=int, default=3072, metavar="N", help="tokens in a window, its end mark too (3072)")
-    parser.add_argument("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share (256)")
+    parser.add_argument(
+        "--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half of one (256)"
+    )
     parser.add_argument("--probabilistic_overlap", action="store_true", help="only some documents' windows overlap")
     parser.add_argument("--overlap_probability", type=float, default=0.7, metavar="P", help="how many of them (0.7)")
     parser.add_argument("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")

@@ -15,7 +15,12 @@ from ingot.doors.gpt_simple.translate import tokenizer_name
 def tokenize(options: Namespace, log: Log) -> int:
     """Make the pairs, and say of each file what became of it."""
     probability = options.overlap_probability if options.probabilistic_overlap else 1.0
-    windows = Windows(options.max_length, options.overlap_size, probability, options.min_text_length)
+    length, overlap = options.max_length, min(options.overlap_size, max(0, options.max_length // 2))
+    if overlap < options.overlap_size and length > 0:  # as there, where windows begin at least half of one apart
+        log.info(
+            f"--overlap_size {options.overlap_size} is more than half of --max_length {length}: windows share {overlap} tokens"
+        )
+    windows = Windows(length, overlap, probability, options.min_text_length)
     source, output = Path(options.input_dir), Path(options.output_dir)
     with progress_bar("tokenizing", unit="files") as progress:
         found = make(source, output, tokenizer_name(options.tokenizer_path), windows, options.num_workers, progress)
