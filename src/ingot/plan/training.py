@@ -111,7 +111,9 @@ def check_buckets(config: Config, facts: DataFacts, findings: Findings) -> None:
     """Whether the buckets that a mix names are there."""
     setting = Setting("data.phases" if config.data.phases else "data.mix")
     mixes = [phase.mix for phase in config.data.phases] or ([config.data.mix] if config.data.mix else [])
-    there, named = facts.splits.get("train", {}).keys(), {name for mix in mixes for name in mix}
+    wrong = [one.code for one in findings if one.blocks and one.code.startswith("data.train.")]
+    told = {code.removeprefix("data.train.").rpartition(".")[0] for code in wrong}  # buckets that are there and damaged
+    there, named = facts.splits.get("train", {}).keys(), {name for mix in mixes for name in mix} - told
     if not mixes or not facts.splits:
         return
     if unknown := sorted(named - there) if facts.has_buckets else sorted(named):
