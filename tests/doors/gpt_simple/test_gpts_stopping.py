@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -163,6 +164,35 @@ def test_status_of_a_run_that_only_the_original_has_trained_is_what_that_said(do
     said = door("status", "--output_dir", "theirs").out
     assert "STOPPED (trained by gpt-simple)" in said and re.search(r"^Progress: +12$", said, re.M)
     assert json.loads(door("status", "--output_dir", "theirs", "--json").out) == told
+
+
+def test_stop_of_a_run_that_only_the_original_trains_says_so(door: Door, gpts: Path) -> None:
+    (gpts / "theirs").mkdir()
+    (gpts / "theirs/.run_state.json").write_text(json.dumps({"status": "running", "pid": 1}))
+    said = door("stop", "--output_dir", "theirs", code=1).line
+    assert "theirs is not trained here but by the original gpt-simple, which theirs/.shutdown_requested asks to stop" in said
+    assert not (gpts / "theirs/stop").exists()
+
+
+def test_status_of_checkpoints_alone_is_what_the_newest_says(door: Door, our_copy: Path) -> None:
+    for name in ("state.json", ".run_state.json", "config.yaml"):
+        (our_copy / "out" / name).unlink()
+    for path in checkpoints(our_copy / "out").values():
+        shutil.rmtree(path)
+    said = door("status", "--output_dir", "out").out.splitlines()
+    assert said[:2] == ["Status:     NO RUN STATE (checkpoint only)", "Progress:   12 steps"]
+    assert [line.partition(":")[0] for line in said[2:4]] == ["Loss", "Tokens"]
+    assert said[4:] == [
+        "Checkpoint: out/checkpoints/final",
+        "History:    checkpoint-4@4, checkpoint-8@8, checkpoint-12@12, final@12",
+    ]
+    assert json.loads(door("status", "--output_dir", "out", "--json").out)["step"] == 12
+
+
+def test_status_has_the_rows_of_the_original_with_its_names(door: Door, our_copy: Path) -> None:
+    said = door("status", "--output_dir", "out").out
+    assert re.search(r"^Started: +\S+ \(.+ ago\)$", said, re.M) and re.search(r"^LR: +\d\.\d\de-\d\d$", said, re.M)
+    assert "Checkpoint: out/checkpoints/final\nHistory:    checkpoint-4@4, checkpoint-8@8, checkpoint-12@12, final@12\n" in said
 
 
 def test_force_begins_anew_and_leaves_what_it_did_not_write(door: Door, gpts: Path) -> None:

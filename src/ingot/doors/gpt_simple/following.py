@@ -6,10 +6,11 @@ import os
 import signal
 import time
 from argparse import Namespace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG
+from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG, Saved, saved_checkpoints
 from ingot.doors.gpt_simple.log import Log
 from ingot.doors.output import print_json
 from ingot.doors.status_line import duration
@@ -36,8 +37,12 @@ WORDS = {
 
 def status(options: Namespace, log: Log) -> int:
     """Show how the run in a folder is doing."""
-    if (theirs := _of_the_original(Path(options.output_dir))) is not None:
+    folder = Path(options.output_dir)
+    if (theirs := _of_the_original(folder)) is not None:
         print_json(theirs) if options.json else _print(_their_rows(theirs))
+        return 0
+    if read_state(folder) is None and (saved := saved_checkpoints(folder)):
+        print_json({"status": "no run state", **saved[-1].state}) if options.json else _print(_saved_rows(saved))
         return 0
     run = _open(options.output_dir)
     found = run.status()
@@ -50,6 +55,9 @@ def status(options: Namespace, log: Log) -> int:
 
 def stop(options: Namespace, log: Log) -> int:
     """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
+    if _of_the_original(Path(options.output_dir)) is not None:
+        flag = Path(options.output_dir) / STOP_FLAG
+        raise RunError(f"{options.output_dir} is not trained here but by the original gpt-simple, which {flag} asks to stop")
     run = _open(options.output_dir, begun=options.force)
     if options.force:
         return _kill(run, log)
@@ -111,6 +119,29 @@ def _their_rows(said: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, value.upper() + note if name == "Status" else value) for name, value in rows]
 
 
+def _saved_rows(saved: list[Saved]) -> list[tuple[str, str]]:
+    """What the checkpoints of a run say where no file tells how it is doing."""
+    newest = saved[-1]
+    metrics, tokens = newest.state.get("metrics"), newest.state.get("tokens_trained")
+    loss = metrics.get("loss") if isinstance(metrics, dict) else None
+    rows = [
+        ("Status", "NO RUN STATE (checkpoint only)"),
+        ("Progress", f"{newest.step} steps"),
+        ("Loss", f"{loss:.4f}" if isinstance(loss, float) else ""),
+        ("Tokens", f"{_short(tokens)} trained" if isinstance(tokens, int) else ""),
+        *_checkpoint_rows({one.path: one.step for one in saved}),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _checkpoint_rows(found: dict[Path, int]) -> list[tuple[str, str]]:
+    """The newest checkpoint and the last of them, oldest first."""
+    if not found:
+        return []
+    history = ", ".join(f"{path.name}@{step}" for path, step in list(found.items())[-HISTORY:])
+    return [("Checkpoint", str(list(found)[-1])), ("History", history)]
+
+
 def _print(rows: list[tuple[str, str]]) -> None:
     for name, value in rows:
         print(f"{name + ':':<12}{value}")
@@ -129,19 +160,28 @@ def _rows(run: Run, found: RunStatus) -> list[tuple[str, str]]:
     s = found.state
     of = f" / {s.max_steps} steps ({100 * s.step / s.max_steps:.1f}%)" if s.max_steps else " steps"
     ago = duration(max(0.0, found.age_seconds))
+    age = duration(max(0.0, time.time() - datetime.fromisoformat(s.started_at).timestamp()))
+    rate = (read_dict(run.path / RUN_STATE) or {}).get("learning_rate")
     rows = [
         ("Status", WORDS[found.status].format(pid=s.pid, host=s.host, ago=ago)),
-        ("Started", s.started_at),
+        ("Started", f"{s.started_at} ({age} ago)"),
         ("Shutdown", "requested" if found.status == "running" and any((run.path / name).exists() for name in STOPS) else ""),
         ("Progress", f"{s.step}{of}"),
         ("Loss", f"{s.loss:.4f}" if s.loss is not None else ""),
+        ("LR", f"{rate:.2e}" if isinstance(rate, float) and rate else ""),
         ("Throughput", f"{s.tokens_per_second:,.0f} tok/s" if s.tokens_per_second else ""),
         ("Tokens", f"{_short(s.tokens)} trained" if s.tokens else ""),
-        ("Checkpoint", str(Path(run.path) / "checkpoints" / s.checkpoint) if s.checkpoint else ""),
-        ("History", ", ".join(f"{path.name}@{step}" for step, path in list(run.checkpoints().items())[-HISTORY:])),
+        *_checkpoint_rows(_named(run)),
         ("Error", s.error or ""),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _named(run: Run) -> dict[Path, int]:
+    """The steps of a run's checkpoints, oldest first, by gpt-simple's names; by ours those that it does not have."""
+    theirs = {one.path: one.step for one in saved_checkpoints(run.path)}
+    found = {path: step for step, path in run.checkpoints().items() if step not in theirs.values()} | theirs
+    return dict(sorted(found.items(), key=lambda one: one[1]))
 
 
 def _short(count: int) -> str:
