@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import ConfigError, DataError
+from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.generate.records import Problems, expand, is_utf8, read_prompts, read_requests
 from ingot.generate.sampling import GenerationOptions
 from ingot.runtime.files import readable, write_atomically, writing_output
@@ -80,11 +81,10 @@ def generate_requests(
 ) -> None:
     """Answer a file of requests, or only say what would be done; problems are told together, before a model is opened."""
     from ingot.trained.batch import answer_all, plan_loads
-    from ingot.trained.weights import locate_weights
 
     try:
         requests = read_requests(file, model, dtype, tokenizer, options)
-        loads = plan_loads(requests, lambda path: locate_weights(Path(path)))
+        loads = plan_loads(requests, _locate)
     except Problems as found:
         for problem in found.problems:
             say(problem)
@@ -134,3 +134,19 @@ def print_line(record: Mapping[str, Any]) -> None:
     """A line of JSON on stdout, at once."""
     sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def _locate(path: str) -> Path:
+    """Where the model of a reference lies; one of gpt-simple's that was written from one of ours beside it is that one."""
+    from ingot.artifact.gpt_simple import is_checkpoint, read_saved
+    from ingot.runs.finding import open_index
+    from ingot.runs.steps import saved_steps
+    from ingot.trained.weights import locate_weights
+
+    found = locate_weights(Path(path))
+    with suppress(CheckpointError):
+        saved = read_saved(found) if is_checkpoint(found) else None
+        ours = saved_steps(found.parent).get(saved.step) if saved is not None else None
+        if saved is not None and ours is not None and open_index(ours).progress["tokens"] == saved.state.get("tokens_trained"):
+            return ours
+    return found
