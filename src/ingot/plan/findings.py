@@ -56,9 +56,10 @@ class Finding:
             return self.cause
         return kind(self.message, *self.settings, advice=self.advice, where=self.cause.where if self.cause else "")
 
-    def record(self, name: Rename = str) -> dict[str, Any]:
+    def record(self, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
         """The finding as JSON."""
-        return {"code": self.code, "severity": self.severity, "message": self.render(name), "setting": name(self.setting)}
+        told = self.render(name, advise)
+        return {"code": self.code, "severity": self.severity, "message": told, "setting": name(self.setting)}
 
 
 class Findings(list[Finding]):

@@ -23,7 +23,7 @@ SECTIONS = {
 }
 
 
-def report_lines(report: Report, name: Rename = str) -> list[str]:
+def report_lines(report: Report, name: Rename = str, advise: Rename = str) -> list[str]:
     """The report for readers."""
     facts = {
         "Model": _model(report),
@@ -38,13 +38,13 @@ def report_lines(report: Report, name: Rename = str) -> list[str]:
     for section, codes in SECTIONS.items():
         found = [finding for finding in report.findings if finding.code.startswith(codes)]
         if facts[section] or found:
-            lines += [section, *(f"  {line}" for line in facts[section]), *(finding_line(one, name) for one in found), ""]
+            lines += [section, *(f"  {line}" for line in facts[section]), *(finding_line(one, name, advise) for one in found), ""]
     return [*lines, summary(report.findings)]
 
 
-def finding_line(finding: Finding, name: Rename = str) -> str:
+def finding_line(finding: Finding, name: Rename = str, advise: Rename = str) -> str:
     """A finding in one line, with its mark and its code."""
-    return f"  [{MARKS[finding.severity]}] {finding.code}: {finding.render(name)}"
+    return f"  [{MARKS[finding.severity]}] {finding.code}: {finding.render(name, advise)}"
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -53,14 +53,14 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"{counts['error']} errors, {counts['budget']} over budget, {counts['warning']} warnings, {counts['info']} notes"
 
 
-def report_record(report: Report, strict: bool, name: Rename = str) -> dict[str, Any]:
+def report_record(report: Report, strict: bool, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
     """The report for programs."""
     size, plan, resume, data = report.size, report.plan, report.resume, report.data
     splits = {split: {bucket: vars(facts) for bucket, facts in buckets.items()} for split, buckets in data.splits.items()}
     tokenizer = data.tokenizer
     return {
         "exit_code": exit_code(report.findings, strict),
-        "findings": [finding.record(name) for finding in report.findings],
+        "findings": [finding.record(name, advise) for finding in report.findings],
         "model": {
             "family": report.config.model.family,
             "vocab_size": report.vocab_size,

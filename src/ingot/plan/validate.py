@@ -121,16 +121,17 @@ def check_before_training(
     allow_mismatch: bool = True,
     fresh: bool = False,
     name: Rename = str,
+    advise: Rename = str,
 ) -> Dataset | None:
     """Refuse a run that cannot go well, by its first finding, and say the warnings; gives the data, if it had to be opened.
 
-    Warnings have a door's names for settings; an error gets them where it is told.
+    Warnings have a door's names for settings and its advice; an error gets them where it is told.
     """
     report = validate(config, world_size, workers=workers, allow_mismatch=allow_mismatch, thorough=False, fresh=fresh)
     refuse(report.findings)
     for finding in report.findings:
         if finding.severity == "warning":
-            say(f"{finding.code}: {finding.render(name)}")
+            say(f"{finding.code}: {finding.render(name, advise)}")
     return report.data.dataset
 
 

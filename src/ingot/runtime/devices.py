@@ -35,7 +35,7 @@ class Device:
             return self.precisions[0]
         if asked not in self.precisions:
             raise ConfigError(
-                "{0} needs a GPU; on a CPU use fp32, or bf16 where the CPU has it", Setting("training.precision", asked)
+                "{0} needs a GPU", Setting("training.precision", asked), advice="on a CPU use fp32, or bf16 where the CPU has it"
             )
         return asked
 

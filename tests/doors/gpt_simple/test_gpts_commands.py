@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -60,6 +61,34 @@ def test_validate_and_train_see_that_the_data_end_before_the_run_does(door: Door
     found = {finding["code"]: finding["severity"] for finding in json.loads(said.out)["findings"]}
     assert any(code.startswith(("data.", "training.")) for code in found)
     assert said.code != 0
+    told = [door("validate", *long, code=None).out, door("train", *long).err]
+    assert all("lower training.max_steps or add data: the run" in text and "raise data.epochs" not in text for text in told)
+
+
+def test_validate_names_a_resume_that_is_refused_as_it_was_written(door: Door, our_copy: Path) -> None:
+    said = door("validate", "--config", "config.yaml", "--training.resume", "out/checkpoints/checkpoint-8", code=1).out
+    assert "training.resume=out/checkpoints/checkpoint-8: " in said
+
+
+def test_a_damaged_bucket_is_not_said_to_be_missing_from_a_mix_that_nobody_wrote(door: Door, gpts: Path) -> None:
+    data = (gpts / "data").resolve()
+    (gpts / "data").unlink()
+    shutil.copytree(data, gpts / "data")
+    (gpts / "data/train/web/part0.idx").write_bytes(b"GPTX")
+    said = door("validate", "--config", "config.yaml", "--json", code=1)
+    assert [one["code"] for one in json.loads(said.out)["findings"]] == ["data.train.web.idx_error"]
+
+
+def test_a_checkpoint_under_the_names_of_both_is_one_model(door: Door, our_copy: Path) -> None:
+    names = ("checkpoints/final", "checkpoints/checkpoint-12", "checkpoints/step-00000012")
+    models = [{"output_dir": "out"}, *({"checkpoint": f"out/{name}"} for name in names)]
+    (our_copy / "in.jsonl").write_text("".join(json.dumps({"prompt": "a", "model": model}) + "\n" for model in models))
+    said = door("batch-generate", "--input", "in.jsonl", "--dry-run", "--json")
+    [one] = json.loads(said.out)["models"]
+    assert one["texts"] == 4 and one["model"].endswith("step-00000012")
+    state = our_copy / "out/checkpoints/final/trainer_state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "tokens_trained": 1}))  # as if the original had trained it
+    assert len(json.loads(door("batch-generate", "--input", "in.jsonl", "--dry-run", "--json").out)["models"]) == 2
 
 
 def test_a_curriculum_that_does_not_fit_is_refused_with_3_unless_it_is_allowed(door: Door, gpts: Path) -> None:

@@ -120,6 +120,28 @@ def test_a_config_json_of_somebody_elses_is_not_replaced(words: tuple[str, ...],
     assert (gpts / "out/config.json").read_text() == '{"mine": 1}' and len(list((gpts / "out").iterdir())) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (
+            ("--training.resume", "scratch"),
+            4,
+            "out holds a run and training.resume=scratch; choose another",
+        ),
+        (("--training.resume", "nowhere"), 4, "name a checkpoint or a run folder, auto or scratch"),
+        (("--training.resume", "out/checkpoints/checkpoint-8"), 4, "training.resume=out/checkpoints/checkpoint-8: "),
+        (("--model.attention_mode", "flex"), 4, "model.attention_mode was causal and is sdpa_mask or flex"),
+        (("--model.activation", "gelu"), 4, "model.activation was swish and is gelu"),
+        (("--data.packing", "false"), 4, "data.packing was true and is false"),
+        (("--training.mixed_precision", "fp16"), 2, "needs a GPU; on a CPU use no, or bf16"),
+    ],
+)
+def test_an_error_has_the_values_of_the_keys_and_advises_what_they_take(
+    words: tuple[str, ...], code: int, told: str, door: Door, our_copy: Path
+) -> None:
+    assert told in door("-q", *TRAIN, "--training.max_steps", 14, *words, code=code).line
+
+
 def test_a_config_is_not_replaced_by_the_record_of_its_run_and_a_record_is_not_a_config(door: Door, gpts: Path) -> None:
     (gpts / "out").mkdir()
     (gpts / "out/config.yaml").write_text(mine := (gpts / "config.yaml").read_text())
@@ -152,7 +174,8 @@ def test_what_python_gets_back_has_gpt_simples_fields(door: Door, gpts: Path) ->
     assert (result.total_steps, result.checkpoint_path) == (12, "out/checkpoints/final")
     assert result.total_tokens == newest(gpts / "out")["tokens"]
     assert 0 < result.final_loss < 6
-    assert gpt_simple.train(config=config).total_steps == 12
+    again = gpt_simple.train(config=config)
+    assert (again.total_steps, again.checkpoint_path) == (12, "out/checkpoints/final")
 
 
 def test_ingot_train_knows_such_a_file_and_says_so(gpts: Path, door: Door, capfd: pytest.CaptureFixture[str]) -> None:

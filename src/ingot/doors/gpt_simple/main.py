@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.doors.entry import explained, stop_exit_code
 from ingot.doors.gpt_simple.log import Log
-from ingot.doors.gpt_simple.names import key_name
+from ingot.doors.gpt_simple.names import advice, key_name
 from ingot.doors.overrides import Parser, split_overrides
 from ingot.errors import ConfigError
 from ingot.generate.sampling import DTYPES
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     trains = next((word for word in words if not word.startswith("-")), "") == "train"
-    with explained(PROGRAM, key_name, stopped=stop_exit_code(words)) as outcome, listening_early(trains):
+    with explained(PROGRAM, key_name, advice, stopped=stop_exit_code(words)) as outcome, listening_early(trains):
         outcome.code = _call(words)
     return outcome.code
 

@@ -1,8 +1,12 @@
-"""What gpt-simple calls the settings of ours: keys that are the same thing under another name, and how errors name the rest."""
+"""What gpt-simple calls the settings of ours and their values: keys that are the same thing, and how errors name the rest."""
 
 from __future__ import annotations
 
-from ingot.artifact.gpt_simple import MODEL_KEYS
+from dataclasses import replace
+
+from ingot.artifact.gpt_simple import ACTIVATIONS, MLPS, MODEL_KEYS
+from ingot.errors import CannotContinue, IngotError
+from ingot.runs.finding import NAME_A_CHECKPOINT
 
 # Keys whose value is a setting's value.
 SETTINGS = {
@@ -48,9 +52,43 @@ MADE_INTO = {
     "training.wandb_run_name": "tracking.wandb_run_name",
 }
 THEIRS = {ours: theirs for theirs, ours in {**MADE_INTO, **SETTINGS}.items() if ours != theirs}
+# What its users write for a value of ours, where that is another word.
+VALUES: dict[str, dict[object, str]] = {
+    "model.activation": {ours: theirs for theirs, ours in ACTIVATIONS.items()},
+    "model.mlp": {ours: theirs for theirs, ours in MLPS.items()},
+    "data.document_mask": {True: "sdpa_mask or flex", False: "causal"},
+    "data.sampling": {"pack": "true", "document": "false"},
+    "training.precision": {"fp32": "no"},
+}
+# Advice that would be refused here: other words for it, or what is left of it.
+ADVICE = {
+    "on a CPU use fp32": "on a CPU use no",
+    "lower {0}, raise {1} or add data": "lower {0} or add data",
+    NAME_A_CHECKPOINT: "name a checkpoint or a run folder, auto or scratch",
+}
 _NAMES = THEIRS | {"training.tokens_per_step": "the tokens of a step", "data.mix": "the mix of the buckets"}
 
 
 def key_name(path: str) -> str:
     """What gpt-simple's users know a setting of ours as."""
     return _NAMES.get(path, path)
+
+
+def advice(text: str) -> str:
+    """What is advised here where ours would be refused."""
+    for ours, theirs in ADVICE.items():
+        text = text.replace(ours, theirs)
+    return text
+
+
+def in_their_values(error: IngotError, resume: tuple[str, str]) -> None:
+    """Give the settings that an error names the values that gpt-simple's users know; `resume`: training.resume here and there."""
+
+    def theirs(path: str, value: object) -> object:
+        if path == "training.resume":
+            return resume[1] if value == resume[0] else value
+        return VALUES[path].get(value, value) if path in VALUES else value
+
+    error.settings = tuple(replace(one, value=theirs(one.path, one.value)) for one in error.settings)
+    if isinstance(error, CannotContinue):
+        error.changes = [replace(c, was=theirs(c.setting, c.was), now=theirs(c.setting, c.now)) for c in error.changes]

@@ -135,6 +135,12 @@ def their_folder(path: Path, kind: Kind) -> Path:
     return theirs if theirs.is_dir() else path
 
 
+def newest_name(path: Path) -> Path:
+    """A checkpoint of ours by the last name that gpt-simple has for its step; ours, where it has none."""
+    run = path.parent.parent
+    return next((one.path for one in reversed(saved_checkpoints(run)) if one.step == step_of(path)), path)
+
+
 def step_line(step: int, n: Mapping[str, float]) -> str:
     """Steps, as gpt-simple logs them, by the numbers that it sends to Weights & Biases."""
     return (

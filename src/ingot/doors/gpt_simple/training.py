@@ -14,10 +14,18 @@ from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG, TOKENIZER
 from ingot.doors.entry import STARTED_AT, process_start
 from ingot.doors.gpt_simple.config import Config
 from ingot.doors.gpt_simple.log import Log
-from ingot.doors.gpt_simple.names import key_name
+from ingot.doors.gpt_simple.names import advice, in_their_values, key_name
 from ingot.doors.gpt_simple.reading import read_config
-from ingot.doors.gpt_simple.translate import ALREADY_READ, kept_tokens, named_tokenizer, tell_batch, translate, warnings
-from ingot.errors import ConfigError
+from ingot.doors.gpt_simple.translate import (
+    ALREADY_READ,
+    kept_tokens,
+    named_tokenizer,
+    resume_setting,
+    tell_batch,
+    translate,
+    warnings,
+)
+from ingot.errors import ConfigError, IngotError
 from ingot.runtime.files import user_path
 from ingot.runtime.ranks import ranks_from_environment
 
@@ -47,9 +55,13 @@ class TrainingResult:
 def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str], log: Log) -> int:
     """Train as a file and a command line say; returns the exit code."""
     config = configured(options, overrides)
-    if "RANK" not in os.environ and (options.nproc_per_node > 1 or options.nnodes > 1):
-        return _launch(config, options, words, log)
-    status, result = run_training(config, log, options.force)
+    try:
+        if "RANK" not in os.environ and (options.nproc_per_node > 1 or options.nnodes > 1):
+            return _launch(config, options, words, log)
+        status, result = run_training(config, log, options.force)
+    except IngotError as error:
+        in_their_values(error, (resume_setting(config), config.training.resume))
+        raise
     if status == "completed" and ranks_from_environment().first:
         log.info(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
     return options.stop_exit_code if status == "stopped" else 0
@@ -69,7 +81,7 @@ def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, Tr
     """Train on this rank; how it ended, and what it came to. With `force` an earlier run in the folder is deleted first."""
     from ingot.doors.gpt_simple.files import RunFiles, refuse_strangers
     from ingot.doors.gpt_simple.foreign import take_over
-    from ingot.doors.gpt_simple.reporter import GptSimpleReporter
+    from ingot.doors.gpt_simple.reporter import GptSimpleReporter, newest_name
     from ingot.train.start import run
 
     ranks = ranks_from_environment()
@@ -95,7 +107,7 @@ def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, Tr
     if files.failure is not None:
         raise files.failure
     last = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
-    path = reporter.checkpoint or result.checkpoint_path
+    path = reporter.checkpoint or (result.checkpoint_path and newest_name(result.checkpoint_path))
     final_loss, checkpoint = last if last is not None else math.inf, str(path) if path is not None else ""
     return result.status, TrainingResult(final_loss, checkpoint, result.total_tokens, result.total_steps)
 
@@ -105,7 +117,8 @@ def check(config: Config, resolved: IngotConfig, world_size: int, told: Callable
     from ingot.plan.validate import check_before_training
 
     workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
-    return check_before_training(resolved, world_size, told, workers=workers, allow_mismatch=mismatch, fresh=force, name=key_name)
+    words = {"name": key_name, "advise": advice}
+    return check_before_training(resolved, world_size, told, workers=workers, allow_mismatch=mismatch, fresh=force, **words)
 
 
 def _launch(config: Config, options: Namespace, words: Sequence[str], log: Log) -> int:

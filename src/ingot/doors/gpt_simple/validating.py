@@ -8,9 +8,9 @@ from typing import Any
 
 from ingot.doors.entry import process_start
 from ingot.doors.gpt_simple.log import Log
-from ingot.doors.gpt_simple.names import key_name
+from ingot.doors.gpt_simple.names import advice, in_their_values, key_name
 from ingot.doors.gpt_simple.training import configured
-from ingot.doors.gpt_simple.translate import kept_tokens, translate, warnings
+from ingot.doors.gpt_simple.translate import kept_tokens, resume_setting, translate, warnings
 from ingot.doors.output import print_json
 from ingot.errors import ConfigError
 from ingot.plan.findings import BLOCKED, exit_code
@@ -29,8 +29,11 @@ def validate(options: Namespace, overrides: Mapping[str, Any], words: Sequence[s
     warnings(config, log.warn)
     workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
     report = look(resolved, options.world_size, began=process_start(), workers=workers, allow_mismatch=mismatch)
+    for finding in report.findings:
+        if finding.cause is not None:
+            in_their_values(finding.cause, (resume_setting(config), config.training.resume))
     if options.json:
-        print_json(report_record(report, options.strict, key_name))
+        print_json(report_record(report, options.strict, key_name, advice))
     else:
-        print("\n".join(report_lines(report, key_name)))
+        print("\n".join(report_lines(report, key_name, advice)))
     return exit_code(report.findings, options.strict)
