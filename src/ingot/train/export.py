@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.schema import Config
-from ingot.errors import Interrupted
+from ingot.errors import IngotError, Interrupted
 from ingot.runs.result import TrainingResult
 from ingot.runs.state import Status
 from ingot.runs.steps import saved_steps
@@ -34,7 +34,7 @@ Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every ran
 def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Exporter) -> TrainingResult:
     """Score and export a completed run, and say how it went."""
     config, progress, outputs = trainer.config, trainer.progress, trainer.outputs
-    exported = None
+    exported, unsaved = None, outputs.saver.error if outputs is not None else None
     if status == "completed":
         try:
             if config.evaluation.at_end and not trainer.is_evaluated() and trainer.dataset.split("val").tokens > 1:
@@ -44,8 +44,11 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 exported = exporter(trainer, shutdown)
         except Interrupted:
             status = "stopped"  # what is left can be done by the next session
-    if outputs is not None and outputs.saver.error is not None:
-        raise outputs.saver.error  # only now: the score and the files are there, though the last step is not saved
+        except IngotError:  # where a checkpoint has no room the artifact may have none either
+            if unsaved is None:
+                raise
+    if unsaved is not None:
+        raise unsaved  # only now: the score and the files are there, though the last step is not saved
     # Agreed upon once more: the end of an evaluation knows only that somebody was asked to stop.
     reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
     told = reason_name(reason) if reason else trainer.end_reason
