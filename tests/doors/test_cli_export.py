@@ -155,6 +155,14 @@ def test_the_tokenizer_can_stay_at_home(call, run, tmp_path):
     assert facts["tokenizer_fingerprint"] == find_checkpoint(run).progress["tokenizer_fingerprint"]
 
 
+def test_a_tokenizer_that_stayed_at_home_is_the_one_that_the_settings_name(call, run, tmp_path):
+    facts = {**api.load(run, device="cpu").weights.facts, "tokenizer": None}
+    section = {"path": "sample:shakespeare+bpe:2048", "tokenizer": "byte"}  # as of a model that was imported
+    facts["config"] = {**facts["config"], "data": {**facts["config"]["data"], **section}}
+    write_artifact(tmp_path / "model.ingot", find_checkpoint(run).weights.values(), facts, "none", "none")
+    assert api.load(tmp_path / "model.ingot", device="cpu").tokenizer.kind == "byte"
+
+
 def test_only_what_a_reader_needs_is_in_the_file(call, run, tmp_path):
     call("export", run, "--codec", "zlib", "--no-score", "--output", tmp_path / "a")
     assert set(read_artifact(tmp_path / "a").facts) == {

@@ -176,6 +176,23 @@ def test_bytes_that_are_counted_in_different_ways_do_not_compare(tmp_path, resol
     assert len(plan_trials(folded, [1], tmp_path / "out", resolve, "val_loss")) == 2
 
 
+def test_some_rows_of_other_tokens_are_another_text(tmp_path, resolve):
+    text = [("train", "abcabc" * 90), ("val", "abcab" * 30)]
+    for name, letters in ("chars", "abc"), ("more", "abcd"):
+        write_dataset(text, tmp_path / name, CharTokenizer(letters), source={})
+    arms = make_arms([f"data.path={tmp_path / 'chars'},{tmp_path / 'more'}", "evaluation.final_rows=3"])
+    with pytest.raises(ConfigError, match=r"some rows \(evaluation\.final_rows\) are of different texts"):
+        plan_trials(arms, [1], tmp_path / "out", resolve)
+
+
+def test_pieces_of_two_tokenizers_are_different_bytes(tmp_path, resolve):
+    for name, tokenizer in ("chars", CharTokenizer("to be")), ("pieces", toy_sentencepiece()):
+        write_dataset([("train", "to  be" * 40), ("val", "to  be" * 9)], tmp_path / name, tokenizer, source={})
+    arms = make_arms([f"data.path={tmp_path / 'chars'},{tmp_path / 'pieces'}", "evaluation.bytes=pieces"])
+    with pytest.raises(ConfigError, match="count bytes in different ways"):
+        plan_trials(arms, [1], tmp_path / "out", resolve)
+
+
 @pytest.mark.parametrize(
     ("settings", "score", "lacking"),
     [

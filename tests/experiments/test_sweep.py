@@ -76,6 +76,12 @@ def test_every_arm_is_scored_on_the_whole_text_unless_rows_are_asked_for(tiny_wo
         assert Run.open(out / "layers=1/seed-1").config.evaluation.final_rows == rows
 
 
+def test_a_file_that_says_auto_of_its_rows_does_not_make_scores_of_parts(tiny_words, capsys):
+    Path("c.yaml").write_text("evaluation: {final_rows: auto}\n")
+    assert said(capsys, "sweep", "--config=c.yaml", "--vary", "model.layers=1", "--seeds=1", *tiny_words)[0] == 0
+    assert Run.open(Path("runs/sweep/layers=1/seed-1")).config.evaluation.final_rows is None
+
+
 def test_runs_that_were_stopped_are_told_and_can_be_an_exit_code(tiny_words, capsys):
     words = [word for word in tiny_words if "max_steps" not in word]
     more = ["--training.max_steps=100000", "--training.max_runtime_seconds=1", "--seeds=1", "--stop-exit-code=7"]

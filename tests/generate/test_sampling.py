@@ -10,6 +10,7 @@ from ingot.generate.sampling import GenerationOptions, Sampling, merged, prompt_
 def test_greedy_and_temperature_0_are_the_same_and_top_k_0_is_all():
     assert GenerationOptions(greedy=True, temperature=5.0).sampling(1).temperature == 0.0
     assert GenerationOptions(temperature=0).sampling(1).temperature == 0.0
+    assert GenerationOptions(temperature=1e-35).record()["do_sample"] is False  # which is 0 to the model
     assert GenerationOptions(top_k=0).sampling(1).top_k == GenerationOptions(top_k=None).sampling(1).top_k == 0
 
 

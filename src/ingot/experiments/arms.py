@@ -130,7 +130,7 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
     found: dict[tuple[Any, ...], _Judged] = {}
     for trial in trials:
         data, counted = trial.config.data, trial.config.evaluation.bytes
-        key = (data.path, data.tokenizer, data.trust_tokens, counted)
+        key = (data.path, data.tokenizer, data.trust_tokens, counted, trial.config.evaluation.final_rows)
         if key not in found:
             try:
                 dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, trial.config.fitting_tokenizer)
@@ -139,7 +139,8 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
             val = dataset.split("val")
             text = (val.documents, val.bytes) if val.bytes else dataset.fingerprint
             size = val.piece_bytes if counted == "pieces" else val.bytes
-            found[key] = _Judged(trial.arm, text, dataset.fingerprint, counted, size)
+            rows = trial.config.evaluation.final_rows
+            found[key] = _Judged(trial.arm, text, dataset.fingerprint, size, isinstance(rows, int))
     first, *others = found.values()
     for other in others:
         if why := _unlike(first, other, score):
@@ -153,8 +154,8 @@ class _Judged:
     arm: str
     text: object
     tokens: str  # fingerprint
-    counted: str  # which bytes
-    size: int | None  # so many
+    size: int | None  # bytes that it divides by
+    in_part: bool
 
 
 def _unlike(one: _Judged, other: _Judged, score: ScoreName) -> str:
@@ -162,8 +163,10 @@ def _unlike(one: _Judged, other: _Judged, score: ScoreName) -> str:
         return "are on different data, and scores of different validation texts do not compare"
     if score == "val_loss" and one.tokens != other.tokens:
         return "have different tokens: their val_loss does not compare, their val_bpb does"
-    if score != "val_loss" and one.counted != other.counted and one.size != other.size:
+    if score != "val_loss" and one.size != other.size:
         return f"count bytes in different ways ({BYTES}), so that their {score} does not compare"
+    if (one.in_part or other.in_part) and one.tokens != other.tokens:
+        return "have rows of different tokens, so that some rows (evaluation.final_rows) are of different texts"
     return ""
 
 

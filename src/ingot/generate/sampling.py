@@ -103,7 +103,7 @@ class GenerationOptions:
 
     def record(self) -> dict[str, Any]:
         """What a line of output says of how its text was drawn, in the fields of gpt-simple."""
-        drawn = not self.greedy and self.temperature > 0
+        drawn = not self.greedy and self.temperature >= COLDEST
         return {
             "max_new_tokens": self.max_new_tokens,
             "temperature": self.temperature if drawn else 1.0,

@@ -288,18 +288,18 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
     own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
     if own is not None and name is None:
         return own
-    if not (name or data or weights.names_data):
-        return assumed_tokenizer(path, weights.config.model.vocab_size or 0)
-    try:
-        if name:
-            found = open_tokenizer(name)
-        else:
-            found = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
-    except DataError as error:
-        raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
+    if not (name or data or weights.names_data or section.tokenizer):
+        found = assumed_tokenizer(path, weights.config.model.vocab_size or 0)
+    else:
+        try:
+            if name:
+                found = open_tokenizer(name)
+            else:
+                found = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
+        except DataError as error:
+            raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
     if facts.get("tokenizer_fingerprint") not in (None, found.fingerprint()):
         was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
-        raise CheckpointError(
-            f"{path} {was}, and {name or data or section.path} is or has another; give the one it was trained with"
-        )
+        other = name or data or section.tokenizer or section.path
+        raise CheckpointError(f"{path} {was}, and {other} is or has another; give the one it was trained with")
     return found

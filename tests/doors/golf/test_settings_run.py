@@ -16,6 +16,7 @@ from golf_toys import bare, forked
 
 import ingot
 from ingot.config.loading import load_config
+from ingot.doors.golf import by_settings
 from ingot.doors.golf.bundle import BY_SETTINGS, bundle
 from ingot.doors.golf.by_settings import main, settings_in
 from ingot.doors.golf.finished import read_run
@@ -141,6 +142,12 @@ def test_settings_are_variables_of_their_own_names_and_the_challenges_are_known(
     }
     for none in ("0", "-1.5"):
         assert settings_in({"MAX_WALLCLOCK_SECONDS": none, "budget.seconds": "300"}) == {"budget.seconds": None}
+
+
+def test_without_a_cap_something_else_has_to_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"MAX_WALLCLOCK_SECONDS=0 is no cap, .* set training\.max_steps too"):
+        by_settings._train({"MAX_WALLCLOCK_SECONDS": "0", "budget.seconds": "300"})
 
 
 @pytest.mark.parametrize(

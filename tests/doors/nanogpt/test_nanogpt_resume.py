@@ -288,9 +288,20 @@ def test_a_run_whose_settings_have_changed_goes_on_from_where_it_came_to_without
     train(words(max_iters=4, **{**KEYS, "always_save_checkpoint": False}))
     changed = {**SELDOM, "batch_size": 3, "init_from": "resume"}
     assert list(train(words(max_iters=6, **changed)).losses) == [5, 6]
-    assert Path("out/earlier-1/ckpt.pt").is_file()
+    best = Path("out/earlier-1/ckpt.pt").read_bytes()
+    assert Path("out/ckpt.pt").read_bytes() == best  # still the best that there is
     assert list(train(words(max_iters=8, **changed)).losses) == [7, 8]
-    assert not Path("out/earlier-2").exists()
+    assert not Path("out/earlier-2").exists() and Path("out/ckpt.pt").read_bytes() == best
+
+
+def test_a_ckpt_pt_that_is_copied_back_is_gone_back_to(train):
+    train(words(max_iters=4, **{**KEYS, "always_save_checkpoint": False}))
+    changed = {**SELDOM, "batch_size": 3, "init_from": "resume"}
+    train(words(max_iters=6, **changed))
+    Path("out/ckpt.pt").unlink()
+    shutil.copyfile("out/earlier-1/ckpt.pt", "out/ckpt.pt")
+    at = int(torch.load("out/ckpt.pt", weights_only=True)["iter_num"])
+    assert min(train(words(max_iters=8, **changed)).losses) == at  # its next
 
 
 @pytest.mark.parametrize("iteration", [0, 5])

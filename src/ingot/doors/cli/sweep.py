@@ -58,10 +58,15 @@ def sweep(
 
     def resolve(settings: Mapping[str, Any]) -> ResolvedConfig:
         found = load_config(recipe, config, given, sweep=settings)
-        own: dict[str, Any] = {"evaluation.final_rows": None}  # or a slow arm would be judged by a part of the text
-        if found.config.budget.artifact_bytes is None and score != "artifact_bpb":
-            own["artifact.write"] = False  # it takes seconds of a run that is there for another score
-        unasked = {name: value for name, value in own.items() if found.origins[name] == "default"}
+        unasked: dict[str, Any] = {}
+        if found.config.evaluation.final_rows == "auto" and found.origins["evaluation.final_rows"] not in (
+            "command line",
+            "sweep",
+        ):
+            unasked["evaluation.final_rows"] = None  # or a slow arm would be judged by a part of the text
+        in_passing = found.origins["artifact.write"] == "default" and found.config.budget.artifact_bytes is None
+        if in_passing and score != "artifact_bpb":
+            unasked["artifact.write"] = False  # it takes seconds of a run that is there for another score
         return load_config(recipe, config, given, sweep={**unasked, **settings}) if unasked else found
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)

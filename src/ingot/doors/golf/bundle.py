@@ -165,7 +165,7 @@ import bz2, importlib.abc, importlib.util, os, sys, traceback
 
 # What this run sets, unless the environment does.
 SETTINGS = {{}}
-# The model of its own that it trains, if it has one: it is put beside this file.
+# Its own model, if it has one, which is put beside this file.
 MODEL = None
 
 PACKED = r"""
@@ -217,7 +217,7 @@ if __name__ == "__main__":
         os.environ.setdefault(name, value)
     from {entry} import main
 
-    sys.exit(main(sys.argv[1:], MODEL) if MODEL else main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], *filter(None, [MODEL])))
 '''
 
 

@@ -86,6 +86,8 @@ def _train(environment: Mapping[str, str]) -> int:
     settings, ranks = settings_in(environment), ranks_from_environment(environment)
     if environment.get("RUN_ID"):
         settings["training.output_dir"] = str(run_folder(Path("logs"), environment["RUN_ID"], ranks.first))
+    if settings.get("budget.seconds", 1) is None and settings.get("training.max_steps") is None:
+        raise ConfigError("MAX_WALLCLOCK_SECONDS=0 is no cap, and nothing else ends this run; set training.max_steps too")
     result = run(load_config(python=settings, environment={}), LineReporter(say), began=process_start())
     if result.status != "completed" or result.artifact_bytes is None or not ranks.first:
         return 0

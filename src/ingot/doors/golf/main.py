@@ -188,7 +188,9 @@ def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
 
 def _train(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, run_log: RunLog, data: Mapping[str, Any]) -> int:
     from ingot.train.start import run
+    from ingot.train.walltime import find_walltime
 
+    find_walltime(resolved.config.training, process_start(), warn=run_log.note)  # told here: nobody else looks before the run
     exporter = script.exporter(values, run_log, data)
     result = run(resolved, script.reporter(values, run_log, data), exporter, process_start())
     if result.status == "stopped":

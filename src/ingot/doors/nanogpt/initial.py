@@ -117,8 +117,7 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
             warn(f"not exactly the run of {start.ours.path}: {'; '.join(changes)}")
     elif start.missing:
         warn(f"{start.missing}: the run goes on, and not exactly as an unbroken one would")
-    # Not that of a run of ours: it names checkpoints that go aside, and would be taken for one that was brought here.
-    keep_ckpt = values["init_from"] == "resume" and start.ours is None
+    keep_ckpt = values["init_from"] == "resume"
     if start.weights is None:
         set_aside(out, say, keep_ckpt)
         return resolved, 0.0
@@ -176,7 +175,7 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)  # ckpt.pt is only ever replaced as a whole, so this one stays as it is
     except OSError:  # some disks have no links
-        shutil.copyfile(source, target)
+        shutil.copy2(source, target)  # with its time, by which _was_kept knows it
 
 
 def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
@@ -186,7 +185,7 @@ def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
             raise CheckpointError(f"init_from=resume: there is no {out / CKPT}; train one with --init_from=scratch first")
         return None
     newest = newest_sound(out / "checkpoints", warn, look_only)
-    if newest is None or not (out / CKPT).exists():
+    if newest is None or not (out / CKPT).exists() or _was_kept(out):
         return newest
 
     def pass_over(why: str, suffix: str) -> Checkpoint:
@@ -205,6 +204,15 @@ def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
     except CheckpointError as error:
         return pass_over(f"{out / CKPT} may be of another run ({error})", UNKNOWN)
     return newest if named.weights[POSITIONS].data == state.weights[POSITIONS].data else None
+
+
+def _was_kept(out: Path) -> bool:
+    """Whether ckpt.pt is the one that stayed when the run before went aside: the best so far, and not one to go back to."""
+
+    def told(path: Path) -> tuple[int, int]:
+        return path.stat().st_size, path.stat().st_mtime_ns
+
+    return any(told(path) == told(out / CKPT) for path in out.glob(f"{ASIDE}-*/{CKPT}"))
 
 
 def _keep(path: Path, suffix: str) -> str:

@@ -85,7 +85,7 @@ def look_alikes(*_: Any) -> list[str]:
 
 
 # Of train.walltime: a submission has its minutes, and no job that ends before them.
-def find_walltime(*_: Any) -> None:
+def find_walltime(*_: Any, **__: Any) -> None:
     """No end."""
 
 
