@@ -58,15 +58,7 @@ def sweep(
 
     def resolve(settings: Mapping[str, Any]) -> ResolvedConfig:
         found = load_config(recipe, config, given, sweep=settings)
-        unasked: dict[str, Any] = {}
-        if found.config.evaluation.final_rows == "auto" and found.origins["evaluation.final_rows"] not in (
-            "command line",
-            "sweep",
-        ):
-            unasked["evaluation.final_rows"] = None  # or a slow arm would be judged by a part of the text
-        in_passing = found.origins["artifact.write"] == "default" and found.config.budget.artifact_bytes is None
-        if in_passing and score != "artifact_bpb":
-            unasked["artifact.write"] = False  # it takes seconds of a run that is there for another score
+        unasked = _unasked(found, score)
         return load_config(recipe, config, given, sweep={**unasked, **settings}) if unasked else found
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
@@ -88,6 +80,17 @@ def sweep(
     if left:
         warn(f"{left} of {len(trials)} runs are not complete; the same command goes on with them")
     return stop_exit_code if left else 0
+
+
+def _unasked(found: ResolvedConfig, score: str) -> dict[str, Any]:
+    """What a sweep sets in an arm that does not say otherwise."""
+    config, origins, own = found.config, found.origins, dict[str, Any]()
+    given = origins["evaluation.final_rows"] in ("command line", "sweep")
+    if config.evaluation.final_rows == "auto" and not given:
+        own["evaluation.final_rows"] = None  # or a slow arm would be judged by a part of the text
+    if origins["artifact.write"] == "default" and config.budget.artifact_bytes is None and score != "artifact_bpb":
+        own["artifact.write"] = False  # it takes seconds of a run that is there for another score
+    return own
 
 
 class _Table:
