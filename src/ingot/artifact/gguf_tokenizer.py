@@ -112,6 +112,8 @@ def _bytes(tokenizer: ByteTokenizer) -> Vocabulary:
 
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Vocabulary:
     file = SentencePieceFile(tokenizer.contents)
+    if tokenizer.marks_capitals:
+        raise ConfigError("this SentencePiece model writes capitals as marks, which nothing in GGUF makes letters again")
     if file.algorithm != BPE or not file.has_bytes:
         raise ConfigError(
             "this SentencePiece model has no place in GGUF: only BPE with byte fallback has",

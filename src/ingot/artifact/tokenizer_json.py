@@ -104,6 +104,8 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     from tokenizers import decoders, models
 
     file = SentencePieceFile(tokenizer.contents)
+    if tokenizer.marks_capitals:  # nothing there makes letters large again
+        return None
     if any(piece.kind == USER_DEFINED for piece in file.pieces) or not file.escapes_spaces:
         return None
     if file.algorithm == BPE:

@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from ingot.model.cache import LayerCache
 from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Boundaries,
     Form,
-    LayerCache,
     Mask,
     RotaryTables,
     Rotation,

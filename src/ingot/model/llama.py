@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.model.cache import LayerCache
 from ingot.model.gpt2 import initialise
 from ingot.model.kernels.gated import fused_gated_mlp
 from ingot.model.kernels.products import product_format
@@ -23,7 +24,6 @@ from ingot.model.kernels.qkv import projected_attention
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Form,
-    LayerCache,
     Mask,
     RotaryTables,
     Rotation,

@@ -37,6 +37,21 @@ def test_the_file_is_the_tokenizer(text, kind):
 
 
 @KINDS
+def test_an_interruption_is_one(text, kind, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_portions", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(text, kind)
+    monkeypatch.undo()
+    monkeypatch.setattr(training, "_cut_words", interrupted)
+    if kind == "sentencepiece":
+        with pytest.raises(KeyboardInterrupt):
+            train(text, kind)
+
+
+@KINDS
 def test_the_same_text_gives_the_same_file(text, kind):
     assert train(text, kind, name="a")[0].read_bytes() == train(text, kind, name="b")[0].read_bytes()
 

@@ -1,4 +1,4 @@
-"""What every tokenizer can do, and text that arrives token by token.
+"""What every tokenizer can do.
 
 A tokenizer is its spec: a JSON object that rebuilds it anywhere, with the file it was made from inside. Its fingerprint says
 whether two are the same and never depends on how a file was compressed. Ids have 16 bits, those of a vocabulary above 65,536 have
@@ -8,7 +8,6 @@ whether two are the same and never depends on how a file was compressed. Ids hav
 from __future__ import annotations
 
 import base64
-import codecs
 import hashlib
 import json
 import lzma
@@ -117,6 +116,10 @@ class Tokenizer(ABC):
         """Whether what follows these ids is the start of a text, as it was or was not before them."""
         return self.is_special(int(ids[-1]))
 
+    def unfinished(self, ids: Ids) -> int:
+        """How many of the last ids stand for a text that depends on the next one."""
+        return 0
+
     def fingerprint(self) -> str:
         """Equal for tokenizers that give every text the same ids."""
         return digest(self.spec())
@@ -143,31 +146,6 @@ class Tokenizer(ABC):
             wrong = next(int(i) for i in array if not 0 <= i < self.vocab_size)
             raise DataError(f"token {wrong} is outside the {self.kind} vocabulary of {self.vocab_size:,} ids")
         return array
-
-
-class StreamDecoder:
-    """Text of ids that arrive a few at a time; the bytes of an unfinished character are held back until it is whole.
-
-    `at_start`: no text comes before the first id, so that a space which only marks its word is not shown.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, at_start: bool = False) -> None:
-        self._tokenizer, self._at_start = tokenizer, at_start
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, ids: Ids) -> str:
-        """The text that `ids` complete."""
-        if not len(ids):
-            return ""
-        data = self._tokenizer.decode_bytes(ids, self._at_start)
-        self._at_start = self._tokenizer.at_start_after(ids, self._at_start)
-        return self._decoder.decode(data)
-
-    def finish(self) -> str:
-        """What was still held back; the decoder is then ready for another text."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return rest
 
 
 def utf8(text: str) -> bytes:

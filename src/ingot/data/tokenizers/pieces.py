@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ingot.data.tokenizers.base import Ids, Tokenizer, check_size, digest, pack
 
 SPACE = "\u2581"  # how SentencePiece and its kin write a space
+CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # the next letter is a capital, the next two are (capitals.py)
 
 
 class PieceTokenizer(Tokenizer):

@@ -3,7 +3,7 @@
 The rule: control, unknown and unused ids stand for nothing; a byte piece for one byte; any other piece for the UTF-8 bytes after
 its first U+2581, and one more for that U+2581, unless one of those ids stands before it. Scores are compared by it, so it is kept
 to the letter: a second U+2581 in a piece counts its own three bytes. The models normalise text and fold white space, so the sum
-is that of the normalised text and not of the original.
+is that of the normalised text and not of the original. Marks for capitals (capitals.py) stand for no bytes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import PACKED, IdArray, NoSpacePiece, check_size, utf8
+from ingot.data.tokenizers.base import PACKED, IdArray, Ids, NoSpacePiece, check_size, utf8
 from ingot.data.tokenizers.fast.proof import word_starts
 from ingot.data.tokenizers.fast.table import FIRST, Flat, WordTable, flat, trusted
-from ingot.data.tokenizers.pieces import SPACE, FileTokenizer
+from ingot.data.tokenizers.marks import UNFINISHED, unmarked
+from ingot.data.tokenizers.pieces import CAPITAL, MARKS, SPACE, FileTokenizer
 from ingot.errors import DataError
 
 
@@ -36,7 +37,8 @@ class SentencePieceTokenizer(FileTokenizer):
                 raise RuntimeError
             model = sentencepiece.SentencePieceProcessor(model_proto=contents)
             check_size(model.vocab_size())
-            table = [_entry(model, token) for token in range(model.vocab_size())]
+            marks = MARKS if CAPITAL in model.normalize("A") else ""
+            table = [_entry(model, token, marks) for token in range(model.vocab_size())]
         except (RuntimeError, ValueError, OSError):
             raise DataError("this is not a SentencePiece model, or it is damaged") from None
         pieces, spaced, sizes = zip(*table, strict=True)
@@ -48,14 +50,29 @@ class SentencePieceTokenizer(FileTokenizer):
         if sum(piece is not None and piece.endswith(b" ") and not starts for piece, starts, _ in table) > sum(spaced):
             raise DataError("the model has spaces after words (treat_whitespace_as_suffix): their bytes would be counted wrong")
         self.contents, self._model, self._piece_sizes = contents, model, sizes
-        marks = (model.bos_id(), model.eos_id(), model.pad_id())
-        self.bos, self.eos, self.pad = (token if token >= 0 else None for token in marks)
+        self.marks_capitals = bool(marks)
+        special = (model.bos_id(), model.eos_id(), model.pad_id())
+        self.bos, self.eos, self.pad = (token if token >= 0 else None for token in special)
         adds_space = any(spaced[token] for token in model.encode("a")[:1])
         self._use(pieces, spaced, adds_space=adds_space, counts_first_space=False)
 
     def encode(self, text: str) -> IdArray:
         utf8(text)
         return np.array(self._model.encode(text), self.dtype)
+
+    def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
+        data = super().decode_bytes(ids, at_start)
+        return unmarked(data) if self.marks_capitals else data
+
+    def unfinished(self, ids: Ids) -> int:
+        if self.marks_capitals:
+            for count in range(1, 4):  # a mark, a space, a letter
+                if UNFINISHED.search(super().decode_bytes(ids[-count:])):
+                    return count
+        return 0
+
+    def is_special(self, token: int) -> bool:
+        return bool(self._special[self._rows([token])][0])  # a mark for capitals is none, although it stands for no bytes
 
     def token_bytes(self) -> NDArray[np.int32]:
         return np.array(self._piece_sizes, np.int32)
@@ -80,12 +97,13 @@ class SentencePieceTokenizer(FileTokenizer):
         return flat([ids[letter:] for ids in self._model.encode([b"a" + word for word in words], num_threads=1)], self.dtype)
 
 
-def _entry(model: Any, token: int) -> tuple[bytes | None, bool, int]:
-    """The text of a piece, whether it begins with a space, and its bytes by the rule."""
+def _entry(model: Any, token: int, marks: str) -> tuple[bytes | None, bool, int]:
+    """The text of a piece, whether it begins with a space, and its bytes by the rule, without `marks`."""
     if model.is_control(token) or model.is_unknown(token) or model.is_unused(token):
         return None, False, 0
     name = str(model.id_to_piece(token))
     if model.is_byte(token):
         return bytes([int(name[3:5], 16)]), False, 1
     spaced = name.startswith(SPACE)
-    return name.replace(SPACE, " ").encode(), spaced, len(name.removeprefix(SPACE).encode()) + spaced
+    text = name.removeprefix(SPACE).translate(dict.fromkeys(map(ord, marks)))
+    return name.replace(SPACE, " ").encode(), spaced, len(text.encode()) + spaced

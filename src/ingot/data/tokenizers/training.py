@@ -9,12 +9,14 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from ingot.data.text.files import WHAT, adding_up, file_bytes, find_files, read_documents
 from ingot.data.tokenizers.base import NARROW, Tokenizer
+from ingot.data.tokenizers.capitals import capital_rules, without_file_names
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
 from ingot.data.tokenizers.pieces import SPACE
@@ -45,15 +47,23 @@ def train_tokenizer(
     *,
     documents: int | None = None,
     text_field: str = "text",
+    mark_capitals: bool = False,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tokenizer:
-    """Learns a vocabulary from text files, or from their first `documents`, and writes it as one file."""
+    """Learns a vocabulary from text files, or from their first `documents`, and writes it as one file.
+
+    `mark_capitals`: of small letters alone, with marks in front of those that are capitals (SentencePiece's kind).
+    """
     _check(output, kind, vocab_size, documents, overwrite)
+    if mark_capitals and kind != "sentencepiece":
+        raise ConfigError(f"{{0}} is for --kind sentencepiece and this is {kind}", Setting("--mark-capitals"))
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
     most = None if documents is None else min(documents, sys.maxsize)
-    contents = learn(kind, islice(read_documents(files, text_field, advance), most), vocab_size)
+    rules: AbstractContextManager[dict[str, Any]] = capital_rules() if mark_capitals else nullcontext({})
+    with rules as settings:
+        contents = learn(kind, islice(read_documents(files, text_field, advance), most), vocab_size, settings)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
@@ -82,7 +92,7 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
 
 
 class _Texts:
-    """Portions of documents that are not empty; keeps the error that ended them, which the libraries would swallow."""
+    """Portions of documents that are not empty; keeps the error that ended what a library was given, which it would swallow."""
 
     def __init__(self, documents: Iterable[str]) -> None:
         self._documents = documents
@@ -90,10 +100,16 @@ class _Texts:
         self.error: BaseException | None = None
 
     def __iter__(self) -> Iterator[str]:
+        for text in self._documents:
+            self.count += bool(text)
+            yield from _portions(text)
+
+    def keeping_errors(self, parts: Iterable[str]) -> Iterator[str]:
+        """The parts that a library is given of them."""
         try:
-            for text in self._documents:
-                self.count += bool(text)
-                yield from _portions(text)
+            yield from parts
+        except GeneratorExit:
+            raise  # the library has ended by itself
         except BaseException as error:
             self.error = error
             raise
@@ -108,13 +124,13 @@ def _portions(text: str) -> Iterator[str]:
         yield text
 
 
-def _train_sentencepiece(texts: Iterable[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
+def _train_sentencepiece(texts: _Texts, vocab_size: int, settings: Mapping[str, Any]) -> bytes:
     import sentencepiece  # type: ignore[import-untyped]
 
-    model = io.BytesIO()
+    model, sentences = io.BytesIO(), texts.keeping_errors(_sentences(texts))
     settings = {"vocab_size": vocab_size, **SETTINGS, **settings}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=_sentences(texts), model_writer=model, **settings)
-    return model.getvalue()
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **settings)
+    return without_file_names(model.getvalue())
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
@@ -135,7 +151,7 @@ def _cut_words(text: str) -> list[str]:
     return " ".join(words).split("\0")
 
 
-def _train_bpe(texts: Iterable[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
+def _train_bpe(texts: _Texts, vocab_size: int, settings: Mapping[str, Any]) -> bytes:
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -146,7 +162,7 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, settings: Mapping[str, Any
     library.decoder = decoders.ByteLevel()
     ours = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
     trainer = trainers.BpeTrainer(**{**ours, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), **settings})
-    library.train_from_iterator(iter(texts), trainer)
+    library.train_from_iterator(texts.keeping_errors(texts), trainer)
     return str(library.to_str()).encode()
 
 

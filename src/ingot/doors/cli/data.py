@@ -159,6 +159,10 @@ def train_tokenizer_command(
     vocab_size: Annotated[int, typer.Option(metavar="N", help="Ids in all, 257 to 65,536.")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, typer.Option(metavar="N", help="Learn from the first N documents only.")] = None,
+    mark_capitals: Annotated[
+        bool,
+        typer.Option("--mark-capitals", help="sentencepiece: learn small letters alone, with marks in front of capitals."),
+    ] = False,
     text_field: TextField = "text",
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
@@ -178,6 +182,7 @@ def train_tokenizer_command(
             vocab_size,
             documents=documents,
             text_field=text_field,
+            mark_capitals=mark_capitals,
             overwrite=force,
             progress=progress,
         )

@@ -20,7 +20,7 @@ from ingot.doors.gpt_simple.config import ModelConfig
 from ingot.errors import ConfigError
 from ingot.generate.sampling import GenerationOptions
 from ingot.generate.torch.decode import generate
-from ingot.model.layers import LayerCache
+from ingot.model.cache import LayerCache
 from ingot.model.llama import Llama
 
 IGNORED = -100  # a label that is not counted

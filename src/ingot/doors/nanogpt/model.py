@@ -22,8 +22,9 @@ from ingot.errors import ConfigError
 from ingot.generate.sampling import Sampling
 from ingot.generate.torch.decode import generate
 from ingot.model import gpt2
+from ingot.model.cache import LayerCache
 from ingot.model.gpt2 import GPT2
-from ingot.model.layers import IGNORED, LayerCache, Mask
+from ingot.model.layers import IGNORED, Mask
 from ingot.runtime.devices import data_sheet_flops
 
 Gelu = Literal["tanh", "erf"]

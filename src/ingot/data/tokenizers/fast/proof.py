@@ -92,6 +92,11 @@ class _Keys:
 
 def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """The fields of a protobuf message: numbers, and bytes for everything else."""
+    return ((field, value) for field, value, _ in message_parts(message))
+
+
+def message_parts(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
+    """The fields of a protobuf message, each with the bytes that it takes there."""
     at = 0
 
     def number() -> int:
@@ -105,11 +110,12 @@ def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:
             if byte < 0x80:
                 return value
 
-    while at < len(message):
+    while (begin := at) < len(message):
         key, wire = divmod(number(), 8)
         if wire == 0:
-            yield key, number()
-            continue
-        size = number() if wire == 2 else {1: 8, 5: 4}[wire]
-        yield key, message[at : at + size]
-        at += size
+            value: Any = number()
+        else:
+            size = number() if wire == 2 else {1: 8, 5: 4}[wire]
+            value = message[at : at + size]
+            at += size
+        yield key, value, message[begin:at]
