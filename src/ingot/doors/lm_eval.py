@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.api import load
+from ingot.data.formats.base import marks_of
 from ingot.errors import ConfigError
 from ingot.trained.scoring import score_rows
 from ingot.trained.tasks import text_ids
@@ -39,10 +40,9 @@ class IngotLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """The id that ends a text."""
-        ends = [mark for mark in (self.model.tokenizer.eos, self.model.tokenizer.bos) if mark is not None]
-        if not ends:
+        if (mark := marks_of(self.model.tokenizer).eos) is None:
             raise ConfigError(f"the {self.model.tokenizer.kind} tokenizer has no mark for the end of a text")
-        return ends[0]
+        return mark
 
     @property
     def prefix_token_id(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.backends.base import Inference
+from ingot.data.formats.base import marks_of
 from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.eval.tasks import TASKS, Item, Score, read_task, score_items
@@ -96,8 +97,7 @@ def _rows(tokenizer: Tokenizer, context: int, key: Key, items: Sequence[Item], t
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
     """The ids of a context and of what follows it; spaces at the end of a context belong to the continuation."""
     if not context:
-        start = tokenizer.bos if tokenizer.bos is not None else tokenizer.eos
-        if start is None:
+        if (start := marks_of(tokenizer).bos) is None:
             raise DataError(f"the {tokenizer.kind} tokenizer has no mark for the start of a text, which this task begins with")
         return [start], tokenizer.encode(continuation).tolist()
     kept = context.rstrip()

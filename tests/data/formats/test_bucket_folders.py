@@ -1,14 +1,17 @@
 """gpt-simple's folders as data.path: what is found in them, and what is said of damaged ones."""
 
 import itertools
+import json
 import struct
 
 import numpy as np
 import pytest
 from bucket_files import EOS, documents_of, write_buckets, write_pair
+from toy_tokenizers import byte_level_config
 
 from ingot.config.data_section import DataSection
 from ingot.data.formats.gpt_simple import index_bytes, token_width
+from ingot.data.formats.tokenize import Windows, tokenize
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import DataError
@@ -42,6 +45,21 @@ def test_an_index_has_the_bytes_that_gpt_simple_writes():
 
 def test_ids_have_32_bits_from_a_vocabulary_of_65536_on():
     assert [token_width(size) for size in (50_258, 65_535, 65_536, 128_256)] == [2, 2, 4, 4]
+
+
+def test_a_window_cut_in_a_document_does_not_end_it_where_the_start_mark_is_the_end_mark_too(tmp_path):
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(json.dumps(byte_level_config()).replace("<|endoftext|>", "<s>"))  # a start mark and no end mark
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.jsonl").write_text(json.dumps({"text": "abcdefghij" * 5}))
+    for split in ("train", "val"):
+        tokenize(tmp_path / "text", tmp_path / "data" / split / "main", str(tokenizer), Windows(24, 4, least_characters=0))
+    data = open_dataset(str(tmp_path / "data"), str(tokenizer))
+    windows, mark = data.split("train").documents, data.tokenizer.bos
+    batch = np.empty((windows, 2, 24), np.int32)
+    make_rows(DataSection(seq_len=24, sampling="document"), 1, data).read(range(windows), range(windows), batch)
+    assert data.tokenizer.eos is None and windows > 1
+    assert np.count_nonzero(batch[:, 1] == mark) == 1  # the document is over once
 
 
 def test_a_bucket_is_not_read_past_its_end(folder):

@@ -16,8 +16,8 @@ from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, 
 from typer.testing import CliRunner
 
 from ingot.data.formats import convert as module
-from ingot.data.formats.base import Marks
-from ingot.data.formats.convert import Layout, convert, marks_of
+from ingot.data.formats.base import Marks, marks_of
+from ingot.data.formats.convert import Layout, convert
 from ingot.data.formats.gpt_simple import Pair
 from ingot.data.formats.open import open_source
 from ingot.data.prepare.pipeline import prepare, write_dataset

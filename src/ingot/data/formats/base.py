@@ -36,6 +36,12 @@ class Marks:
     eos: int | None = None
 
 
+def marks_of(tokenizer: Tokenizer) -> Marks:
+    """The ids that stand in front of documents and after them; one stands for both where a vocabulary has one."""
+    bos, eos = tokenizer.bos, tokenizer.eos
+    return Marks(eos if bos is None else bos, bos if eos is None else eos)
+
+
 class TokenSource(ABC):
     """Token data in one format. `tokenizer` is what the data itself says, `about` what was found, in words."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data.formats.base import marks_of
 from ingot.data.formats.foreign import NoTokenizer, both_ends, check_tokens
 from ingot.data.formats.gpt_simple import Pair
 from ingot.data.store.dataset import (
@@ -67,8 +68,9 @@ def open_buckets(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dat
     ends = [[str(file.relative_to(folder)), both_ends(file)] for file in files]
     fingerprint = digest({"tokenizer": told.fingerprint, "files": ends})
     manifest = Manifest(tokenizer=told, splits=records, fingerprint=fingerprint, source=str(folder))
+    eos = marks_of(opened).eos
     splits = {
-        split: IndexedSplit(folder, records[split], [pair for some in buckets.values() for pair in some], opened.eos)
+        split: IndexedSplit(folder, records[split], [pair for some in buckets.values() for pair in some], eos)
         for split, buckets in pairs.items()
     }
     return Dataset(folder, manifest, opened, splits)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
-from ingot.data.formats.base import ByteCounter, Document, Marks, TokenSource, TokenWriter, with_marks
+from ingot.data.formats.base import ByteCounter, Document, Marks, TokenSource, TokenWriter, marks_of, with_marks
 from ingot.data.formats.gpt_simple import WIDE, IndexedWriter, token_width
 from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
 from ingot.data.formats.open import SOURCES
@@ -125,12 +125,6 @@ def bucket_names(source: TokenSource) -> list[str]:
     """The buckets of some data, by name."""
     named = {name for split in source.tokens for name, _ in source.buckets(split, Marks())}
     return sorted(name for name in named if name is not None)
-
-
-def marks_of(tokenizer: Tokenizer) -> Marks:
-    """The ids that stand in front of documents and after them; one stands for both where a vocabulary has one."""
-    bos, eos = tokenizer.bos, tokenizer.eos
-    return Marks(eos if bos is None else bos, bos if eos is None else eos)
 
 
 class FolderWriter(TokenWriter):

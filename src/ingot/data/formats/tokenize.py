@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.data.formats.base import marks_of
 from ingot.data.formats.gpt_simple import DTYPES, check_windows, cut_windows, index_bytes, token_width
 from ingot.data.text.unpacking import open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
@@ -76,7 +77,7 @@ def tokenize(
         raise ConfigError("the probability of an overlap is from 0 to 1, the least length 0 or more, and there is a worker")
     jobs = _jobs(source, output)
     opened = open_tokenizer(tokenizer)
-    if opened.eos is None and opened.bos is None:
+    if marks_of(opened).eos is None:
         raise ConfigError(f"{tokenizer} has no token that ends a document; use another tokenizer")
     output.mkdir(parents=True, exist_ok=True)
     found: list[Counts] = []
@@ -158,7 +159,7 @@ def _attempt(path: Path, stem: Path, tokenizer: Tokenizer, windows: Windows) -> 
 
 def _documents(path: Path, tokenizer: Tokenizer, windows: Windows, counts: Counts) -> Iterator[tuple[int, Any]]:
     """The line and the ids, with the end mark, of every document that is kept."""
-    mark = np.array([tokenizer.eos if tokenizer.eos is not None else tokenizer.bos], np.uint32)
+    mark = np.array([marks_of(tokenizer).eos], np.uint32)
     skip = int(tokenizer.bos is not None)  # the start mark, which these files do not have
     texts = _texts(path, windows, counts)
     while part := list(islice(texts, AT_ONCE)):

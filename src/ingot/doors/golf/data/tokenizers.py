@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ingot.data.formats.convert import marks_of
+from ingot.data.formats.base import marks_of
 from ingot.data.text.files import adding_up
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
