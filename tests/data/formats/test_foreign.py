@@ -5,12 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shard_files import write_shard
-from toy_tokenizers import sentencepiece_file, toy_sentencepiece
+from toy_tokenizers import byte_level_config, sentencepiece_file, toy_sentencepiece
 
+from ingot.config.data_section import DataSection
+from ingot.data.formats.convert import convert
 from ingot.data.formats.foreign import open_foreign
 from ingot.data.formats.nanogpt import meta_bytes
+from ingot.data.formats.open import open_source
 from ingot.data.loading.open import open_dataset
-from ingot.data.tokenizers import ByteTokenizer
+from ingot.data.loading.rows import make_rows
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.tokenizers import ByteTokenizer, open_tokenizer
 from ingot.errors import DataError
 
 
@@ -54,6 +59,21 @@ def test_shards_are_one_stream_in_the_order_of_their_names_and_byte_counts_are_n
     assert data is not None
     assert data.split("train").read(0, 10).tolist() == list(range(10))
     assert data.split("val").read(0, 5).tolist() == list(range(100, 105))
+
+
+def test_shards_of_ids_above_65535_give_rows(tmp_path):
+    config, tokenizer = byte_level_config(), tmp_path / "tokenizer.json"
+    config["model"]["vocab"] = {token: number + 70_000 if number else 0 for token, number in config["model"]["vocab"].items()}
+    tokenizer.write_text(json.dumps(config))
+    write_dataset(
+        [("train", "some words of a text"), ("val", "more")], tmp_path / "ours", open_tokenizer(str(tokenizer)), source={}
+    )
+    convert(open_source(tmp_path / "ours"), tmp_path / "shards", "shards")
+    ours, data = open_dataset(str(tmp_path / "ours")), open_dataset(str(tmp_path / "shards"), str(tokenizer))
+    assert data.split("train").read(0, 9).tolist() == ours.split("train").read(0, 9).tolist()
+    batch = np.empty((1, 2, 8), np.int32)
+    make_rows(DataSection(seq_len=8, sampling="stream"), 1, data).read(range(1), range(1), batch)
+    assert batch.max() > 70_000 and batch[0, 0].tolist() == data.split("train").read(0, 8).tolist()
 
 
 def test_shards_need_to_be_told_their_tokenizer(shards):

@@ -79,7 +79,9 @@ def _dataset(
     ends = {split: [[path.name, both_ends(path)] for path in paths] for split, paths in splits.items()}
     fingerprint = digest({"tokenizer": known.fingerprint, "files": ends})
     manifest = Manifest(tokenizer=known, splits=records, fingerprint=fingerprint, source=str(folder))
-    found = {split: Split(folder, record, open_tokens, mark=tokenizer.bos) for split, record in records.items()}
+    found = {
+        split: Split(folder, record, open_tokens, dtype=tokenizer.dtype, mark=tokenizer.bos) for split, record in records.items()
+    }
     return Dataset(folder, manifest, tokenizer, found)
 
 
