@@ -53,6 +53,7 @@ def test_the_file_says_what_llama_cpp_builds_the_model_by(gguf, tmp_path):
     assert (fields["llama.context_length"], fields["llama.rope.dimension_count"]) == (48, 16)
     assert (fields["llama.rope.scaling.type"], fields["llama.rope.scaling.factor"]) == ("linear", 2.0)
     assert (len(fields["tokenizer.ggml.tokens"]), fields["tokenizer.ggml.bos_token_id"]) == (263, 1)
+    assert (fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.eot_token_id"]) == (1, 2)  # a text ends at either
     assert fields["tokenizer.ggml.merges"] == ["ÿ ÿ"] and fields["tokenizer.ggml.add_bos_token"] is True
     assert "output.weight" not in tensors
     assert (tmp_path / "out" / "Modelfile").read_text() == ("FROM ./model.gguf\nTEMPLATE {{ .Prompt }}\nPARAMETER num_ctx 48\n")

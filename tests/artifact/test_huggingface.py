@@ -11,6 +11,8 @@ from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files
 from ingot.artifact.huggingface import read_model, write_model
 from ingot.backends.torch.state import load_model, model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
+from ingot.data.tokenizers.huggingface import from_json
+from ingot.data.tokenizers.training import learn
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.model.registry import build
 from ingot.runtime.tensors import TensorRecord
@@ -126,6 +128,31 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path):
     found, settings = read_model(tmp_path / "hf")
     assert settings == OURS
     assert {r.name: (r.shape, bytes(r.data)) for r in found} == {r.name: (r.shape, bytes(r.data)) for r in records}
+
+
+def test_transformers_ends_a_text_at_the_start_of_the_next_document_and_at_the_end_mark(tmp_path):
+    write_model(tmp_path / "hf", model_records(ours()), OURS, BYTE)
+    other = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
+    assert other.generation_config.eos_token_id == [1, 2]
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token_id in other.generation_config.eos_token_id
+    for mark in (1, 2):
+        with torch.no_grad():
+            other.lm_head.weight[:] = 0.0
+            other.transformer.ln_f.bias[:] = 1.0
+            other.transformer.ln_f.weight[:] = 0.0
+            other.lm_head.weight[mark] = 1.0
+        written = other.generate(torch.tensor([[1, 70, 71]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert written.tolist() == [[1, 70, 71, mark]]
+
+
+def test_a_start_mark_that_is_the_end_mark_too_is_named_as_both(tmp_path):
+    contents = json.loads(learn("bpe", ["some text for a small vocabulary"] * 5, 270))
+    found = from_json(json.dumps(contents).replace("<|endoftext|>", "<s>").encode())
+    assert found.eos is None
+    write_model(tmp_path / "hf", model_records(ours()), OURS, found.spec())
+    config, marks = (json.loads((tmp_path / "hf" / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
+    assert (config["bos_token_id"], config["eos_token_id"]) == (found.bos, found.bos)
+    assert (marks["bos_token"], marks["eos_token"]) == ("<s>", "<s>")
 
 
 def test_more_rows_than_the_tokenizer_has_stay_as_they_are(tmp_path):
@@ -345,15 +372,15 @@ def test_another_tokenizer_is_kept_as_it_is(tmp_path):
     trained.save(str(tmp_path / "tokenizer.json"))
     found = find_tokenizer(tmp_path, 300)
     assert found.kind == "huggingface"
-    files, bos = tokenizer_files(found.spec(), 24)
+    files, tokenizer = tokenizer_files(found.spec(), 24)
     assert files["tokenizer.json"] == (tmp_path / "tokenizer.json").read_bytes()
     assert json.loads(files["tokenizer_config.json"])["bos_token"] == "<|endoftext|>"
-    assert bos == found.bos
+    assert tokenizer.bos == found.bos
 
 
 def test_a_tokenizer_that_transformers_does_not_have_goes_along(tmp_path):
-    files, bos = tokenizer_files(BYTE, 24)
-    assert bos == 1
+    files, tokenizer = tokenizer_files(BYTE, 24)
+    assert tokenizer.bos == 1
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     assert find_tokenizer(tmp_path, 260).spec() == BYTE

@@ -13,6 +13,7 @@ from typing import Any
 
 from ingot.artifact.hf_tokenizer import THEIRS, gpt2_files
 from ingot.artifact.tokenizer_json import NORMAL, SPECIALS, SentencePieceFile
+from ingot.data.formats.base import ends_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, from_spec
 from ingot.data.tokenizers.fast.proof import BPE, CONTROL, UNKNOWN
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
@@ -32,7 +33,7 @@ class Vocabulary:
     tokens: list[str]
     kinds: list[int]
     bos: int | None
-    eos: int | None
+    ends: list[int]  # the ids after which a text is over
     merges: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     unknown: int | None = None
@@ -56,9 +57,11 @@ class Vocabulary:
         else:
             writer.add_token_scores(self.scores)
             writer.add_add_space_prefix(bool(self.adds_space))
-        for add, token in ((writer.add_bos_token_id, self.bos), (writer.add_eos_token_id, self.eos)):
-            if token is not None:
-                add(token)
+        if self.bos is not None:
+            writer.add_bos_token_id(self.bos)
+        # llama.cpp has a key for each of two: texts end at either.
+        for add, token in zip((writer.add_eos_token_id, writer.add_eot_token_id), self.ends, strict=False):
+            add(token)
         if self.unknown is not None:
             writer.add_unk_token_id(self.unknown)
         writer.add_add_bos_token(self.bos is not None)  # as `ingot generate` begins a text
@@ -98,7 +101,7 @@ def _gpt2(tokenizer: GPT2Tokenizer) -> Vocabulary:
     vocabulary, merges = gpt2_files(tokenizer)
     tokens = list(json.loads(vocabulary))
     kinds = [CONTROL if token == END_OF_TEXT else NORMAL for token in tokens]
-    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, tokenizer.eos, merges.decode().splitlines()[1:])
+    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), merges.decode().splitlines()[1:])
 
 
 def _bytes(tokenizer: ByteTokenizer) -> Vocabulary:
@@ -107,7 +110,7 @@ def _bytes(tokenizer: ByteTokenizer) -> Vocabulary:
     kinds = [CONTROL] * len(SPECIALS) + [NORMAL] * 256
     # llama.cpp insists on a merge: this one is of two bytes that no text in UTF-8 has.
     merge = f"{letters[0xFF]} {letters[0xFF]}"
-    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, tokenizer.eos, [merge])
+    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), [merge])
 
 
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Vocabulary:
@@ -126,7 +129,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Vocabulary:
         texts,
         kinds,
         tokenizer.bos,
-        tokenizer.eos,
+        ends_of(tokenizer),
         scores=scores,
         unknown=kinds.index(UNKNOWN),
         adds_space=file.adds_prefix,
@@ -148,4 +151,4 @@ def _huggingface(tokenizer: HFTokenizer) -> Vocabulary:
     tokens = [names.get(i, f"[unused {i}]") for i in range(tokenizer.vocab_size)]
     kinds = [CONTROL if i in special else NORMAL if i in names else UNUSED for i in range(tokenizer.vocab_size)]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, tokenizer.eos, merges)
+    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), merges)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ingot.artifact.tokenizer_json import tokenizer_json
 from ingot.config.schema import GPT2_IDS, GPT2_ROWS
+from ingot.data.formats.base import marks_of
 from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.pieces import byte_alphabet
@@ -26,27 +27,27 @@ VOCABULARY, MERGES = "vocab.json", "merges.txt"
 log = logging.getLogger(__name__)
 
 
-def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], int | None]:
-    """The files of a tokenizer by name, and the id that starts a document."""
+def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], Tokenizer]:
+    """The files of a tokenizer by name, and the tokenizer itself."""
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, GPT2Tokenizer):
         marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
         config = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": context, "add_prefix_space": False, **marks}
         vocabulary, merges = gpt2_files(tokenizer)
         files = {VOCABULARY: vocabulary, MERGES: merges, SETTINGS: json.dumps(config, indent=2).encode()}
-        return files, tokenizer.bos
+        return files, tokenizer
     if isinstance(tokenizer, HFTokenizer):
-        return {THEIRS: tokenizer.contents, SETTINGS: _settings(tokenizer, tokenizer.contents, context)}, tokenizer.bos
+        return {THEIRS: tokenizer.contents, SETTINGS: _settings(tokenizer, tokenizer.contents, context)}, tokenizer
     files = {OURS: json.dumps(dict(spec)).encode()}
     if (contents := tokenizer_json(tokenizer)) is not None:
         files |= {THEIRS: contents, SETTINGS: _settings(tokenizer, contents, context)}
-    return files, tokenizer.bos
+    return files, tokenizer
 
 
 def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
     """tokenizer_config.json: which tokens are marks, and that any fast tokenizer of transformers reads the file."""
     names = {token["id"]: token["content"] for token in json.loads(contents).get("added_tokens") or ()}
-    marks = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": tokenizer.pad}
+    marks = {"bos_token": tokenizer.bos, "eos_token": marks_of(tokenizer).eos, "pad_token": tokenizer.pad}
     known = {name: names[token] for name, token in marks.items() if token is not None and token in names}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **known}
     return json.dumps({**settings, "clean_up_tokenization_spaces": False}, indent=2).encode()

@@ -18,6 +18,7 @@ import numpy as np
 from ingot.artifact.hf_layouts import LAYOUTS, Layout, Shapes, layout_of
 from ingot.artifact.hf_tokenizer import MERGES, OURS, THEIRS, VOCABULARY, tokenizer_files
 from ingot.artifact.portable import refuse_unportable
+from ingot.data.formats.base import ends_of
 from ingot.errors import CheckpointError, DataError, IngotError
 from ingot.runtime.files import read_json, readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
@@ -123,12 +124,13 @@ def write_model(
     if unknown := sorted(found.keys() - {layout.ours(name) for name in shapes}):
         raise CheckpointError(f"the tensor {unknown[0]} has no place in {layout.shown}'s layout")
     stored = _stored(found, layout, shapes, embedding.dtype)
-    files, bos = tokenizer_files(tokenizer, whole["context"]) if tokenizer is not None else ({}, None)
+    files, known = tokenizer_files(tokenizer, whole["context"]) if tokenizer is not None else ({}, None)
+    ends = ends_of(known) if known is not None else []
     config = {
         **layout.config(whole),
         "torch_dtype": DTYPE_NAMES[embedding.dtype],
-        "bos_token_id": bos,
-        "eos_token_id": bos,
+        "bos_token_id": known.bos if known is not None else None,
+        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
     }
     if scoring is not None:
         config[SCORING] = dict(scoring)

@@ -10,6 +10,7 @@ from ingot.artifact.hf_tokenizer import assumed_tokenizer
 from ingot.backends.base import Inference
 from ingot.backends.open import open_inference
 from ingot.config.schema import Config
+from ingot.data.formats.base import ends_of
 from ingot.data.formats.foreign import NoTokenizer
 from ingot.data.loading.open import open_dataset, resolve
 from ingot.data.prepare.cached import PREFIX
@@ -166,7 +167,7 @@ class LoadedModel:
     @property
     def ends(self) -> set[int]:
         """The ids after which a document is over: its end mark, and the start mark of the next."""
-        return {mark for mark in (self.tokenizer.eos, self.tokenizer.bos) if mark is not None}
+        return set(ends_of(self.tokenizer))
 
     def cast(self, dtype: str) -> LoadedModel:
         """Keep the weights as another number format from now on, to write with."""

@@ -42,6 +42,11 @@ def marks_of(tokenizer: Tokenizer) -> Marks:
     return Marks(eos if bos is None else bos, bos if eos is None else eos)
 
 
+def ends_of(tokenizer: Tokenizer) -> list[int]:
+    """The ids after which a text is over: the start mark of the next document, as prepared folders have it, and the end mark."""
+    return [mark for mark in dict.fromkeys((tokenizer.bos, tokenizer.eos)) if mark is not None]
+
+
 class TokenSource(ABC):
     """Token data in one format. `tokenizer` is what the data itself says, `about` what was found, in words."""
 
