@@ -153,9 +153,9 @@ class Engine:
         self._batches.append(self._write(part))
 
     def _score(self, texts: list[Text]) -> Generator[None]:
-        """Texts of which nothing is written: their prompts are scored together, as many at a turn as one pass takes."""
+        """Texts of which nothing is written: prompts that are echoed are scored together, as many at a turn as one pass takes."""
         left = {id(text): text for text in texts}
-        asked = [text for text in texts if text.logprobs is not None and len(text.ids) > 1]
+        asked = [text for text in texts if text.logprobs is not None and text.echo and len(text.ids) > 1]
         unscored = left.keys() - {id(text) for text in asked}
         try:
             for text in unscored:

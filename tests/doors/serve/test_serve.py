@@ -84,6 +84,12 @@ def test_a_prompt_is_scored_token_by_token(client):
     assert longer["token_logprobs"][1:4] == pytest.approx(scores["token_logprobs"][1:], abs=1e-5) and len(longer["tokens"]) == 5
 
 
+def test_of_a_text_without_echo_of_which_nothing_is_written_no_token_is_told(client):
+    told = client.ask({"prompt": "abcd", "max_tokens": 0, "logprobs": 1})[1]["choices"][0]
+    assert (told["text"], told["finish_reason"]) == ("", "length")
+    assert told["logprobs"] == {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
 def test_parts_of_characters_have_names_of_their_own(client):
     told = client.ask({"prompt": "ä", "max_tokens": 0, "echo": True, "logprobs": 0})[1]["choices"][0]
     assert (told["text"], told["logprobs"]["tokens"][1:]) == ("ä", ["bytes:\\xc3", "bytes:\\xa4"])
