@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import tarfile
+import types
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from ingot.data.tokenizers.training import learn
 from ingot.doors.cli.app import app
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.eval.tasks import TASKS, Item, read_task, score_items, task_names
+from ingot.trained.model import LoadedModel
 from ingot.trained.tasks import encode_pair, read_items, score_tasks, task_rows
 
 HELLASWAG = {
@@ -280,3 +282,19 @@ def test_lm_eval_s_own_questions_get_our_numbers(model):
     assert len(theirs.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("text " * 40,), 0)])) == 1
     [text] = theirs.generate_until([Instance("generate_until", {}, ("abc", {"until": ["zz"], "max_gen_toks": 5}), 0)])
     assert text == model.generate("abc", tokens=5, temperature=0.0, stop_at_end=True).removeprefix("abc")
+
+
+@pytest.mark.parametrize(("tokenizer", "first"), [(GPT2Tokenizer(), []), (ByteTokenizer(), [1])])
+def test_texts_that_are_written_for_lm_eval_begin_as_those_that_are_scored(monkeypatch, tokenizer, first):
+    api = types.SimpleNamespace(TemplateLM=object, register_model=lambda name: lambda made: made)
+    api.get_rolling_token_windows = api.make_disjoint_window = None
+    for name in ("lm_eval", "lm_eval.api.model", "lm_eval.api.registry", "lm_eval.utils"):
+        monkeypatch.setitem(sys.modules, name, api)
+    monkeypatch.delitem(sys.modules, "ingot.doors.lm_eval", raising=False)
+    theirs, asked = __import__("ingot.doors.lm_eval", fromlist=["IngotLM"]), []
+    monkeypatch.delitem(sys.modules, "ingot.doors.lm_eval")  # made with a package that is not there
+    backend = types.SimpleNamespace(generate=lambda rows, sampling: asked.extend(rows) or iter(()))
+    model = theirs.IngotLM.__new__(theirs.IngotLM)
+    model.model = LoadedModel(None, tokenizer, backend)
+    assert model.generate_until([types.SimpleNamespace(args=("Hello there", {"max_gen_toks": 3}))]) == [""]
+    assert asked == [model.tok_encode("Hello there")] == [first + tokenizer.encode("Hello there").tolist()]

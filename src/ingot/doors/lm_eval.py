@@ -14,8 +14,9 @@ from typing import Any
 from ingot.api import load
 from ingot.data.formats.base import marks_of
 from ingot.errors import ConfigError
+from ingot.generate.sampling import GenerationOptions, Sampling
 from ingot.trained.scoring import score_rows
-from ingot.trained.tasks import text_ids
+from ingot.trained.tasks import marks_texts, text_ids
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -92,8 +93,13 @@ class IngotLM(TemplateLM):
         stops = [stops] if isinstance(stops, str) else stops
         temperature = float(asked.get("temperature") or 0.0) if asked.get("do_sample") else 0.0
         text = ""
-        tokens = int(asked.get("max_gen_toks", asked.get("max_tokens", MOST_NEW)))
-        for piece in self.model.stream(context, tokens=tokens, temperature=temperature, stop_at_end=True):
+        options = GenerationOptions(
+            max_new_tokens=int(asked.get("max_gen_toks", asked.get("max_tokens", MOST_NEW))),
+            temperature=temperature,
+            seed=Sampling.seed,
+            start_mark=marks_texts(self.model.tokenizer),  # as in front of what is scored
+        )
+        for _, piece in self.model.stream_batch([context], options):
             text += piece
             if places := [text.find(stop) for stop in stops if stop and stop in text]:
                 return text[: min(places)]

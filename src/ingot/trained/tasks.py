@@ -107,5 +107,9 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids as the tokenizer of the exported model gives them to lm-eval: after the start of a document, but for GPT-2's."""
-    marked = tokenizer.marks_texts if isinstance(tokenizer, HFTokenizer) else not isinstance(tokenizer, GPT2Tokenizer)
-    return (tokenizer.encode_document(text) if marked else tokenizer.encode(text)).tolist()
+    return (tokenizer.encode_document(text) if marks_texts(tokenizer) else tokenizer.encode(text)).tolist()
+
+
+def marks_texts(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer of the exported model puts the start of a document in front of a text."""
+    return tokenizer.marks_texts if isinstance(tokenizer, HFTokenizer) else not isinstance(tokenizer, GPT2Tokenizer)
