@@ -20,6 +20,11 @@ def test_text_i_has_the_seed_plus_i_and_no_seed_is_another_each_time():
     assert GenerationOptions().sampling(1).seeds != GenerationOptions().sampling(1).seeds
 
 
+def test_the_largest_seed_is_the_one_that_messages_name():
+    assert GenerationOptions(seed=2**62).problems() == []
+    assert "from 0 to 2**62" in GenerationOptions(seed=2**62 + 1).problems()[0]
+
+
 def test_all_problems_are_told_at_once():
     options = GenerationOptions(0, -1.0, -1, 0.0, "yes", 0.0, 1.5)
     names = [problem.split()[0] for problem in options.problems()]

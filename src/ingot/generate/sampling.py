@@ -76,7 +76,7 @@ class GenerationOptions:
             refuse("top_p", "a number above 0 and at most 1, or null")
         if not _number(self.repetition_penalty) or not 0 < self.repetition_penalty < float("inf"):
             refuse("repetition_penalty", "a number above 0")
-        if self.seed is not None and (not is_whole(self.seed) or not 0 <= self.seed < 2**62):
+        if self.seed is not None and (not is_whole(self.seed) or not 0 <= self.seed <= 2**62):
             refuse("seed", "a whole number from 0 to 2**62, or null")
         for name in ("greedy", "stop_at_end", "return_full_text", "start_mark", "use_cache"):
             if not isinstance(getattr(self, name), bool):

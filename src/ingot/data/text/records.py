@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from ingot.errors import ConfigError, DataError, Setting
 
 TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
-FILE_MARK = "\ufeff"  # in front of a file, never part of a document
+FILE_MARK = "\ufeff"  # in front of a file it belongs to no document
 PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
 JSON_BYTES = 1 << 16  # read at once from a JSON file
 JSON_TOKEN = 16  # no escape or literal is longer: an error nearer to the end of what was read may be for want of more

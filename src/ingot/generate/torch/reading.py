@@ -2,7 +2,7 @@
 
 A cache of keys and values makes a step cost one token. It ends with the context: positions would shift with every token, so then
 a part of the text is read anew, from the first position on. The last `context` tokens at each step are the exact but slow way;
-half of them, once in context / 2 steps, is what `halve` asks for.
+half of them, once in context / 2 steps, is what `keep_half` asks for.
 """
 
 from __future__ import annotations
