@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.generate.records import Problems, expand, is_utf8, read_prompts, read_requests
+from ingot.generate.records import Problems, expand, read_prompts, read_requests
 from ingot.generate.sampling import GenerationOptions
-from ingot.runtime.files import readable, write_atomically, writing_output
+from ingot.runtime.files import is_utf8, readable, write_atomically, writing_output
 
 Say = Callable[[str], None]
 # What gpt-simple's commands ask for unless they are told otherwise; a prompt there is its own ids and no start of a document.

@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, DataError
 from ingot.generate.sampling import DTYPES, GenerationOptions, merged
-from ingot.runtime.files import open_to_read, readable
+from ingot.runtime.files import is_utf8, open_to_read, readable
 
 MODEL_KEYS = ("checkpoint", "output_dir", "dtype", "tokenizer")
 GENERATION_KEYS = (
@@ -60,15 +60,6 @@ class Request:
 def expand(path: str) -> str:
     """A path with its ~ and $VARIABLES put in."""
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
-
-
-def is_utf8(text: str) -> bool:
-    """Whether a text can be written as UTF-8: half a surrogate pair cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

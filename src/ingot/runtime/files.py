@@ -253,3 +253,12 @@ def file_sha256(path: Path) -> str:
     """The sha256 of a file."""
     with reading(path), open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -23,7 +23,7 @@ from ingot.data.text.unpacking import open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
 from ingot.errors import ConfigError, DataError, IngotError, RunError
 from ingot.runtime.children import python_command
-from ingot.runtime.files import replace_file, write_atomically
+from ingot.runtime.files import is_utf8, replace_file, write_atomically
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 AT_ONCE = 256  # texts that are encoded at once
@@ -181,20 +181,12 @@ def _texts(path: Path, windows: Windows, counts: Counts) -> Iterator[tuple[int, 
             except (ValueError, RecursionError):
                 record = None
             text = record.get("text") if isinstance(record, dict) else None
-            if not isinstance(text, str) or not _is_utf8(text):
+            if not isinstance(text, str) or not is_utf8(text):
                 counts.bad_lines += 1
             elif len(text) < windows.least_characters:
                 counts.short += 1
             else:
                 yield number, text
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def refuse_failed(found: list[Counts]) -> None:
