@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, ConfigError
+from ingot.model.llama_settings import mlp_width
 
 Shapes = dict[str, tuple[int, ...]]
 GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
@@ -207,7 +208,7 @@ def _biases(settings: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def llama_inner_width(settings: Mapping[str, Any]) -> int:
     """The width inside the gated MLP, said or by its rule."""
-    return settings["inner_width"] or math.ceil(8 * settings["width"] // 3 / 256) * 256
+    return mlp_width(settings["width"], settings["inner_width"])
 
 
 def _llama_shapes(settings: Mapping[str, Any]) -> Shapes:

@@ -7,7 +7,6 @@ a translation table.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ from ingot.model.layers import (
     starts_of,
     takes_flash,
 )
-from ingot.model.llama_settings import LlamaSettings
+from ingot.model.llama_settings import LlamaSettings, mlp_width
 from ingot.model.loss import head_logits, head_loss
 
 Make = Callable[[], nn.Module]
@@ -145,7 +144,7 @@ class Llama(nn.Module):
         self.rotation = Rotation(context, self.head_size, base, stretch=s.rope_factor if s.rope_scaling == "linear" else 1.0)
         qkv_bias, out_bias, mlp_bias = (s.bias if b is None else b for b in (s.qkv_bias, s.attention_out_bias, s.mlp_bias))
         gated = s.mlp == "gated"
-        inner = s.inner_width or (math.ceil(8 * s.width // 3 / 256) * 256 if gated else 4 * s.width)
+        inner = mlp_width(s.width, s.inner_width, gated)
         make_norm = partial(RMSNorm if s.norm == "rmsnorm" else nn.LayerNorm, s.width, s.norm_epsilon)
         make_attention = partial(Attention, s.width, s.heads, self.kv_heads, qkv_bias, out_bias, s.dropout)
         make_mlp = partial(GatedMLP if gated else PlainMLP, s.width, inner, s.activation, mlp_bias, s.dropout)

@@ -63,8 +63,13 @@ class LlamaSettings(DropoutSettings, RotarySettings):
         asked = self.qkv_bias, self.attention_out_bias, self.mlp_bias
         qkv_bias, out_bias, mlp_bias = (self.bias if bias is None else bias for bias in asked)
         gated = self.mlp == "gated"
-        inner = self.inner_width or (math.ceil(8 * width // 3 / 256) * 256 if gated else 4 * width)
+        inner = mlp_width(width, self.inner_width, gated)
         attention = 2 * width * width + 2 * width * kv + qkv_bias * (width + 2 * kv) + out_bias * width
         mlp = (3 if gated else 2) * width * inner + mlp_bias * ((2 if gated else 1) * inner + width)
         norm = width if self.norm == "rmsnorm" else 2 * width
         return self.layers * (attention + mlp + 2 * norm) + norm + (0 if self.tied else rows * width)
+
+
+def mlp_width(width: int, inner_width: int | None, gated: bool = True) -> int:
+    """The width inside the MLP, said or by its rule."""
+    return inner_width or (math.ceil(8 * width // 3 / 256) * 256 if gated else 4 * width)
