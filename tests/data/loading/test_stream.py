@@ -355,7 +355,7 @@ def test_the_reader_gives_a_rank_its_rows_step_after_step(split, reader_of, rank
         assert np.array_equal(reader.next().batch, expected_rows(order, step, sample=50, share=ranks.share(5)))
 
 
-def test_rows_lie_in_buffers_that_were_lent(split, reader_of):
+def test_rows_lie_in_the_host_buffers(split, reader_of):
     given = []
 
     def remembered(shape):

@@ -51,7 +51,7 @@ def test_a_read_is_a_slice_of_the_stream_wherever_shards_end(many_shards, data):
     assert np.array_equal(many_shards.split("train").read(start, stop), STREAM[start:stop])
 
 
-def test_a_read_fills_a_lent_buffer_of_another_type(many_shards):
+def test_a_read_fills_a_given_buffer_of_another_type(many_shards):
     buffer = np.full(30, -1, np.int64)
     out = many_shards.split("train").read(3, 23, buffer)
     assert np.shares_memory(out, buffer)

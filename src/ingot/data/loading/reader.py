@@ -90,7 +90,7 @@ class RowReader(Generic[Plan]):
         for _ in range(self.ahead + 2):
             self._free.put(host_buffer((most, source.planes, source.seq_len)))
         self._ready: queue.Queue[_Ahead | Exception] = queue.Queue(maxsize=self.ahead)
-        self._lent: list[Batch] = []
+        self._in_use: list[Batch] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
         self._thread.start()
@@ -107,9 +107,9 @@ class RowReader(Generic[Plan]):
         if isinstance(found.found, DataExhausted):
             self._free.put(found.buffer)
             raise found.found
-        self._lent.append(found.buffer)
-        if len(self._lent) > 2:
-            self._free.put(self._lent.pop(0))
+        self._in_use.append(found.buffer)
+        if len(self._in_use) > 2:
+            self._free.put(self._in_use.pop(0))
         return found.found
 
     def _take(self) -> _Ahead:

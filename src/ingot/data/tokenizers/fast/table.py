@@ -168,7 +168,7 @@ class WordTable:
         cut[parts] = True
         begin = np.flatnonzero(cut)
         if self._other_spaces and not text.isascii():  # a run of spaces begins one word, and may not begin with ASCII
-            inside = begin[1:][_behind_other_space(np.frombuffer(text, np.uint8), begin[1:])]
+            inside = begin[1:][_after_other_space(np.frombuffer(text, np.uint8), begin[1:])]
             begin = np.setdiff1d(begin, np.setdiff1d(inside, parts), assume_unique=True) if len(inside) else begin
         end = np.append(begin[1:], len(text))
         starts = np.zeros(len(begin), bool)
@@ -232,7 +232,7 @@ class WordTable:
         begin, end = words.begin.take(which), words.end.take(which)
         text = np.frombuffer(words.text, np.uint8)
         spaced = text.take(end - 1) <= ord(" ")
-        spaced[_behind_other_space(text, end)] = True
+        spaced[_after_other_space(text, end)] = True
         roles = np.where(words.starts.take(which), FIRST, np.where(spaced, LAST, INNER))
         places = np.empty(len(which), np.uint64)
         for role in (FIRST, INNER, LAST):
@@ -259,7 +259,7 @@ def _same(rows: NDArray[np.uint64], keys: NDArray[np.uint64]) -> Flags:
     return (rows[:, 0] == keys[:, 0]) & (rows[:, 1] == keys[:, 1]) & (rows[:, 2] == keys[:, 2])
 
 
-def _behind_other_space(text: NDArray[np.uint8], places: Numbers) -> Numbers:
+def _after_other_space(text: NDArray[np.uint8], places: Numbers) -> Numbers:
     """The numbers of the places right after a space that is not ASCII."""
     some = np.flatnonzero(OTHER_ENDS.take(text.take(places - 1)))
     last, middle, first = (text.take(places[some] - back, mode="wrap").astype(np.int32) for back in (1, 2, 3))
