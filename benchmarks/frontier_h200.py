@@ -7,8 +7,10 @@ repeated until it says that nothing is left.
 
     python benchmarks/frontier_h200.py --corpus DIR --tokenizer fineweb_8192_bpe.model --seeds 1 2 3 --limit 580
 
-The corpus (train-00, train-01 and val as .jsonl.xz) is prepared into --data once. --set section.key=value changes a setting of
-every run and counts as another result, as --seconds does. --toy is a tiny model on the bundled text, for a CPU.
+The corpus (train-00, train-01 and val as .jsonl.xz) is prepared into --data once. With --own-tokenizer 8192 a vocabulary of so
+many pieces, capitals as marks, is learned from its training text; it is a part of the artifact and so of its bytes. --set
+section.key=value changes a setting of every run and counts as another result, as --seconds does. --toy is a tiny model on the
+bundled text, for a CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from frontier.engine import Case, add_options, finished, prepare, run_all, say, step_records
+from frontier.engine import Case, add_options, finished, learn_tokenizer, prepare, run_all, say, step_records
 
 from ingot.config.loading import load_config
 from ingot.doors.golf.settings_run import packed_code
@@ -101,15 +103,22 @@ def table(results: Sequence[dict[str, Any]], column: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, "frontier", 300.0)
-    parser.add_argument("--tokenizer", type=Path, help="a SentencePiece model")
+    parser.add_argument("--tokenizer", type=Path, help="a SentencePiece model that is given, and so does not count")
+    parser.add_argument("--own-tokenizer", type=int, metavar="PIECES", help="learn one, with marks for capitals")
     parser.add_argument("--columns", type=int, nargs="+", choices=(1, 2), default=[1, 2])
     arguments = parser.parse_args()
     began = time.perf_counter()
     if not arguments.toy:
-        if not (arguments.data / "dataset.json").exists() and not (arguments.corpus and arguments.tokenizer):
-            parser.error("give --corpus and --tokenizer, a --data that was made, or --toy")
+        made = (arguments.data / "dataset.json").exists()
+        if not made and not (arguments.corpus and (arguments.tokenizer or arguments.own_tokenizer)):
+            parser.error("give --corpus and --tokenizer or --own-tokenizer, a --data that was made, or --toy")
+        if not made and arguments.own_tokenizer:
+            arguments.tokenizer = arguments.data.with_suffix(".model")
+            learn_tokenizer(arguments.corpus, arguments.own_tokenizer, arguments.tokenizer)
         prepare(arguments.corpus, str(arguments.tokenizer), arguments.data)
     settings = tuple(arguments.set)
+    if arguments.own_tokenizer:
+        settings += ("artifact.tokenizer=true", f"model.vocab_size={arguments.own_tokenizer}")
     cases = [case_of(column, seed, arguments.seconds, settings) for seed in arguments.seeds for column in arguments.columns]
     whole = run_all(cases, arguments, partial(summary, runs=arguments.runs), TOY, WORTH_STARTING, began)
     names = {case.name for case in cases}
