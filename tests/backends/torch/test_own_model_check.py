@@ -225,6 +225,25 @@ class Forgetful(Momentum):
     counts_with_tensors = False
 
 
+class CountsInGroups(Momentum):
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+
+
+class GrowsInPlace(Momentum):
+    """Has a tensor in its groups that changes from the second step on, and numbers that do not."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__([{**group, "d": torch.zeros(1), "betas": (0.9, 0.95)} for group in groups])
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["d"] += bool(self.state)
+        super().step()
+
+
 class OwnOptimizer(Good):
     """Makes what a test puts here of the groups that it is given."""
 
@@ -259,3 +278,9 @@ def test_optimizers_of_ones_own_are_checked_by_a_step() -> None:
     nameless = refusal_of(lambda groups: Momentum([{"params": group["params"], "lr": 0.1} for group in groups]))
     assert "in groups of the same name" in nameless
     assert "make_optimizers(groups) fails: ZeroDivisionError" in refusal_of(lambda groups: 1 / 0)
+
+
+def test_what_an_optimizer_remembers_in_its_groups_is_refused_since_no_checkpoint_has_it() -> None:
+    told = "changes 'k' in param_groups, which no checkpoint holds; keep it as a tensor in the state of a parameter"
+    assert f"a step of CountsInGroups {told}" in refusal_of(CountsInGroups)
+    assert "a step of GrowsInPlace changes 'd' in param_groups" in refusal_of(GrowsInPlace)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,8 @@ from ingot.runtime.batch import IGNORED
 
 LEAK = 1e-4  # of the largest logit; float32 rounds a thousand times finer, and a leak that small teaches nothing
 UNEVEN = 1e-3  # of the summed loss
+STEPS = 2  # of an optimizer of one's own: some remember nothing before their second
+SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # entries of a group that need not be in a checkpoint
 T = TypeVar("T")
 
 
@@ -66,14 +69,40 @@ def check_own_optimizers(model: nn.Module, file: str, vocab_size: int, config: C
     found.backward()
     names: dict[Any, str] = {p: name for name, p in model.named_parameters()}
     for optimizer in made:
-        found.called(f"a step of {type(optimizer).__name__}", optimizer.step)
+        kind = type(optimizer).__name__
+        before = _group_entries(optimizer)
+        for _ in range(STEPS):
+            found.called(f"a step of {kind}", optimizer.step)
         for p, state in optimizer.state.items():
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     raise found.refused(
-                        f"{type(optimizer).__name__} keeps {key!r} of {names[p]} as a {type(value).__name__}; "
+                        f"{kind} keeps {key!r} of {names[p]} as a {type(value).__name__}; "
                         "keep it as a tensor, or a run that goes on would not have it"
                     )
+        after = _group_entries(optimizer)
+        if changed := [place[1] for place in after if place not in before or after[place] != before[place]]:
+            raise found.refused(
+                f"a step of {kind} changes {changed[0]!r} in param_groups, which no checkpoint holds; "
+                "keep it as a tensor in the state of a parameter, or a run that goes on would not have it"
+            )
+
+
+def _group_entries(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
+    """What the groups of an optimizer hold besides what the run gives them, by the number of the group and the key."""
+    groups = enumerate(optimizer.param_groups)
+    return {(number, key): _value(entry) for number, group in groups for key, entry in group.items() if key not in SET_BY_RUN}
+
+
+def _value(entry: Any) -> Any:
+    """An entry of a group as it is now: tensors and arrays, which may change in place, by their bytes."""
+    if isinstance(entry, Tensor):
+        return entry.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(entry, np.ndarray):
+        return entry.tobytes()
+    if isinstance(entry, dict):
+        return {key: _value(value) for key, value in entry.items()}
+    return [_value(value) for value in entry] if isinstance(entry, list | tuple) else entry
 
 
 class _Check:
