@@ -1,4 +1,4 @@
-"""What a run begins with that lies elsewhere: weights, another run's checkpoint, and what --force may not delete."""
+"""What a run begins with and did not make: weights, another run's checkpoint, a config.yaml; what --force may not delete."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from ingot.artifact.gpt_simple import is_checkpoint
 from ingot.backends.base import Backend
 from ingot.config.families import FAMILIES
+from ingot.config.fields import leaf_values
+from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.config.size import model_size
 from ingot.data.tokenizers import Tokenizer
@@ -125,3 +127,13 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
             raise ConfigError("{0} lies in the folder that --force empties", what, advice="leave out one of them")
         if setting == "training.resume":
             check_fits(find_checkpoint(path), facts)
+
+
+def besides_config(config: Config, folder: RunFolder) -> dict[str, Any]:
+    """What of a config its folder's config.yaml does not say; where a run lies and goes on is seen by every session."""
+    try:
+        alone = dict(leaf_values(load_config(file=folder.config_path, environment={}).config))
+    except ConfigError:  # it needs what was set besides
+        alone = {}
+    differing = {".".join(path): value for path, value in leaf_values(config) if path not in alone or alone[path] != value}
+    return {name: value for name, value in differing.items() if name not in ("training.output_dir", "training.resume")}

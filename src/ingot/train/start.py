@@ -14,8 +14,7 @@ from typing import Any
 from ingot.artifact.codecs import check_codec
 from ingot.backends.base import Backend
 from ingot.backends.open import open_backend, packages
-from ingot.config.fields import leaf_values
-from ingot.config.loading import ResolvedConfig, load_config
+from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
@@ -45,7 +44,7 @@ from ingot.train.plan import refuse_idle_ranks
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
 from ingot.train.saver import Saver
-from ingot.train.sources import begin_with_weights, begins_new, check_sources, has_state
+from ingot.train.sources import begin_with_weights, begins_new, besides_config, check_sources, has_state
 from ingot.train.stopping import STOP_FILE, Shutdown
 from ingot.train.tasks import open_tasks
 from ingot.train.trainer import Trainer
@@ -225,7 +224,7 @@ def _open_outputs(
     config = resolved.config
     kept = any(path.exists() and folder.config_path.exists() and path.samefile(folder.config_path) for path in resolved.files)
     written = None if kept else dump_yaml(config, resolved.origins)  # never over the very file that it was read from
-    besides = _besides_config(config, folder) if kept else {}
+    besides = besides_config(config, folder) if kept else {}
     # First, because by it a run folder is known: whoever is killed in here can start again.
     folder.write_environment(installed(packages(config.training.device)), config=written, besides=besides)
     folder.forget_result()
@@ -272,16 +271,6 @@ def _tracked(
     tracking = open_tracking(config.tracking, folder, progress.step, known, told, door.tracked, reporter.message)
     progress.wandb_id = tracking.wandb_id or known
     return MultiReporter(reporter, stack.enter_context(tracking))
-
-
-def _besides_config(config: Config, folder: RunFolder) -> dict[str, Any]:
-    """What of a config its folder's config.yaml does not say; where a run lies and goes on is seen by every session."""
-    try:
-        alone = dict(leaf_values(load_config(file=folder.config_path, environment={}).config))
-    except ConfigError:  # it needs what was set besides
-        alone = {}
-    differing = {".".join(path): value for path, value in leaf_values(config) if path not in alone or alone[path] != value}
-    return {name: value for name, value in differing.items() if name not in ("training.output_dir", "training.resume")}
 
 
 def _begin_report(
