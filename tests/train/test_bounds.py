@@ -108,6 +108,19 @@ def test_the_best_of_runs_that_evaluate_at_their_end_is_chosen_by_what_they_read
     assert device.scored == 20
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["", "of a version that did not say by which rows"])
+def test_the_best_is_not_compared_with_scores_by_other_rows_of_an_earlier_session(data, known):
+    first = make(data, SlowBackend(Time()), training__max_steps=5, evaluation__every=1, evaluation__rows=8)
+    assert first.evaluate(8)
+    before, progress = first.progress.best_bpb, first.progress
+    progress.best_by = progress.best_by if known else []
+    more = {"evaluation__every": 1, "evaluation__rows": 20}
+    again = make(data, SlowBackend(Time(), loss=9.0), progress=progress, training__max_steps=9, **more)
+    assert again.evaluate(20) == known
+    assert again.progress.best_bpb == (again.progress.val_bpb if known else before) and again.progress.val_bpb > before
+    assert not make(data, SlowBackend(Time(), loss=9.5), progress=progress, training__max_steps=9, **more).evaluate(20)
+
+
 def test_short_evaluations_are_never_cut(data):
     """Ten seconds are a wait that nobody minds, however short the training."""
     trainer = make(data, SlowBackend(Time(), row_seconds=0.05), **{**BOUNDED, "budget__seconds": 1.0})

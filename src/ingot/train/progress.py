@@ -33,6 +33,7 @@ class Progress:
     val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
     best_step: int | None = None
     best_bpb: float | None = None
+    best_by: list[int | str | None] = field(default_factory=list)  # the rows, stride and rule of that score; empty: not known
     evaluation_seconds: float = 0.0  # of evaluations during training, where they are bounded
     resumed_from: str | None = None  # the checkpoint or run of another folder whose state this run began with
     wandb_id: str | None = None  # of the run at Weights & Biases, which goes on with this one
@@ -46,11 +47,16 @@ class Progress:
         self.val_step, self.val_whole, self.val_final = self.step, found.rows == found.rows_of, final
         self.val_rows, self.val_rows_of, self.val_stride = found.rows, found.rows_of, found.stride
 
-    def note_best(self, bpb: float) -> bool:
-        """Keep a score of this step if it is the best so far, and say so: NaN is worse than any number."""
-        best = math.isfinite(bpb) and (self.best_bpb is None or not self.best_bpb <= bpb)
+    def note_best(self, found: Score) -> bool:
+        """Keep a score of this step if it is the best so far, and say so: NaN is worse than any number.
+
+        A score by other rows, as another session may have, is not compared: the first of them is the best so far.
+        """
+        bpb = found.bits_per_byte
+        by: list[int | str | None] = [found.rows, found.stride, found.rule]
+        best = math.isfinite(bpb) and (self.best_bpb is None or self.best_by not in ([], by) or not self.best_bpb <= bpb)
         if best:
-            self.best_step, self.best_bpb = self.step, bpb
+            self.best_step, self.best_bpb, self.best_by = self.step, bpb, by
         return best
 
     def position(self, seconds: float) -> Position:

@@ -298,7 +298,7 @@ class Trainer:
                 bytes=found.bytes,
                 seconds=seconds,
                 elapsed_seconds=self.clock.elapsed,
-                best=p.note_best(compared.bits_per_byte),
+                best=p.note_best(compared),
                 trained_tokens=p.tokens,
                 train_loss=train,
                 other=found.other,

@@ -257,7 +257,7 @@ def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
         p = replace(p, **{name: known[name] for name in ("tokens", "elapsed_seconds", "loss")})
         if (known["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
             p = replace(p, **{name: known[name] for name in ("best_bpb", "val_loss", "val_bpb")})
-            p = replace(p, best_step=at if known["best_step"] == at else None)
+            p = replace(p, best_step=at if known["best_step"] == at else None, best_by=known.get("best_by", []))
     elif start.missing:
         p = replace(p, best_step=at)  # which is kept, and written as a ckpt.pt of ours: the next resume knows it by that
     if start.best_val_loss is not None and at:
