@@ -1,4 +1,4 @@
-"""Runs that send their numbers elsewhere: one run there across stops, resumes and copies, in the words of the door."""
+"""Runs that send their numbers elsewhere: one run there across stops, resumes and moves, in the words of the door."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Package:
     return package
 
 
-def test_a_run_that_is_stopped_resumed_and_copied_is_one_run_there(train: Train, tmp_path: Path, wandb: Package) -> None:
+def test_a_run_that_is_stopped_resumed_and_moved_is_one_run_there(train: Train, tmp_path: Path, wandb: Package) -> None:
     class Stop(Reporter):
         def step(self, report: StepReport, log: bool) -> None:
             if report.step == 5:
@@ -49,14 +49,27 @@ def test_a_run_that_is_stopped_resumed_and_copied_is_one_run_there(train: Train,
     train(tmp_path / "one", Stop(), tracking__wandb_project="words")
     (tmp_path / "one" / "wandb.json").unlink()  # the checkpoint knows it too
     train(tmp_path / "one", tracking__wandb_project="words", training__max_steps=8)
-    copied = {"training__resume": str(tmp_path / "one"), "training__max_steps": 10}
-    train(tmp_path / "two", tracking__wandb_project="words", **copied)
+    (tmp_path / "one").rename(tmp_path / "two")
+    train(tmp_path / "two", tracking__wandb_project="words", training__max_steps=10)
     assert len({words["id"] for words in wandb.begun}) == 1 and len(wandb.begun) == 3
     assert find_checkpoint(tmp_path / "two").progress["wandb_id"] == wandb.begun[0]["id"]
     losses = [step for step, values in wandb.sent if "train/loss" in values]
     assert losses == list(range(1, 11)) and all(words["exit_code"] == 0 for words in wandb.begun)
     assert any("eval/bpb" in values for _, values in wandb.sent)
     assert wandb.begun[0]["config"]["model"]["width"] == 16
+
+
+def test_runs_that_begin_with_the_state_of_another_are_runs_of_their_own_there(
+    train: Train, tmp_path: Path, wandb: Package
+) -> None:
+    train(tmp_path / "trunk", tracking__wandb_project="words", training__max_steps=4)
+    branches = {"training__resume": str(tmp_path / "trunk"), "tracking__wandb_project": "words"}
+    for name in ("one", "two"):
+        train(tmp_path / name, **branches, training__max_steps=6)
+    train(tmp_path / "one", **branches, training__max_steps=8)
+    trunk, one, two, again = (words["id"] for words in wandb.begun)
+    assert len({trunk, one, two}) == 3 and again == one
+    assert find_checkpoint(tmp_path / "two").progress["wandb_id"] == two
 
 
 def test_a_door_chooses_what_is_sent_and_under_which_names(train: Train, tmp_path: Path, wandb: Package) -> None:

@@ -107,7 +107,8 @@ def copy_named(
         return newest  # it is what is named, or begins with a copy of that
     source = load_checkpoint(found)
     check_fits(source, facts)
-    progress = {**source.progress, "resumed_from": str(named_path(named, folder.path).resolve())}
+    # A run of its own at Weights & Biases too: two branches that write into the trunk's would lose each other's numbers there.
+    progress = {**source.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
     with writing(folder.checkpoints):
         tensors = {group: list(records.values()) for group, records in source.tensors.items()}
         copy = save_checkpoint(folder.checkpoints, source.step, tensors, progress)
