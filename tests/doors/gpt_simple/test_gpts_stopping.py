@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,8 @@ from original import SITE, Original
 from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
 from ingot.doors.entry import STARTED_AT
-from ingot.doors.gpt_simple import files
+from ingot.doors.gpt_simple import files, training
+from ingot.doors.gpt_simple.log import Log
 from ingot.runs.folder import RunFolder
 from ingot.runs.state import Heartbeat
 from ingot.train import stopping
@@ -139,6 +141,17 @@ def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(door: Door, gpts: 
     assert "Resuming from step 4" in said.err
     refused = ingot("-q", *TRAIN, "--nproc_per_node", 2, "--data.path", "nowhere", command=MODULE, folder=gpts, code=3)
     assert len(refused.stderr.splitlines()) == 1 and "nowhere" in refused.stderr
+
+
+@pytest.mark.parametrize(("rank", "code"), [("0", 75), ("1", 0)])
+def test_the_code_of_a_stop_is_the_first_ranks_alone(monkeypatch: pytest.MonkeyPatch, rank: str, code: int) -> None:
+    """A launcher takes it for a failure of any other rank, and kills the first one while that still writes."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(training, "configured", lambda *given: None)
+    monkeypatch.setattr(training, "run_training", lambda *given: ("stopped", None))
+    options = Namespace(nproc_per_node=2, nnodes=1, force=False, stop_exit_code=75)
+    assert training.train(options, {}, [], Log()) == code
 
 
 def test_a_signal_during_the_imports_is_a_stop(door: Door, ingot: Ingot, gpts: Path, tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
     except IngotError as error:
         in_their_values(error, (resume_setting(config), config.training.resume))
         raise
-    if status == "completed" and ranks_from_environment().first:
+    if not ranks_from_environment().first:
+        return 0  # a launcher takes another code for a failure, and kills the first rank before it is done
+    if status == "completed":
         log.info(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
     return options.stop_exit_code if status == "stopped" else 0
 
