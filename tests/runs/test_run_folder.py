@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -234,3 +236,23 @@ def test_sweeping_a_run_leaves_hidden_files_of_other_programs(tmp_path: Path) ->
     (tmp_path / ".editor.tmp").write_text("mine")
     RunFolder(tmp_path).claim().release()
     assert (tmp_path / ".editor.tmp").read_text() == "mine"
+
+
+@pytest.mark.parametrize("lag", [-30.0, 0.0, 30.0])
+def test_a_request_to_stop_is_as_old_as_the_clock_of_the_file_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: float
+) -> None:
+    def on_server(path: Path, age: float = 0.0) -> None:
+        os.utime(path, (time.time() - lag - age,) * 2)
+
+    def touch(path: Path) -> None:
+        path.write_bytes(b"")
+        on_server(path)
+
+    monkeypatch.setattr(Path, "touch", touch)
+    folder = RunFolder(tmp_path)
+    for age, heard in ((5.0, True), (20.0, False)):
+        folder.ask_to_stop()
+        on_server(folder.stop_path, age)
+        assert folder.take_stop(began=time.time() - 10) == heard
+        assert list(tmp_path.iterdir()) == []

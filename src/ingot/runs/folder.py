@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -202,7 +203,10 @@ class RunFolder:
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
     def take_stop(self, began: float) -> bool:
-        """Remove a request to stop; whether it was left after a session began, rather than for an earlier one."""
+        """Remove a request to stop; whether it was left after a session began, rather than for an earlier one.
+
+        Its age is told by a file that is made now: the clock of a file server may be another one than ours.
+        """
         taken = temporary_beside(self.stop_path)
         with writing(self.stop_path):
             try:
@@ -211,7 +215,10 @@ class RunFolder:
                 return False
             asked = taken.stat().st_mtime
             taken.unlink()
-        return asked >= began - CLOCK_TICKS
+            taken.touch()
+            age = taken.stat().st_mtime - asked
+            taken.unlink()
+        return age <= time.time() - began + CLOCK_TICKS
 
     def forget_stop(self) -> None:
         """Remove the request to stop, which was obeyed."""
