@@ -206,20 +206,26 @@ def test_evaluations_cost_a_queueing_device_no_step_of_the_budget(data, budget):
     assert steps[0] == steps[1] == math.floor(budget - device.handing_over)
 
 
-def test_a_report_tells_when_its_step_ended_not_when_it_was_asked(data):
+@pytest.mark.parametrize(("held_up", "last"), [(0.0, 8.0), (9.0, 17.0)])
+def test_a_report_tells_when_its_step_ended_not_when_it_was_asked(data, held_up, last):
     class Late(Device):
-        """Steps end as they are taken; their results are asked for later."""
+        """Steps end as they are taken; their results are asked for later, and the host is held up after the second's."""
 
         def step(self, *given: Any) -> Any:
-            ended = super().step(*given)
-            end = self.time.now
-            return type("Done", (), {"result": lambda _: replace(ended.result(), age=self.time.now - end)})()
+            found = replace(super().step(*given).result(), ended=self.time.now)
+            wait = held_up if len(self.scales) == 2 else 0.0
+
+            def result(_: Any) -> StepResult:
+                self.time.now += wait
+                return found
+
+            return type("Done", (), {"result": result})()
 
     notes = Notes()
     trainer = make(data, Late(Time(), [2.0]), reporter=notes, training__max_steps=4)
     trainer.outputs = _Desk()
     trainer.run(Shutdown())
-    assert [report.elapsed_seconds for report in notes.steps] == [2.0, 4.0, 6.0, 8.0]
+    assert [report.elapsed_seconds for report in notes.steps] == [2.0, 4.0, 6.0, last]
 
 
 def test_a_finished_budget_is_not_opened_again(data):

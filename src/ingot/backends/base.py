@@ -51,7 +51,7 @@ class StepResult:
     loss: float  # nats per token
     grad_norm: float  # before clipping
     skipped: bool  # nothing was updated: the loss or a gradient was not finite
-    age: float = field(default=0.0, compare=False)  # seconds since it is known to have ended
+    ended: float | None = field(default=None, compare=False)  # when, by time.perf_counter; None: when its numbers are seen
 
 
 class Pending(Protocol):

@@ -17,7 +17,11 @@ class Clock:
     @property
     def elapsed(self) -> float:
         """Training seconds so far, those of earlier sessions included."""
-        return self._spent + (self.now() - self._since if self._since is not None else 0.0)
+        return self.elapsed_at(self.now())
+
+    def elapsed_at(self, when: float) -> float:
+        """Training seconds up to a time since which the clock has gone on without a pause."""
+        return self._spent + (when - self._since if self._since is not None else 0.0)
 
     def start(self) -> None:
         """Let the time count."""

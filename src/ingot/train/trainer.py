@@ -239,7 +239,7 @@ class Trainer:
 
     def _report(self, result: StepResult, plan: StepPlan, read: RankBatch) -> StepReport:
         c, p = self.config, self.progress
-        now = self.clock.elapsed - result.age
+        now = self.clock.elapsed if result.ended is None else self.clock.elapsed_at(result.ended)
         self._marks.append((now, p.tokens))
         then, before = self._marks[0]
         rate = (p.tokens - before) / (now - then) if now > then else 0.0

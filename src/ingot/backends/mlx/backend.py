@@ -47,10 +47,9 @@ class Done:
     """A step that has ended."""
 
     found: StepResult
-    ended: float
 
     def result(self) -> StepResult:
-        return replace(self.found, age=time.perf_counter() - self.ended)
+        return self.found
 
 
 class MLXBackend(MLXInference):
@@ -120,7 +119,7 @@ class MLXBackend(MLXInference):
             if clip and (scale := clip / (length + CLIP_EPSILON)) < 1:
                 grads = {name: g * scale for name, g in grads.items()}
             self._update(grads, plan)
-        return Done(StepResult(found, length, skipped), time.perf_counter())
+        return Done(StepResult(found, length, skipped, time.perf_counter()))
 
     def _accumulate(self, batch: Batch, targets: int, plan: StepPlan) -> tuple[mx.array, Weights]:
         """The mean loss over all the targets of the step, and its gradients."""

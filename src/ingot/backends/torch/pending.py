@@ -28,5 +28,4 @@ class DeviceResult:
         if self._arrival is not None:
             self._arrival.synchronize()
         loss, grad_norm, skipped = self._numbers.tolist()
-        now = time.perf_counter()
-        return StepResult(loss, grad_norm, bool(skipped), now - (self._ended or now))
+        return StepResult(loss, grad_norm, bool(skipped), self._ended)
