@@ -5,13 +5,16 @@ import os
 import socket
 import threading
 import time
-from dataclasses import asdict, fields
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 
+from ingot.errors import RunError
 from ingot.runs import state
 from ingot.runs.state import Heartbeat, State, read_state, utc_now
+from ingot.runtime.files import to_json, write_atomically
 
 
 def test_the_heartbeat_goes_on_without_the_run_doing_anything(tmp_path: Path, eventually) -> None:
@@ -139,3 +142,40 @@ def test_no_value_is_lost_where_two_threads_tell_theirs(tmp_path: Path, monkeypa
     heartbeat.update(checkpoint="step-00000007")
     loop.join()
     assert (heartbeat.state.step, heartbeat.state.checkpoint) == (7, "step-00000007")
+
+
+def test_of_two_processes_that_both_got_a_folder_the_one_whose_state_was_replaced_ends_and_writes_no_more(
+    tmp_path: Path, eventually
+) -> None:
+    def refused(heartbeat: Heartbeat) -> bool:
+        with suppress(RunError):
+            heartbeat.check()
+            return False
+        return True
+
+    told = r"in use by process 7 on there too.*choose another training\.output_dir"
+    with pytest.raises(RunError, match=told), Heartbeat(tmp_path, 0.02) as heartbeat:
+        heartbeat.check()
+        other = to_json(asdict(replace(read_state(tmp_path), host="there", pid=7, boot_id="another kernel")))
+        write_atomically(tmp_path / state.NAME, other)
+        eventually(lambda: refused(heartbeat))
+        heartbeat.check()
+    assert (tmp_path / state.NAME).read_text() == other  # the end of this one is not told as the other's
+
+
+def test_a_state_that_a_dead_process_left_is_replaced_also_where_the_first_write_fails(
+    tmp_path: Path, monkeypatch, eventually
+) -> None:
+    now = utc_now()
+    dead = State("running", "there", 7, "another kernel", started_at=now, updated_at=now)
+    write_atomically(tmp_path / state.NAME, to_json(asdict(dead)))
+    with monkeypatch.context() as full:
+        full.setattr(state, "write_atomically", failing_write)
+        heartbeat = Heartbeat(tmp_path, 0.02).__enter__()
+    eventually(lambda: read_state(tmp_path).pid == os.getpid())
+    heartbeat.check()
+    heartbeat.__exit__(None, None, None)
+
+
+def failing_write(*given: object, **named: object) -> None:
+    raise OSError(28, "No space left on device")

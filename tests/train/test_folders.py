@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from ingot.runs.checkpoints import read_kind
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import Reporter, StepReport
 from ingot.runs.steps import saved_steps
+from ingot.runtime.files import write_atomically
 from ingot.train.start import run
 
 
@@ -168,3 +171,19 @@ def test_force_leaves_the_config_and_the_model_that_the_run_is_started_from(trai
     settings = {**plain, "model.family": "file", "model.file": str(model)}
     run(load_config(file=config, python=settings, environment={}), force=True)
     assert (config.read_text(), model.read_text()) == before and kinds_of(folder) == {2: "final"}
+
+
+def test_a_run_whose_folder_another_host_got_too_ends_with_an_error_and_leaves_it_the_folder(
+    train: Train, tmp_path: Path
+) -> None:
+    class Other(Reporter):
+        def step(self, report: StepReport, log: bool) -> None:
+            if report.step == 3:
+                self.state = json.loads((tmp_path / "run" / "state.json").read_text()) | {"host": "there", "pid": 7}
+                write_atomically(tmp_path / "run" / "state.json", json.dumps(self.state))
+            time.sleep(0.05)
+
+    other = Other()
+    with pytest.raises(RunError, match="in use by process 7 on there too"):
+        train(tmp_path / "run", other, tracking__heartbeat_seconds=0.1, training__max_steps=100)
+    assert json.loads((tmp_path / "run" / "state.json").read_text()) == other.state

@@ -2,7 +2,8 @@
 
 On one kernel the lock of the folder decides. It may not reach the other hosts of a shared disk, and there the lock file may have
 been deleted, so after getting the lock we also look whether somebody still writes a heartbeat. A recent one is judged by watching
-the file move, because the clocks of two hosts differ.
+the file move, because the clocks of two hosts differ. Two that start together where no lock reaches both get the folder, and find
+out by their heartbeats (Heartbeat.check).
 """
 
 from __future__ import annotations

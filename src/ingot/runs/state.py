@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
+from ingot.errors import RunError, Setting
 from ingot.runtime.files import read_json, to_json, write_atomically
 
 Status = Literal["running", "stopped", "completed", "halted", "failed"]
@@ -60,7 +61,8 @@ class State:
 class Heartbeat:
     """Writes state.json now, every few seconds, and at once when the status changes; a context around training.
 
-    Any thread may call `update`, which never waits for the disk unless it changes the status.
+    Any thread may call `update`, which never waits for the disk unless it changes the status. Where the lock of a folder does not
+    reach other hosts, two that start together both get it: whoever finds the other's state in place of its own writes no more.
     """
 
     def __init__(
@@ -69,7 +71,8 @@ class Heartbeat:
         now = utc_now()
         self._path = folder / NAME
         self._warn = warn
-        self._warned = False
+        self._warned = self._written = False
+        self._other: State | None = None  # of a process that writes here too
         self._state = State("running", *this_process(), started_at=now, updated_at=now, heartbeat_seconds=every_seconds)
         self._state = replace(self._state, **known)
         self._changing, self._writing = threading.Lock(), threading.Lock()
@@ -87,6 +90,16 @@ class Heartbeat:
             before, self._state = self._state, replace(self._state, **known)
         if "status" in known and known["status"] != before.status:
             self._write(durable=True)
+
+    def check(self) -> None:
+        """RunError where another process has taken the folder."""
+        if self._other is not None:
+            raise RunError(
+                f"{self._path.parent} is in use by process {self._other.pid} on {self._other.host} too, which the locks of its "
+                "disk do not reach; this one ends",
+                Setting("training.output_dir"),
+                advice="start it again after the other, or choose another {0}",
+            )
 
     def __enter__(self) -> Self:
         self._write(durable=True)
@@ -110,10 +123,16 @@ class Heartbeat:
 
     def _write(self, durable: bool) -> None:
         with self._writing:  # the values are read inside, so an old status never overwrites a new one
+            mine, seen = self._state, read_state(self._path.parent) if self._written else None
+            if seen is not None and (seen.host, seen.pid, seen.boot_id) != (mine.host, mine.pid, mine.boot_id):
+                self._other = seen
+            if self._other is not None:
+                return
             try:
-                record = asdict(replace(self._state, updated_at=utc_now()))
-                write_atomically(self._path, to_json(record, indent=2) + "\n", durable=durable)
-                self._warned = False
+                write_atomically(
+                    self._path, to_json(asdict(replace(mine, updated_at=utc_now())), indent=2) + "\n", durable=durable
+                )
+                self._warned, self._written = False, True
             except OSError as error:
                 if not self._warned:
                     self._warned = True

@@ -56,6 +56,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     memory = trainer.backend.peak_memory()[0]
     result = replace(found, data_fingerprint=trainer.dataset.fingerprint, peak_memory_bytes=memory)
     if outputs is not None:
+        outputs.heartbeat.check()
         outputs.folder.write_result(result, exported.facts if exported is not None else {})
         outputs.folder.forget_stop()
         outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)

@@ -226,6 +226,7 @@ class Trainer:
         report = self._report(result, plan, rank_batch)
         log = report.step % self.config.tracking.log_every == 0 or report.step <= ALWAYS_LOGGED or report.step == report.max_steps
         if self.outputs is not None:
+            self.outputs.heartbeat.check()
             self.outputs.heartbeat.update(
                 step=report.step,
                 loss=result.loss,
