@@ -272,6 +272,21 @@ def test_a_run_is_not_continued_with_what_would_make_it_another(train: Train, tm
         train(tmp_path / "run", **{"training__max_steps": 2, name: value})
 
 
+@pytest.mark.parametrize(
+    ("sampling", "name", "before", "after"),
+    [
+        ("stream", "spans", 1, 2),
+        ("pack", "overlap", 0, 4),
+        ("pack", "document_mask", False, True),
+    ],
+)
+def test_a_run_is_not_continued_with_rows_that_are_cut_otherwise(train: Train, tmp_path, sampling, name, before, after):
+    given = {"training__max_steps": 2, "data__sampling": sampling}
+    train(tmp_path / "run", **given, **{f"data__{name}": before})
+    with pytest.raises(CheckpointError, match=rf"data\.{name} was {before} and is {after}"):
+        train(tmp_path / "run", **given, **{f"data__{name}": after})
+
+
 def test_a_run_is_not_continued_on_other_data(train: Train, tmp_path, other_data):
     train(tmp_path / "run", training__max_steps=2)
     with pytest.raises(CheckpointError, match="other data"):

@@ -383,6 +383,18 @@ def test_evaluating_takes_nothing_from_the_budget(data):
     assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (6, 6.0)
 
 
+def test_saves_by_the_clock_are_so_far_apart_and_count_from_where_a_run_goes_on(data):
+    def saved(spent: float) -> list[float]:
+        progress = Progress(elapsed_seconds=spent)
+        trainer, found = make(data, Device(Time()), progress, training__max_steps=13, training__save_seconds=4.0), []
+        trainer.save = lambda *kind, **how: found.append(trainer.clock.elapsed)  # type: ignore[method-assign]
+        trainer.run(Shutdown())
+        return found
+
+    assert saved(0.0) == [5.0, 9.0, 13.0]  # at the time with which a step began, and the end
+    assert saved(100.0) == [105.0, 109.0, 113.0]
+
+
 def test_a_run_that_is_already_further_than_max_steps_takes_no_step(data):
     device = Device(Time())
     trainer = make(data, device, progress=Progress(step=12, sample=48, tokens=768), training__max_steps=8)
