@@ -385,3 +385,24 @@ def test_a_checkpoint_of_a_version_that_kept_where_phases_began_says_how_many_ha
 def test_a_checkpoint_that_does_not_say_what_run_it_is_of_is_not_continued(tmp_path, progress):
     with pytest.raises(CheckpointError, match="it does not say what run it is of"):
         check_fits(Checkpoint(tmp_path, 4, progress, {}), {"config": {"model": {}, "data": {}, "optimizer": {}, "training": {}}})
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nothing here tells which file a descriptor is of")
+def test_a_checkpoint_has_its_name_after_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
+    happened = []
+
+    def noted(descriptor, fsync=os.fsync):
+        happened.append(Path(f"/proc/self/fd/{descriptor}").readlink().name.lstrip(".").partition(".")[0])
+        fsync(descriptor)
+
+    def renamed(path, target, rename=Path.rename):
+        happened.append(f"{path.name} is named")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", renamed)
+    saved = save_checkpoint(tmp_path, 3, tensors(3), {})
+    named = happened.index(f"{saved.name}.partial is named")
+    assert {path.stem for path in saved.iterdir()} <= set(happened[:named])  # every file
+    assert saved.name in happened[:named]  # the folder in which they lie
+    assert happened[named + 1 :] == [tmp_path.name]

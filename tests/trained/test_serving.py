@@ -85,6 +85,12 @@ def test_a_stop_ends_a_text_before_it_and_is_never_shown_in_part(engine):
         assert ("".join(part.text for part in told), told[-1].finish) == (cut, "stop")
 
 
+def test_a_stop_in_the_echoed_prompt_is_none(engine):
+    plain, told = (pieces(ask(engine, [1, 70, 71], tokens=4, echo=True, stop=stop)[1]) for stop in ((), ("BC",)))
+    assert told[0].text.startswith("BC")
+    assert [(part.text, part.finish) for part in told] == [(part.text, part.finish) for part in plain]
+
+
 def test_scores_of_what_is_written_come_in_a_stream_too(engine, model):
     whole = pieces(ask(engine, [1, 70, 71], tokens=20, seed=2, logprobs=2)[1])[0]
     parts = pieces(ask(engine, [1, 70, 71], tokens=20, seed=2, logprobs=2, stream=True)[1])

@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch_kit import SMALL, by_name, make, plan_of, raw, rows_of, take, weights, written
 
+from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.state import tensor
 
 
@@ -28,6 +29,18 @@ def test_the_average_moves_towards_the_weights_and_faster_at_first():
     assert found.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(found[name], expected[name])
+
+
+def test_the_average_stays_where_it_is_in_a_skipped_step():
+    model = torch.nn.Linear(2, 2)
+    average = WeightAverage(model)
+    before = [held.clone() for _, held in average.tensors()]
+    with torch.no_grad():
+        model.weight += 1
+    average.update(0.5, torch.tensor(True))
+    assert all(torch.equal(held, old) for (_, held), old in zip(average.tensors(), before, strict=True))
+    average.update(0.5, torch.tensor(False))
+    torch.testing.assert_close(dict(average.tensors())["weight"], before[0] + 0.5)
 
 
 def test_training_is_the_same_with_and_without_an_average():

@@ -287,6 +287,12 @@ def test_a_loss_or_a_gradient_that_is_not_finite_is_enough_to_skip(mine, name, t
     assert result.skipped
 
 
+def test_every_rank_drops_others():
+    first, second = make({**SMALL, "dropout": 0.3}), make({**SMALL, "dropout": 0.3})
+    second.ranks = replace(second.ranks, rank=1)
+    assert take(first, 1)[0].loss != take(second, 1)[0].loss
+
+
 def test_the_step_after_a_skipped_one_is_sound(mine):
     troubled, plain = make(mine), make(mine)
     troubled.model.trouble = "gradient"
