@@ -13,7 +13,7 @@ from ingot.data.prepare.pipeline import prepare
 from ingot.data.tokenizers import StreamDecoder, from_spec, open_tokenizer
 from ingot.data.tokenizers.training import train_tokenizer
 from ingot.data.verify.audit import audit
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, DataError
 
 TEXT = "The cats of NASA sat on the mat. They came to see what The Noise was, and 12 McDonalds. It was a cat.\n\nThe end.\n" * 40
 TEXTS = st.text(st.sampled_from(string.ascii_letters + " \n.,'\u00e9\u00c9\ud55c1"), max_size=40)
@@ -77,6 +77,14 @@ def test_a_mark_waits_for_its_letter(tokenizer):
     assert tokenizer.decode_bytes([mark]) == b""
 
 
+def test_marks_are_pieces_where_the_text_has_no_capitals(tmp_path):
+    (tmp_path / "in.txt").write_text(TEXT.lower())
+    tokenizer = train_tokenizer([tmp_path / "in.txt"], tmp_path / "out.model", "sentencepiece", 300, mark_capitals=True)
+    ids = tokenizer.encode_document("the USA, The")
+    assert tokenizer.decode(ids) == "the USA, The"
+    assert tokenizer.target_bytes(ids[:-1], ids[1:]).sum() == len("the USA, The")
+
+
 def test_marks_of_the_text_itself_make_no_capitals(tokenizer):
     assert tokenizer.decode(tokenizer.encode("a\ue000b \ue001 cd")) == "ab cd"
 
@@ -105,6 +113,12 @@ def test_formats_that_cannot_hold_marks_are_not_written(tokenizer):
     assert tokenizer_json(tokenizer) is None
     with pytest.raises(ConfigError, match="capitals as marks"):
         vocabulary_of(tokenizer.spec(), 340)
+
+
+def test_no_text_is_no_vocabulary(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(DataError, match="no documents"):
+        train_tokenizer([tmp_path / "in.jsonl"], tmp_path / "out.model", "sentencepiece", 300, mark_capitals=True)
 
 
 def test_only_sentencepiece_marks_capitals(trained):

@@ -8,7 +8,7 @@ decodes with the library needs nothing else. White space is folded as golf folds
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from ingot.data.tokenizers.fast.proof import message_parts
-from ingot.data.tokenizers.pieces import CAPITAL, CAPITALS
+from ingot.data.tokenizers.pieces import CAPITAL, CAPITALS, MARKS, SPACE
 
 FOLDED = "nmt_nfkc"  # golf's rules, of which those for white space and control characters are kept
 SPACES = ("", " ", "  ", "\n", "\n\n")  # in front of a word; behind others a mark stands after them
@@ -30,7 +30,18 @@ def capital_rules() -> Iterator[dict[str, Any]]:
         marking, unmarking = Path(folder, "marking.tsv"), Path(folder, "unmarking.tsv")
         marking.write_text(_lines(_marking()))
         unmarking.write_text(_lines(_unmarking()))
-        yield {"normalization_rule_tsv": str(marking), "denormalization_rule_tsv": str(unmarking)}
+        files = {"normalization_rule_tsv": str(marking), "denormalization_rule_tsv": str(unmarking)}
+        yield {**files, "required_chars": SPACE + MARKS}  # as bytes, which a rare character becomes, marks would be counted
+
+
+def with_capitals(documents: Iterable[str]) -> Iterator[str]:
+    """Documents, if there are any, and one with both marks: the trainer aborts where it is to learn what it has not seen."""
+    some = False
+    for document in documents:
+        some = some or bool(document)
+        yield document
+    if some:
+        yield "A AA"
 
 
 def without_file_names(model: bytes) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ingot.data.text.files import WHAT, adding_up, file_bytes, find_files, read_documents
 from ingot.data.tokenizers.base import NARROW, Tokenizer
-from ingot.data.tokenizers.capitals import capital_rules, without_file_names
+from ingot.data.tokenizers.capitals import capital_rules, with_capitals, without_file_names
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
 from ingot.data.tokenizers.pieces import SPACE
@@ -61,9 +61,10 @@ def train_tokenizer(
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
     most = None if documents is None else min(documents, sys.maxsize)
+    texts: Iterable[str] = islice(read_documents(files, text_field, advance), most)
     rules: AbstractContextManager[dict[str, Any]] = capital_rules() if mark_capitals else nullcontext({})
     with rules as settings:
-        contents = learn(kind, islice(read_documents(files, text_field, advance), most), vocab_size, settings)
+        contents = learn(kind, with_capitals(texts) if mark_capitals else texts, vocab_size, settings)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
