@@ -8,7 +8,7 @@ decodes with the library needs nothing else. White space is folded as golf folds
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -19,6 +19,7 @@ from ingot.data.tokenizers.fast.proof import message_parts
 from ingot.data.tokenizers.pieces import CAPITAL, CAPITALS, MARKS, SPACE
 
 FOLDED = "nmt_nfkc"  # golf's rules, of which those for white space and control characters are kept
+EXAMPLE = "A AA"  # a text with both marks: the trainer ends the whole program if it is to learn a character that it has not seen
 SPACES = ("", " ", "  ", "\n", "\n\n")  # in front of a word; behind others a mark stands after them
 NORMALISER, DENORMALISER, FILE = 3, 5, 6  # fields of a model, and of the first two the name of the file with the rules
 
@@ -32,16 +33,6 @@ def capital_rules() -> Iterator[dict[str, Any]]:
         unmarking.write_text(_lines(_unmarking()))
         files = {"normalization_rule_tsv": str(marking), "denormalization_rule_tsv": str(unmarking)}
         yield {**files, "required_chars": SPACE + MARKS}  # as bytes, which a rare character becomes, marks would be counted
-
-
-def with_capitals(documents: Iterable[str]) -> Iterator[str]:
-    """Documents, if there are any, and one with both marks: the trainer aborts where it is to learn what it has not seen."""
-    some = False
-    for document in documents:
-        some = some or bool(document)
-        yield document
-    if some:
-        yield "A AA"
 
 
 def without_file_names(model: bytes) -> bytes:

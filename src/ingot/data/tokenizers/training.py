@@ -10,16 +10,16 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from ingot.data.text.files import WHAT, adding_up, file_bytes, find_files, read_documents
 from ingot.data.tokenizers.base import NARROW, Tokenizer
-from ingot.data.tokenizers.capitals import capital_rules, with_capitals, without_file_names
+from ingot.data.tokenizers.capitals import EXAMPLE, capital_rules, without_file_names
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
-from ingot.data.tokenizers.pieces import SPACE
+from ingot.data.tokenizers.pieces import CAPITAL, SPACE
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.runtime.files import write_atomically
@@ -61,10 +61,9 @@ def train_tokenizer(
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
     most = None if documents is None else min(documents, sys.maxsize)
-    texts: Iterable[str] = islice(read_documents(files, text_field, advance), most)
     rules: AbstractContextManager[dict[str, Any]] = capital_rules() if mark_capitals else nullcontext({})
     with rules as settings:
-        contents = learn(kind, with_capitals(texts) if mark_capitals else texts, vocab_size, settings)
+        contents = learn(kind, islice(read_documents(files, text_field, advance), most), vocab_size, settings)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
@@ -128,8 +127,9 @@ def _portions(text: str) -> Iterator[str]:
 def _train_sentencepiece(texts: _Texts, vocab_size: int, settings: Mapping[str, Any]) -> bytes:
     import sentencepiece  # type: ignore[import-untyped]
 
-    model, sentences = io.BytesIO(), texts.keeping_errors(_sentences(texts))
     settings = {"vocab_size": vocab_size, **SETTINGS, **settings}
+    examples = [EXAMPLE] if CAPITAL in settings["required_chars"] else []
+    model, sentences = io.BytesIO(), texts.keeping_errors(chain(_sentences(texts), examples))
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **settings)
     return without_file_names(model.getvalue())
 
