@@ -14,7 +14,7 @@ import ingot
 from ingot.artifact.container import read_artifact
 from ingot.backends.base import Rounding
 from ingot.doors.cli.app import call
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, RunError
 from ingot.runs.report import Reporter
 from ingot.runs.result import TrainingResult
 from ingot.train import rounding
@@ -76,6 +76,27 @@ def test_export_finds_them_too_and_says_what_it_did(
     assert call(words) == 0
     assert 39_000 < target.stat().st_size <= 40_000
     assert "of 40,000 bytes" in capsys.readouterr().err
+
+
+def test_a_quantiser_that_is_fitted_to_the_limit_is_tried_before_nothing_is_said_to_fit(
+    fitted: tuple[TrainingResult, list[str]], tmp_path: Path
+) -> None:
+    words = ["export", str(fitted[0].run_dir), "--limit", "40000", "--no-score", "--device", "cpu", "--output"]
+    with pytest.raises(RunError, match="; --quantiser std --codec rans fits with ") as error:
+        call([*words, str(tmp_path / "int8.ingot"), "--quantiser", "int8"])
+    assert call([*words, str(tmp_path / "std.ingot"), "--quantiser", "std", "--codec", "rans"]) == 0
+    assert f"fits with {(tmp_path / 'std.ingot').stat().st_size:,} bytes" in str(error.value)
+
+
+def test_where_such_a_quantiser_was_asked_for_and_failed_its_file_is_the_smallest(
+    fitted: tuple[TrainingResult, list[str]], tmp_path: Path
+) -> None:
+    target = tmp_path / "small.ingot"
+    words = ["export", str(fitted[0].run_dir), "--limit", "9000", "--no-score", "--device", "cpu", "--output", str(target)]
+    with pytest.raises(RunError) as error:
+        call([*words, "--quantiser", "std", "--codec", "rans"])
+    smallest = f"the smallest is --quantiser std --codec rans with {target.stat().st_size:,} bytes; train a smaller model"
+    assert str(error.value).endswith(f"nothing fits: {smallest}")
 
 
 def test_steps_that_are_given_are_taken(data: Path, tmp_path: Path) -> None:

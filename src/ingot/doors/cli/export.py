@@ -140,7 +140,9 @@ def _export_file(
         "codec": made.codec,
         "limit": limit,
     }
-    return found if limit is None or report.bytes <= limit else found | _alternatives(source, facts, limit)
+    if limit is None or report.bytes <= limit:
+        return found
+    return found | _alternatives(source, facts, made, report.bytes, limit, device)
 
 
 def _codes(
@@ -191,10 +193,13 @@ def _has_text(source: Weights) -> bool:
 WAYS = (("none", "fp32"), ("none", "fp16"), ("none", "bf16"), ("int8", "fp32"), ("int8-golf", "fp32"))
 
 
-def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict[str, Any]:
+def _alternatives(
+    source: Weights, facts: Mapping[str, Any], made: ArtifactSection, size: int, limit: int, device: str
+) -> dict[str, Any]:
     """The least lossy way to store the model that fits, tried out; where none does, the smallest."""
     from ingot.artifact.codecs import available_codecs
     from ingot.artifact.container import artifact_sizes
+    from ingot.artifact.quantise import BY_MODEL
 
     tried: list[tuple[int, str]] = []
     for quantiser, dtype in WAYS:
@@ -203,13 +208,33 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
         words = f"--quantiser {quantiser}" + (f" --dtype {dtype}" if quantiser == "none" else "")
         with progress_bar(f"trying {quantiser} {dtype}", in_bytes=True) as progress:
             try:
-                for codec, size in artifact_sizes(source.tensors.values(), facts, quantiser, codecs, dtype, progress):
-                    tried.append((size, f"{words} --codec {codec}"))
-                    if size <= limit:
-                        return {"would_fit": {"options": tried[-1][1], "bytes": size}}
+                for codec, found in artifact_sizes(source.tensors.values(), facts, quantiser, codecs, dtype, progress):
+                    tried.append((found, f"{words} --codec {codec}"))
+                    if found <= limit:
+                        return {"would_fit": {"options": tried[-1][1], "bytes": found}}
             except CheckpointError:  # fp16 cannot hold every weight
                 continue
-    return {"would_fit": None, "smallest": {"options": min(tried)[1], "bytes": min(tried)[0]}}
+    if made.quantiser in BY_MODEL:
+        tried.append((size, f"--quantiser {made.quantiser} --codec {made.codec}"))
+    untried = ""
+    if (made.quantiser, made.codec) != ("std", "rans"):
+        try:
+            tried.append(_std_size(source, facts, made, limit, device))
+        except IngotError as error:  # the text of the run may be elsewhere
+            untried = str(error)
+    least, options = min(tried)
+    way = {"options": options, "bytes": least}
+    return {"would_fit": way} if least <= limit else {"would_fit": None, "smallest": way, "std_untried": untried or None}
+
+
+def _std_size(source: Weights, facts: Mapping[str, Any], made: ArtifactSection, limit: int, device: str) -> tuple[int, str]:
+    """The size of what std makes for a limit, which is about that of gptq in a fraction of its time."""
+    from ingot.artifact.container import artifact_sizes
+
+    typer.echo("trying --quantiser std --codec rans", err=True)
+    codes = _codes(source, facts, made.model_copy(update={"quantiser": "std", "codec": "rans"}), limit, device)
+    sizes = artifact_sizes(source.tensors.values(), facts, "std", ["rans"], made.dtype, codes=codes)
+    return next(iter(sizes))[1], "--quantiser std --codec rans"
 
 
 def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
@@ -356,5 +381,7 @@ def _advice(found: dict[str, Any]) -> str:
         return "--format ingot is smaller"
     if fits := found["would_fit"]:
         return f"{fits['options']} fits with {fits['bytes']:,} bytes"
-    smallest = found["smallest"]
-    return f"nothing fits: the smallest is {smallest['options']} with {smallest['bytes']:,} bytes; train a smaller model"
+    smallest = f"the smallest is {found['smallest']['options']} with {found['smallest']['bytes']:,} bytes"
+    if why := found["std_untried"]:
+        return f"nothing that was tried fits: {smallest}; --quantiser std and gptq may fit and were not tried: {why}"
+    return f"nothing fits: {smallest}; train a smaller model"
