@@ -147,3 +147,33 @@ def test_where_no_file_fits_the_smallest_is_kept() -> None:
     task = rounding._Task(settings, rounder, limit=450, size=size, score=float, say=lambda line: None, stop=lambda: False)
     kept = rounding._just_below(task, rounding.Steps(rounding._matrices(settings, 0.2), Rounding(8, 5.0)))
     assert len(sizes) > 1 and int(1000 / (1 + kept["step"])) == min(sizes)
+
+
+class _Tables(_Sizes):
+    """A rounder whose tables have finer codes, and more bytes, with a smaller k."""
+
+    def estimate(self, rounding: Rounding, embeddings: bool) -> float:
+        return 800 / rounding.k if embeddings else 100 / (1 + rounding.k / rounding.most)
+
+    def round(self, matrices: Rounding, embeddings: Rounding) -> float:
+        self.k = embeddings.k
+        return self.estimate(matrices, False) + self.estimate(embeddings, True)
+
+    def codes(self) -> dict[str, float]:
+        return {"k": self.k}
+
+
+@pytest.mark.parametrize(("limit", "k"), [(120, 8.0), (400, 4.0)])
+def test_the_best_score_decides_only_among_what_can_fit(limit: int, k: float) -> None:
+    rounder = _Tables()
+    settings = SimpleNamespace(bits=6, embedding_bits=8, embedding_k="auto")
+    task = rounding._Task(
+        settings,
+        rounder,
+        limit=limit,
+        size=lambda codes: int(800 / codes["k"] + 50),
+        score=lambda: rounder.k,
+        say=lambda line: None,
+        stop=lambda: False,
+    )
+    assert rounding._fit(task)["k"] == k

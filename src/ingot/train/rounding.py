@@ -121,7 +121,8 @@ def _scored(task: _Task, rest: float) -> Callable[[Steps], float]:
         size = task.rounder.round(steps.matrices, steps.embeddings) + rest
         bpb = task.score()
         task.say(f"{steps}: about {size:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-        return bpb
+        coarsest = _step(steps.matrices) == LARGEST_STEP
+        return size if coarsest and size > task.limit else bpb  # of what cannot fit the smallest, after all that fits
 
     return score
 
