@@ -112,6 +112,13 @@ def test_a_limit_that_nothing_meets_names_the_smallest(asked):
     assert "nothing fits: the smallest is --quantiser std --codec rans" in str(error)
 
 
+def test_json_of_an_export_over_its_limit_is_one_document(capsys, llama, tmp_path):
+    words = ("--output", tmp_path / "b", "--codec", "zlib", "--limit", 30_000, "--no-score", "--json")
+    for code, key in ((1, "fits"), (2, "error")):  # the second time the file is there, and nothing is made
+        ended, out, err = said(capsys, "export", llama, *words)
+        assert ended == code and key in json.loads(out) and "ingot: error: " in err
+
+
 def test_without_the_text_of_the_run_it_is_said_which_quantisers_could_not_be_tried(call, llama, tmp_path):
     found = read_artifact(llama)
     config = {**found.facts["config"], "data": {**found.facts["config"]["data"], "path": str(tmp_path / "nowhere")}}

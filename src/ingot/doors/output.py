@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from ingot.errors import ConfigError, shown
 from ingot.runtime.files import to_json, writing_output
 from ingot.runtime.leftovers import replace_users_file
 
+json_printed = ContextVar("json_printed", default=False)  # whether stdout has the result of this command as JSON
+
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
+    json_printed.set(True)
     print(to_json(value, indent=2, escape=False))
 
 

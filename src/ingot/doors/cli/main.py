@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ingot.doors.entry import explained, stop_exit_code
-from ingot.doors.output import print_json
+from ingot.doors.output import json_printed, print_json
 from ingot.runtime.signals import listening_early
 
 VERBS = {
@@ -32,9 +32,11 @@ def run(args: Sequence[str] | None = None) -> None:
     code, trains = stop_exit_code(given), given[:1] == ["train"]
     name = _option_name if given[:1] and given[0] in WITH_DEVICE else str
     ends = explained("ingot", name, interrupted="error: interrupted", every_rank=True, stopped=code)
+    json_printed.set(False)
     with ends as outcome, listening_early(trains):
         outcome.code = _call(given)
-    if outcome.error is not None and "--json" in given and os.environ.get("RANK", "0") == "0":
+    told = "--json" not in given or json_printed.get()  # one document: where there is a result, it is that
+    if outcome.error is not None and not told and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):
             print_json({"error": outcome.error.render(name), "exit_code": outcome.code})
     sys.exit(outcome.code)
