@@ -47,6 +47,27 @@ def test_a_device_that_there_cannot_be(config, device):
     assert codes(config(training__device="cuda:1")) == {}
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training__device": "cpu", "training__precision": "fp16"}, "training.precision=fp16 needs a GPU"),
+        ({"training__precision": "fp16"}, "training.precision=fp16 is not for training.device=mlx"),
+        ({"training__deterministic": True}, "training.deterministic=true is for torch alone"),
+        ({"training__threads": 1}, "training.threads=1 is for torch alone"),
+        ({"model__family": "frontier"}, "model.family=frontier is computed by torch alone"),
+    ],
+)
+def test_settings_that_the_device_does_not_take(config, changes, said):
+    (finding,) = validate(config(**{"training__device": "mlx", **changes})).findings
+    assert finding.code == ("runtime.no_cuda" if "training__precision" in changes else "training.device_unsupported")
+    assert finding.render().startswith(said)
+
+
+def test_several_ranks_on_a_device_that_runs_in_one_process(config):
+    assert codes(config(training__device="mlx")) == {}
+    assert codes(config(training__device="mlx"), 2) == {"training.device_unsupported": "error"}
+
+
 @pytest.mark.parametrize("content", [None, "class Model(:", "\0"])
 def test_a_model_of_ones_own_that_is_not_there_or_is_not_python(tmp_path, content):
     if content is not None:

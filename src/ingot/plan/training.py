@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_alone
 from ingot.config.schema import Config
 from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 from ingot.errors import ConfigError, Setting
@@ -87,11 +88,17 @@ def check_ranks(config: Config, world_size: int, findings: Findings) -> None:
         refuse_idle_ranks(config, world_size)
 
 
-def check_device(config: Config, findings: Findings) -> None:
+def check_device(config: Config, world_size: int, findings: Findings) -> None:
     """Whether there can be such a device; whether this machine has it is for those who load a framework."""
     if not DEVICES.fullmatch(config.training.device):
         setting = Setting("training.device", config.training.device)
         findings.add("training.device_unknown", "error", "{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
+    with findings.noting("training.device_unsupported", ConfigError):
+        if config.training.device == "mlx":
+            refuse_ranks_on_mlx(world_size)
+            refuse_torch_alone(config)
+    with findings.noting("runtime.no_cuda", ConfigError):
+        refuse_precision(config)
 
 
 def check_model_file(config: Config, findings: Findings) -> None:

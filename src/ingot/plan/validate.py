@@ -73,7 +73,7 @@ def validate(
     findings = Findings()
     check_ranks(config, world_size, findings)
     if thorough:
-        check_device(config, findings)
+        check_device(config, world_size, findings)
         check_model_file(config, findings)
     ranks = max(1, world_size)
     data = look_at_data(config, findings)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from mlx_kit import MODELS, Position, Pupil, both, plan_step
 
+from ingot.backends.limits import MLX_FAMILIES
+from ingot.backends.mlx.build import FAMILIES
 from ingot.backends.open import find_device, open_backend, open_group, open_inference
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError, ConfigError, DataError
@@ -107,6 +109,10 @@ def test_what_is_opened_to_be_judged_scores_like_what_was_trained():
     other = {record.name: record for record in open_backend(pupil.config, 41, Ranks()).weights()}
     with pytest.raises(CheckpointError, match=r"here: tok_emb\.weight has shape \[41, 32\] and the model \[40, 32\]"):
         judged.load_weights(other, "here")
+
+
+def test_a_family_is_refused_unless_it_is_computed_here():
+    assert set(MLX_FAMILIES) == set(FAMILIES)
 
 
 def test_a_token_outside_the_vocabulary_is_told():

@@ -16,8 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.backends.base import State, StepPlan, StepResult
+from ingot.backends.limits import refuse_ranks_on_mlx
 from ingot.backends.mlx.build import build
-from ingot.backends.mlx.device import check_one_rank, find_mlx_device, on_metal, threads
+from ingot.backends.mlx.device import find_mlx_device, on_metal, threads
 from ingot.backends.mlx.inference import MLXInference
 from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.optimizers import Memory, adamw, members, muon
@@ -59,7 +60,7 @@ class MLXBackend(MLXInference):
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t, o = config.training, config.optimizer
-        check_one_rank(ranks)
+        refuse_ranks_on_mlx(ranks.world_size)
         model, weights = build(config, vocab_size)
         super().__init__(model, weights, vocab_size, find_mlx_device().precision(t.precision), ranks)
         self._optimizer, self._seed, self._asked_micro_batch = o, t.seed, t.micro_batch

@@ -11,13 +11,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.backends.limits import refuse_precision, refuse_torch_alone
 from ingot.backends.mlx import golf, gpt2, llama
 from ingot.backends.mlx.layers import DROPOUTS, Pass, Weights, document_mask, head_logits, head_loss
 from ingot.backends.mlx.state import DTYPES, array
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES, check_fits, model_records
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, Setting
 from ingot.optim.groups import block_matrices, kinds
 from ingot.runtime.tensors import TensorRecord
 
@@ -26,34 +26,7 @@ FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
     "gpt2": (gpt2.hidden, "transformer.wte.weight"),
     "llama": (llama.hidden, "wte.weight"),
 }
-TORCH_ALONE: dict[str, tuple[Any, ...]] = {  # settings that have no effect here, and the values that ask for none
-    "optimizer.muon_cautious": (False,),
-    "optimizer.muon_beta2": (None,),
-    "training.fp8_head": (False,),
-    "training.deterministic": (False,),
-    "training.kernels": ("auto", "off", []),
-    "training.cuda_graphs": ("auto", False),
-    "training.threads": ("auto",),
-}
-DEVICE = Setting("training.device", "mlx")
 PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
-
-
-def check_supported(config: Config) -> None:
-    """Refuse what only torch does."""
-    if config.model.family == "file":
-        raise ConfigError("{0} is a torch model, which {1} does not run", Setting("model.family", "file"), DEVICE)
-    if config.model.family not in FAMILIES:
-        raise ConfigError("{0} is computed by torch alone; leave {1} out", Setting("model.family", config.model.family), DEVICE)
-    for path, unasked in TORCH_ALONE.items():
-        section, _, name = path.partition(".")
-        if (asked := getattr(getattr(config, section), name)) not in unasked:
-            value = str(asked).lower() if isinstance(asked, bool) else asked
-            raise ConfigError("{0} is for torch alone; leave it out with {1}", Setting(path, value), DEVICE)
-    if config.optimizer.muon_precision == "bf16":
-        raise ConfigError(
-            "{0} is not for {1}; use auto or fp32", Setting("optimizer.muon_precision", config.optimizer.muon_precision), DEVICE
-        )
 
 
 @dataclass(frozen=True)
@@ -122,15 +95,14 @@ class Model:
 
 def outline(config: Config, vocab_size: int) -> Model:
     """The model of a config, still without weights."""
-    check_supported(config)
+    refuse_torch_alone(config)
     return _model(config, build_outline(config, vocab_size))
 
 
 def build(config: Config, vocab_size: int) -> tuple[Model, Weights]:
     """The model of a config and its initial weights, which depend on training.seed alone."""
-    check_supported(config)
-    if (asked := config.training.precision) == "fp16":
-        raise ConfigError("{0} is not for {1}; use fp32 or bf16", Setting("training.precision", asked), DEVICE)
+    refuse_torch_alone(config)
+    refuse_precision(config)
     drawn = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(drawn)}
     model = _model(config, drawn.to("meta"))

@@ -9,10 +9,8 @@ from importlib import metadata
 
 import mlx.core as mx
 
-from ingot.errors import ConfigError, Setting
 from ingot.runtime.children import cpu_count
 from ingot.runtime.devices import Device
-from ingot.runtime.ranks import Ranks
 
 VERSION = metadata.version("mlx")
 MOST_THREADS = 4  # each holds gradients of its own
@@ -46,15 +44,6 @@ def streams(count: int) -> list[mx.Stream]:
 def on_metal() -> bool:
     """Whether there is an Apple GPU."""
     return bool(mx.metal.is_available())
-
-
-def check_one_rank(ranks: Ranks) -> None:
-    """Refuse a group of processes."""
-    if ranks.world_size > 1:
-        raise ConfigError(
-            f"{{0}} runs in one process and this run has {ranks.world_size} ranks; start it without torchrun",
-            Setting("training.device", "mlx"),
-        )
 
 
 def measure_flops() -> float:

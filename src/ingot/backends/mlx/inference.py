@@ -11,8 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.backends.base import Rounder
+from ingot.backends.limits import refuse_ranks_on_mlx
 from ingot.backends.mlx.build import PRECISIONS, Model, outline
-from ingot.backends.mlx.device import check_one_rank, find_mlx_device, streams, threads
+from ingot.backends.mlx.device import find_mlx_device, streams, threads
 from ingot.backends.mlx.layers import Pass, Weights
 from ingot.backends.mlx.state import number, records
 from ingot.backends.mlx.writing import score_row, write
@@ -31,7 +32,7 @@ class Alone:
     """The group of one process; every method answers at once."""
 
     def __init__(self, ranks: Ranks):
-        check_one_rank(ranks)
+        refuse_ranks_on_mlx(ranks.world_size)
         self.ranks = ranks
 
     def maximum(self, values: Sequence[float]) -> list[float]:

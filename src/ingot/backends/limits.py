@@ -1,0 +1,54 @@
+"""Settings that a device does not take, on any machine: for backends, and for checks before a run, which load no framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingot.config.schema import Config
+from ingot.errors import ConfigError, Setting
+from ingot.runtime.devices import Device
+
+MLX = Setting("training.device", "mlx")
+MLX_FAMILIES = ("golf", "gpt2", "llama")
+TORCH_ALONE: dict[str, tuple[Any, ...]] = {  # settings that have no effect on mlx, and the values that ask for none
+    "optimizer.muon_cautious": (False,),
+    "optimizer.muon_beta2": (None,),
+    "training.fp8_head": (False,),
+    "training.deterministic": (False,),
+    "training.kernels": ("auto", "off", []),
+    "training.cuda_graphs": ("auto", False),
+    "training.threads": ("auto",),
+}
+CPU = Device("cpu", 0, "cpu", None, ("fp32", "bf16"))
+
+
+def refuse_precision(config: Config) -> None:
+    """Refuse to train in a precision that the device does not have."""
+    device, asked = config.training.device.partition(":")[0], config.training.precision
+    if device == "mlx" and asked == "fp16":
+        raise ConfigError("{0} is not for {1}; use fp32 or bf16", Setting("training.precision", asked), MLX)
+    if device == "cpu":
+        CPU.precision(asked)
+
+
+def refuse_ranks_on_mlx(world_size: int) -> None:
+    """Refuse a group of processes."""
+    if world_size > 1:
+        raise ConfigError(f"{{0}} runs in one process and this run has {world_size} ranks; start it without torchrun", MLX)
+
+
+def refuse_torch_alone(config: Config) -> None:
+    """Refuse what MLX does not do, in training and after it."""
+    if config.model.family == "file":
+        raise ConfigError("{0} is a torch model, which {1} does not run", Setting("model.family", "file"), MLX)
+    if config.model.family not in MLX_FAMILIES:
+        raise ConfigError("{0} is computed by torch alone; leave {1} out", Setting("model.family", config.model.family), MLX)
+    for path, unasked in TORCH_ALONE.items():
+        section, _, name = path.partition(".")
+        if (asked := getattr(getattr(config, section), name)) not in unasked:
+            value = str(asked).lower() if isinstance(asked, bool) else asked
+            raise ConfigError("{0} is for torch alone; leave it out with {1}", Setting(path, value), MLX)
+    if config.optimizer.muon_precision == "bf16":
+        raise ConfigError(
+            "{0} is not for {1}; use auto or fp32", Setting("optimizer.muon_precision", config.optimizer.muon_precision), MLX
+        )
