@@ -1,5 +1,6 @@
 import json
 import lzma
+import pickle
 import random
 import re
 import shutil
@@ -743,6 +744,18 @@ def test_a_folder_that_is_neither_says_what_to_do(tmp_path, files, said):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=said):
         audit(tmp_path, tokenizer="byte")
+
+
+@pytest.mark.parametrize(("given", "told"), [("byte", "--tokenizer byte "), (None, "--tokenizer NAME ")])
+def test_the_command_that_is_advised_for_another_format_has_its_tokenizer(tmp_path, given, told):
+    (tmp_path / "train.bin").write_bytes(bytes(8) + b"\1" * 4000)
+    with pytest.raises(DataError, match=f"--to ingot {told}--output DIR$"):
+        audit(tmp_path, tokenizer=given)
+    itos = dict(enumerate("abc" + "".join(map(chr, range(1000, 1300)))))
+    meta = {"vocab_size": len(itos), "itos": itos, "stoi": {letter: token for token, letter in itos.items()}}
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta))
+    with pytest.raises(DataError, match=r"--to ingot --output DIR$"):  # nanoGPT's characters are in the folder
+        audit(tmp_path)
 
 
 # The command

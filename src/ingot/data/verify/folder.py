@@ -23,7 +23,7 @@ from ingot.data.formats.buckets import bucket_of
 from ingot.data.formats.gpt_simple import Pair, find_pairs
 from ingot.data.formats.manifest import MANIFEST as PUBLISHED
 from ingot.data.formats.manifest import listed_dataset, paired_tokenizer
-from ingot.data.formats.open import detect
+from ingot.data.formats.open import detect, open_source
 from ingot.data.formats.shards import NO_TOKENS, VALIDATION
 from ingot.data.store.dataset import (
     MANIFEST,
@@ -90,15 +90,16 @@ def open_folder(path: Path, tokenizer: str | None = None) -> Folder:
             return _pairs(path, tokenizer)
         shards = sorted(file for file in path.glob("*.bin") if not NO_TOKENS.search(file.stem.lower()))
         if not any(path.glob("*_train_*.bin")) and not any(path.glob("*_val_*.bin")):
-            _refuse_other_formats(path)
+            _refuse_other_formats(path, tokenizer)
     return _bare(path, shards, tokenizer)
 
 
-def _refuse_other_formats(path: Path) -> None:
+def _refuse_other_formats(path: Path, tokenizer: str | None) -> None:
     if not path.is_dir():
         Dataset.open(path)  # which says what the file is, or that there is none
     if (found := detect(path)) != "shards":
-        command = f"ingot data convert {shlex.quote(str(path))} --to ingot --output DIR"
+        made_by = "" if open_source(path).tokenizer is not None else f" --tokenizer {shlex.quote(tokenizer or 'NAME')}"
+        command = f"ingot data convert {shlex.quote(str(path))} --to ingot{made_by} --output DIR"
         raise DataError(f"{path} holds tokens in the format {found}; make it a prepared folder with: {command}")
 
 
