@@ -1,5 +1,6 @@
-"""`ingot export --format nanogpt`, and ckpt.pt where `ingot import` and `ingot generate` take a model."""
+"""`ingot export --format nanogpt`, and ckpt.pt where `ingot import`, `generate` and `eval` take a model."""
 
+import json
 import shutil
 
 import pytest
@@ -59,6 +60,16 @@ def test_any_run_of_the_gpt2_family_becomes_a_ckpt(exported, reference):
     for name, value in found["config"].items():
         assert type(value) is TRAIN[name].type, name
     assert found["config"]["learning_rate"] == ours.progress["config"]["optimizer"]["learning_rate"]
+
+
+def test_it_has_the_score_of_its_run(call, exported, reference, prepared):
+    scores = []
+    for words in ((reference,), (exported, "--data", prepared / "data/words")):
+        found = call("eval", *words, "--device", "cpu", "--json")
+        assert found.exit_code == 0, found.exception
+        scores.append(json.loads(found.stdout)["val_loss"])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-9)
+    assert "say what to score it on with --data DIR" in str(call("eval", exported, "--device", "cpu").exception)
 
 
 def test_it_writes_the_same_and_is_imported_bit_for_bit(call, exported, reference, tmp_path):

@@ -57,7 +57,9 @@ def evaluate(
 ) -> None:
     """Score a trained model on a validation split: loss and bits per byte; or on tasks: accuracies."""
     from ingot.api import load
+    from ingot.doors.cli.generate import open_any
     from ingot.doors.display import progress_bar
+    from ingot.doors.nanogpt import is_ckpt
 
     chosen = _chosen(path, artifact)
     _check_together(tasks, bool(data or rows or stride or seq_len or self_test), bool(task_data or limit or truncate))
@@ -67,7 +69,7 @@ def evaluate(
         _score_tasks(chosen, tasks, task_data, limit, truncate, which, device, as_json)
         return
     with progress_bar("loading"):
-        model = load(chosen, which=which, device=device, data=data)
+        model = open_any(chosen, device, None, None) if is_ckpt(chosen) else load(chosen, which=which, device=device, data=data)
     if self_test:
         _self_test(model, data, stride, seq_len, as_json)
         return
