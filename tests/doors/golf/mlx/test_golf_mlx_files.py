@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from golf_mlx import MLXGolf
 from golf_toys import ROOT, Ran
 from numpy.typing import NDArray
@@ -198,6 +199,17 @@ def test_an_npz_with_objects_or_of_another_program_is_refused(tmp_path: Path) ->
     for path in sorted(tmp_path.iterdir()):
         with pytest.raises(CheckpointError, match="is not a model that train_gpt_mlx"):
             read_mlx(path.read_bytes(), path.name, HEAD)
+
+
+def test_a_file_of_the_script_for_gpus_is_called_that_and_not_damaged() -> None:
+    w = to_record("tok_emb.weight", np.ones((8, 4), np.float32), "F32")
+    file = io.BytesIO()
+    torch.save({"tok_emb.weight": torch.ones(8, 4)}, file)
+    for content in (file.getvalue(), zlib.compress(pack([w], "int8-golf", CONTROL, ())[0])):
+        with pytest.raises(CheckpointError) as refused:
+            read_mlx(content, "EVAL_ONLY_PATH=x", HEAD)
+        read = "which scores it; train_gpt_mlx.py reads its own _mlx_model.npz and _mlx_model.int8.ptz"
+        assert str(refused.value) == f"EVAL_ONLY_PATH=x is a file of train_gpt.py, {read}"
 
 
 def test_swapping_the_halves_of_heads_twice_gives_them_back() -> None:

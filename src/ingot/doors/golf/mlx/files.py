@@ -113,9 +113,13 @@ def score_name(content: bytes) -> str:
 def read_mlx(content: bytes, where: str, size: int | None = None) -> dict[str, TensorRecord]:
     """The weights in either file, turned as ours are; `where` names it in errors, and without a `size` of heads they tell it."""
     try:
-        found = _arrays(content) if is_npz(content) else restored(_unpickled(unpacked(content)), _record)
+        content = content if is_npz(content) else unpacked(content)
+        _refuse_torch(content, where)
+        found = _arrays(content) if is_npz(content) else restored(_unpickled(content), _record)
         size = size or found["tok_emb.weight"].shape[1] // found["blocks.0.attn.q_gain"].shape[0]
         return {one.name: one for one in turned(found.values(), size)}
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{where} is damaged, or holds more than weights; it was not loaded, because it could run code: {error!s:.100}"
@@ -123,6 +127,14 @@ def read_mlx(content: bytes, where: str, size: int | None = None) -> dict[str, T
     except Exception as error:  # whatever a damaged file makes of zipfile and numpy
         said = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
         raise CheckpointError(f"{where} is not a model that train_gpt_mlx.py wrote, or it is damaged: {said:.160}") from None
+
+
+def _refuse_torch(content: bytes, where: str) -> None:
+    if is_npz(content) and any(name.endswith("/data.pkl") for name in zipfile.ZipFile(io.BytesIO(content)).namelist()):
+        raise CheckpointError(
+            f"{where} is a file of train_gpt.py, which scores it; train_gpt_mlx.py reads its own _mlx_model.npz and "
+            "_mlx_model.int8.ptz"
+        )
 
 
 def _arrays(content: bytes) -> dict[str, TensorRecord]:
