@@ -174,8 +174,14 @@ def test_what_is_not_there_is_an_error_of_the_same_kind(client):
 
 def test_a_name_of_others_that_leads_to_this_machine_does_not_let_their_pages_ask(client):
     told = client.ask({"prompt": "a"}, origin="http://evil.example", host="evil.example")
-    assert told[0] == 403 and "web pages of http://evil.example" in told[1]["error"]["message"]
+    assert told[0] == 421 and "the host 'evil.example' is not this machine" in told[1]["error"]["message"]
+    assert client.ask(path="/v1/models", host="evil.example:8765")[0] == 421  # browsers name no origin of the same page
     assert client.ask({"prompt": "a"}, origin=client.address)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8765", "127.0.0.2:80", "[::1]", "[::1]:8765"])
+def test_every_name_of_this_machine_may_be_asked(client, host):
+    assert client.ask(path="/v1/models", host=host)[0] == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -187,7 +193,7 @@ def test_what_a_client_that_left_had_asked_for_is_stopped(file, eventually, stre
     try:
         body = json.dumps({"prompt": "a", "max_tokens": 10**6, "stream": stream}).encode()
         with socket.create_connection(("127.0.0.1", client.socket.getsockname()[1])) as there:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             there.sendall(head.encode() + body)
             eventually(lambda: client.app.state.engine.busy)
         eventually(lambda: not client.app.state.engine.busy)
@@ -200,7 +206,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_request_is_nothing_to_tell(fi
     client = Client(file[1])
     try:
         with socket.create_connection(("127.0.0.1", client.socket.getsockname()[1])) as there:
-            there.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"pro')
+            there.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"pro')
             eventually(lambda: client.server.server_state.tasks)
         eventually(lambda: not client.server.server_state.tasks)
         assert client.ask({"prompt": "a", "max_tokens": 1})[0] == 200

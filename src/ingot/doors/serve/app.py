@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +26,6 @@ from ingot.trained.serving import Closed, Engine, Piece, Text
 
 MOST_BYTES = 1 << 24  # of a request
 GONE = 499  # the status of a request whose client has left
-OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
 Found = tuple[int, Piece]
@@ -114,9 +114,16 @@ def _check_client(request: Request, token: str | None) -> None:
         raise Refused(
             "the token is missing or wrong; send the header Authorization: Bearer TOKEN", status=401, code="invalid_api_key"
         )
+    if token is None:
+        refuse_others(request)
+
+
+def refuse_others(request: Request) -> None:
+    """Refuse who asks another name than this machine's own, which may lead a web page here, and web pages of others."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    # A name that leads here, in the hands of a web page of others, is not this machine's own.
-    if token is None and origin is not None and (origin != f"http://{host}" or not is_own_name(host)):
+    if not _is_own_name(host):
+        raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
+    if origin is not None and origin != f"http://{host}":
         raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
 
 
@@ -126,10 +133,14 @@ def is_token(request: Request, token: str) -> bool:
     return hmac.compare_digest(given.encode("latin-1"), token.encode())
 
 
-def is_own_name(host: str) -> bool:
+def _is_own_name(host: str) -> bool:
     """Whether a Host header names this machine itself, with or without a port."""
     name, _, port = host.rpartition(":")
-    return (name if port.isdigit() else host) in OWN_NAMES
+    name = name if port.isdigit() else host
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
 
 
 async def read_body(request: Request) -> bytes:

@@ -17,7 +17,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from ingot.doors.serve.app import complete, is_own_name, is_token, read_body
+from ingot.doors.serve.app import complete, is_token, read_body, refuse_others
 from ingot.doors.serve.requests import Refused, check_size
 from ingot.doors.ui.playground import Playground
 from ingot.doors.ui.watched import Watched
@@ -134,13 +134,8 @@ def _run(watcher: Watcher, asked: str) -> Watched:
 
 
 async def check_client(request: Request) -> None:
-    """Refuse who speaks to another name than this machine's own, and web pages of others, which a browser names."""
-    host = request.headers.get("host", "")
-    if not is_own_name(host):
-        raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
-    origin = request.headers.get("origin")
-    if origin is not None and origin != f"http://{host}":
-        raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
+    """Refuse who is not at this machine, as `ingot serve` does without a token."""
+    refuse_others(request)
 
 
 def _file(path: Path) -> Response:
