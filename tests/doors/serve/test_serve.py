@@ -146,7 +146,8 @@ def test_eight_requests_at_once_give_what_they_give_alone(client):
         ({"prompt": "a", "temperature": -1}, 400, "temperature is -1, and must be a number from 0"),
         ({"prompt": "a", "top_p": 0}, 400, "top_p is 0"),
         ({"prompt": "a", "n": 0}, 400, "n is 0"),
-        ({"prompt": "a", "logprobs": 21}, 400, "logprobs is 21"),
+        ({"prompt": "a", "logprobs": 21}, 400, "logprobs is 21, and must be a whole number from 0 to 20"),
+        ({"prompt": "a", "logprobs": -1}, 400, "logprobs is -1"),
         ({"prompt": "a", "logprobs": True}, 400, "logprobs is True"),
         ({"prompt": "a", "stream": 1}, 400, "stream is 1, and must be true or false"),
         ({"prompt": "a", "stop": [""]}, 400, "stop must be a text"),
@@ -177,6 +178,11 @@ def test_a_name_of_others_that_leads_to_this_machine_does_not_let_their_pages_as
     assert told[0] == 421 and "the host 'evil.example' is not this machine" in told[1]["error"]["message"]
     assert client.ask(path="/v1/models", host="evil.example:8765")[0] == 421  # browsers name no origin of the same page
     assert client.ask({"prompt": "a"}, origin=client.address)[0] == 200
+
+
+def test_fields_whose_values_ask_for_nothing_are_taken(client):
+    nothing = {"logprobs": None, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "best_of": 1, "user": "me"}
+    assert client.ask({"prompt": "a", "max_tokens": 1, **nothing})[1]["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8765", "127.0.0.2:80", "[::1]", "[::1]:8765"])

@@ -81,9 +81,10 @@ class Fields:
         value = self._left.pop(name, None)
         return default if value is None else value
 
-    def number(self, name: str, default: float, low: float, high: float, whole: bool = False) -> Any:
-        """A number between two others."""
-        value = self.take(name, default)
+    def number(self, name: str, default: float | None, low: float, high: float, whole: bool = False) -> Any:
+        """A number between two others, or the default."""
+        if (value := self.take(name, default)) is None:
+            return None
         fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
         if not fits or math.isnan(value) or (whole and not isinstance(value, int)):
             what = "a whole number" if whole else "a number"
@@ -121,7 +122,7 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
         top_p=float(fields.number("top_p", 1.0, 1e-9, 1)),
         seed=fields.number("seed", secrets.randbits(31), -MOST_SEED, MOST_SEED, whole=True) % MOST_SEED,
         stop=_stops(fields.take("stop", [])),
-        logprobs=_logprobs(fields),
+        logprobs=fields.number("logprobs", None, 0, MOST_LOGPROBS, whole=True),
         echo=fields.flag("echo"),
         stream=fields.flag("stream"),
         with_usage=_with_usage(fields.take("stream_options", {})),
@@ -176,11 +177,6 @@ def _stops(given: Any) -> tuple[str, ...]:
     if not isinstance(listed, list) or not all(isinstance(one, str) and one for one in listed) or len(listed) > MOST_STOPS:
         raise Refused(f"stop must be a text or a list of at most {MOST_STOPS} texts, none of them empty", "stop")
     return tuple(listed)
-
-
-def _logprobs(fields: Fields) -> int | None:
-    value = fields.number("logprobs", -1, -1, MOST_LOGPROBS, whole=True)
-    return None if value < 0 else int(value)
 
 
 def _with_usage(given: Any) -> bool:
