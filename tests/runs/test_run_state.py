@@ -156,11 +156,24 @@ def test_of_two_processes_that_both_got_a_folder_the_one_whose_state_was_replace
     told = r"in use by process 7 on there too.*choose another training\.output_dir"
     with pytest.raises(RunError, match=told), Heartbeat(tmp_path, 0.02) as heartbeat:
         heartbeat.check()
-        other = to_json(asdict(replace(read_state(tmp_path), host="there", pid=7, boot_id="another kernel")))
-        write_atomically(tmp_path / state.NAME, other)
-        eventually(lambda: refused(heartbeat))
+        other = replace(read_state(tmp_path), host="there", pid=7, boot_id="another kernel")
+
+        def beat() -> bool:
+            write_atomically(tmp_path / state.NAME, to_json(asdict(replace(other, updated_at=utc_now()))))
+            return refused(heartbeat)
+
+        eventually(beat)
         heartbeat.check()
-    assert (tmp_path / state.NAME).read_text() == other  # the end of this one is not told as the other's
+    assert read_state(tmp_path).pid == 7  # the end of this one is not told as the other's
+
+
+@pytest.mark.parametrize("of_another", [{"host": "there", "boot_id": "another kernel"}, {}])
+def test_a_state_that_was_copied_into_the_folder_is_no_other_process(tmp_path: Path, eventually, of_another) -> None:
+    with Heartbeat(tmp_path, 0.02) as heartbeat:
+        copied = replace(read_state(tmp_path), pid=7, **of_another)
+        write_atomically(tmp_path / state.NAME, to_json(asdict(copied)))
+        eventually(lambda: read_state(tmp_path).pid == os.getpid())
+        heartbeat.check()
 
 
 def test_a_state_that_a_dead_process_left_is_replaced_also_where_the_first_write_fails(

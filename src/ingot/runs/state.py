@@ -72,6 +72,7 @@ class Heartbeat:
         self._path = folder / NAME
         self._warn = warn
         self._warned = self._written = False
+        self._stranger: State | None = None  # which stood in place of ours, and may have been copied there
         self._other: State | None = None  # of a process that writes here too
         self._state = State("running", *this_process(), started_at=now, updated_at=now, heartbeat_seconds=every_seconds)
         self._state = replace(self._state, **known)
@@ -124,8 +125,12 @@ class Heartbeat:
     def _write(self, durable: bool) -> None:
         with self._writing:  # the values are read inside, so an old status never overwrites a new one
             mine, seen = self._state, read_state(self._path.parent) if self._written else None
-            if seen is not None and (seen.host, seen.pid, seen.boot_id) != (mine.host, mine.pid, mine.boot_id):
-                self._other = seen
+            if seen is not None and seen.status == "running" and (seen.host, seen.boot_id) != (mine.host, mine.boot_id):
+                before, self._stranger = self._stranger, seen
+                if before is None and not durable:
+                    return  # whether it lives is seen at the next beat
+                if before is not None and before.updated_at != seen.updated_at:
+                    self._other = seen
             if self._other is not None:
                 return
             try:

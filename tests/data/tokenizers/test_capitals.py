@@ -11,9 +11,12 @@ from ingot.artifact.gguf_tokenizer import vocabulary_of
 from ingot.artifact.tokenizer_json import tokenizer_json
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.tokenizers import StreamDecoder, from_spec, open_tokenizer
+from ingot.data.tokenizers.marks import DROPPED, SPACES
+from ingot.data.tokenizers.matching import round_trips
 from ingot.data.tokenizers.training import train_tokenizer
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
+from ingot.trained.tasks import encode_pair
 
 TEXT = "The cats of NASA sat on the mat. They came to see what The Noise was, and 12 McDonalds. It was a cat.\n\nThe end.\n" * 40
 TEXTS = st.text(st.sampled_from(string.ascii_letters + " \n.,'\u00e9\u00c9\ud55c1"), max_size=40)
@@ -34,7 +37,7 @@ def tokenizer(trained):
 
 
 def folded(text):
-    """White space as SentencePiece leaves it, whose runs a capital may end."""
+    """White space as SentencePiece leaves it."""
     return " ".join(text.split())
 
 
@@ -83,6 +86,50 @@ def test_marks_are_pieces_where_the_text_has_no_capitals(tmp_path):
     ids = tokenizer.encode_document("the USA, The")
     assert tokenizer.decode(ids) == "the USA, The"
     assert tokenizer.target_bytes(ids[:-1], ids[1:]).sum() == len("the USA, The")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["one.\r\nThe two.\r\nThe three.", "x\n\n\nThe", "x\n    The", "A.   The next.   Another.", "  The x  ", "a\x01 \u200bThe"],
+)
+def test_white_space_is_folded_as_without_marks(tokenizer, tmp_path, text):
+    (tmp_path / "in.txt").write_text(TEXT)
+    plain = train_tokenizer([tmp_path / "in.txt"], tmp_path / "out.model", "sentencepiece", 340)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == plain.decode(plain.encode(text))
+    assert tokenizer.encode(tokenizer.decode(ids)).tolist() == ids.tolist()
+
+
+def test_what_is_folded_is_what_golfs_rules_fold():
+    kinds = {" ": SPACES, "": DROPPED}
+    library = sentencepiece.SentencePieceNormalizer(
+        rule_name="nmt_nfkc", escape_whitespaces=False, remove_extra_whitespaces=False
+    )
+    for code in (*range(1, 0xD800), *range(0xE002, 0x10000)):
+        made = library.normalize(chr(code))
+        assert [made == new for new in kinds] == [bool(kind.fullmatch(chr(code))) for kind in kinds.values()], hex(code)
+
+
+def test_a_mark_does_not_reach_into_the_next_document(tokenizer):
+    mark = tokenizer.encode("a The").tolist()[1]
+    ids = [tokenizer.bos, mark, tokenizer.bos, *tokenizer.encode("the").tolist()]
+    decoder = StreamDecoder(tokenizer, at_start=True)
+    assert tokenizer.decode(ids) == "".join([*(decoder.push([token]) for token in ids), decoder.finish()]) == "the"
+
+
+def test_tokens_of_another_tokenizer_are_found_however_many_capitals_there_are(tokenizer, tmp_path):
+    text = "ACT ONE, SCENE TWO. ENTER KING HENRY AND HIS MEN. " * 8
+    (tmp_path / "in.txt").write_text(TEXT)
+    other = train_tokenizer([tmp_path / "in.txt"], tmp_path / "out.model", "sentencepiece", 330, mark_capitals=True)
+    assert not round_trips(tokenizer, [tokenizer.encode_document(text)]).wrong
+    assert round_trips(tokenizer, [other.encode_document(text)]).wrong
+
+
+def test_tasks_score_a_continuation_with_its_capital(tokenizer):
+    large, small = (encode_pair(tokenizer, "They sat on the mat.", text) for text in (" The cats", " the cats"))
+    assert large != small
+    assert tokenizer.decode([*large[0], *large[1]]) == "They sat on the mat. The cats"
+    assert tokenizer.decode([*small[0], *small[1]]) == "They sat on the mat. the cats"
 
 
 def test_marks_of_the_text_itself_make_no_capitals(tokenizer):

@@ -2,7 +2,8 @@
 
 A word is then one piece whether it begins a sentence or not, and what a model learns of one it knows of the other. A mark stands
 before the space of its word, where it may join a full stop. The rules are compiled into the .model file: whoever encodes or
-decodes with the library needs nothing else. White space is folded as golf folds it, and no other character is rewritten.
+decodes with the library needs nothing else, but for more than one space in front of a capital, which `folded` makes one before.
+White space is folded and control characters are dropped as golf's rules do it, and no other character is rewritten.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ingot.data.tokenizers.pieces import CAPITAL, CAPITALS, MARKS, SPACE
 
 FOLDED = "nmt_nfkc"  # golf's rules, of which those for white space and control characters are kept
 EXAMPLE = "A AA"  # a text with both marks: the trainer ends the whole program if it is to learn a character that it has not seen
-SPACES = ("", " ", "  ", "\n", "\n\n")  # in front of a word; behind others a mark stands after them
+SPACES = ("", " ")  # in front of a word
 NORMALISER, DENORMALISER, FILE = 3, 5, 6  # fields of a model, and of the first two the name of the file with the rules
 
 

@@ -47,7 +47,8 @@ def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[Any]], trust: bo
 
 def _round_trips(tokenizer: Tokenizer, ids: NDArray[Any]) -> bool | None:
     """Whether the first text of `ids` becomes them again; None where they have too little text without a mark in it."""
-    marks = np.flatnonzero(tokenizer.target_bytes(ids, ids) == 0)
+    empty = np.flatnonzero(tokenizer.target_bytes(ids, ids) == 0)
+    marks = [place for place in empty if tokenizer.is_special(int(ids[place]))]
     text = next((part[:HEAD] for part in np.split(ids, marks) if len(part) > ENOUGH), ids[:0])
     if not len(text):
         return None

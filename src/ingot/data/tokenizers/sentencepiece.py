@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ingot.data.tokenizers.base import PACKED, IdArray, Ids, NoSpacePiece, check_size, utf8
 from ingot.data.tokenizers.fast.proof import word_starts
 from ingot.data.tokenizers.fast.table import FIRST, Flat, WordTable, flat, trusted
-from ingot.data.tokenizers.marks import UNFINISHED, unmarked
+from ingot.data.tokenizers.marks import UNFINISHED, folded, unmarked
 from ingot.data.tokenizers.pieces import CAPITAL, MARKS, SPACE, FileTokenizer
 from ingot.errors import DataError
 
@@ -58,15 +58,22 @@ class SentencePieceTokenizer(FileTokenizer):
 
     def encode(self, text: str) -> IdArray:
         utf8(text)
-        return np.array(self._model.encode(text), self.dtype)
+        return np.array(self._model.encode(folded(text) if self.marks_capitals else text), self.dtype)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
-        data = super().decode_bytes(ids, at_start)
-        return unmarked(data) if self.marks_capitals else data
+        if not self.marks_capitals:
+            return super().decode_bytes(ids, at_start)
+        parts = np.split(ids := self._checked(ids), np.flatnonzero(self._special.take(ids)))  # a mark is for its own document
+        starts = [at_start, *(True for _ in parts[1:])]
+        return b"".join(
+            unmarked(super(SentencePieceTokenizer, self).decode_bytes(*part)) for part in zip(parts, starts, strict=True)
+        )
 
     def unfinished(self, ids: Ids) -> int:
         if self.marks_capitals:
-            for count in range(1, 4):  # a mark, a space, a letter
+            for count in range(1, min(3, len(ids)) + 1):  # a mark, a space, a letter
+                if self.is_special(int(ids[-count])):
+                    break
                 if UNFINISHED.search(super().decode_bytes(ids[-count:])):
                     return count
         return 0

@@ -19,6 +19,7 @@ from ingot.data.tokenizers.base import NARROW, Tokenizer
 from ingot.data.tokenizers.capitals import EXAMPLE, capital_rules, without_file_names
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 from ingot.data.tokenizers.huggingface import from_json
+from ingot.data.tokenizers.marks import folded
 from ingot.data.tokenizers.pieces import CAPITAL, SPACE
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.errors import ConfigError, DataError, Setting
@@ -129,7 +130,8 @@ def _train_sentencepiece(texts: _Texts, vocab_size: int, settings: Mapping[str, 
 
     settings = {"vocab_size": vocab_size, **SETTINGS, **settings}
     examples = [EXAMPLE] if CAPITAL in settings["required_chars"] else []
-    model, sentences = io.BytesIO(), texts.keeping_errors(chain(_sentences(texts), examples))
+    parts = map(folded, _sentences(texts)) if examples else _sentences(texts)
+    model, sentences = io.BytesIO(), texts.keeping_errors(chain(parts, examples))
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **settings)
     return without_file_names(model.getvalue())
 

@@ -72,7 +72,6 @@ NOTHING = (
     "ingot.backends.torch.kernels",
     "ingot.backends.torch.own_model",
     "ingot.backends.torch.room",
-    "ingot.data.tokenizers.marks",
     "ingot.doors.golf.look_alikes",
     "ingot.doors.not_ours",
     "ingot.model.cache",

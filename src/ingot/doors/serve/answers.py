@@ -65,8 +65,8 @@ class Answer:
     def word(self, token: int) -> str:
         """A token as text; parts of characters and special tokens have a spelling of their own, so that no two are the same."""
         piece = self._tokenizer.decode_bytes([token])
-        if not piece:
-            return f"<|token {token}|>"
+        if not piece or self._tokenizer.unfinished([token]):  # with a mark for the capital that follows
+            return piece.decode("utf-8", "replace") + f"<|token {token}|>"
         try:
             return piece.decode()
         except UnicodeDecodeError:

@@ -136,7 +136,7 @@ def is_token(request: Request, token: str) -> bool:
 def _is_own_name(host: str) -> bool:
     """Whether a Host header names this machine itself, with or without a port."""
     name, _, port = host.rpartition(":")
-    name = name if port.isdigit() else host
+    name = (name if port.isdigit() else host).lower().removesuffix(".")
     try:
         return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:

@@ -33,8 +33,8 @@ def handler_after_stop(number: int, before: Any) -> Any:
     return before
 
 
-# Of model.cache and data.tokenizers.marks: it writes no text.
-LayerCache = unmarked = None
+# Of model.cache: it writes no text.
+LayerCache = None
 
 # Of runtime.children: beside a submission lies nothing that has the name of a module.
 safe_path = nullcontext
