@@ -17,6 +17,7 @@ from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.runs.checkpoints import read_kind
 from ingot.runs.folder import RunFolder
 from ingot.runs.report import Reporter, StepReport
+from ingot.runs.state import utc_now
 from ingot.runs.steps import saved_steps
 from ingot.runtime.files import write_atomically
 from ingot.train.start import run
@@ -178,8 +179,9 @@ def test_a_run_whose_folder_another_host_got_too_ends_with_an_error_and_leaves_i
 ) -> None:
     class Other(Reporter):
         def step(self, report: StepReport, log: bool) -> None:
-            if report.step == 3:
-                self.state = json.loads((tmp_path / "run" / "state.json").read_text()) | {"host": "there", "pid": 7}
+            if report.step >= 3:  # its heartbeats
+                state = json.loads((tmp_path / "run" / "state.json").read_text())
+                self.state = state | {"host": "there", "pid": 7, "updated_at": utc_now()}
                 write_atomically(tmp_path / "run" / "state.json", json.dumps(self.state))
             time.sleep(0.05)
 
