@@ -102,8 +102,8 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
         return [start], tokenizer.encode(continuation).tolist()
     kept = context.rstrip()
     whole, before = (text_ids(tokenizer, text) for text in (context + continuation, kept))
-    if whole[: len(before)] != before and getattr(tokenizer, "marks_capitals", False):
-        # The mark of its first capital joined the end of the context.
+    if whole[: len(before)] != before and tokenizer.unfinished(whole[: len(before)]):
+        # The mark of the continuation's first capital joined the end of the context.
         same = next(place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1])
         return before[:same], whole[same:]
     return before, whole[len(before) :]
