@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.config.data_section import DataSection
-from ingot.data.loading.packing import PackedRows, best_fit
+from ingot.data.loading.packing import PackedRows, best_fit, rows_filled
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset
@@ -59,6 +59,7 @@ def epoch_length(rows, epoch=0):
 @given(st.lists(st.integers(1, 50), max_size=80), st.integers(50, 60))
 def test_best_fit_deals_every_length_once_and_overfills_no_row(lengths, capacity):
     rows = best_fit(lengths, capacity)
+    assert len(rows) == rows_filled(np.array(lengths, np.int64), capacity)
     assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
     assert all(0 < sum(lengths[number] for number in row) <= capacity for row in rows)
 
@@ -134,7 +135,6 @@ def test_a_step_of_many_blocks_is_planned_once(monkeypatch):
         read(rows, step * 512, 512)
         rows.epoch((step + 1) * 512)
     assert len(planned) <= 9 * 4 + 1
-    assert len(rows._kept) <= 6
 
 
 def test_rows_are_not_sorted_by_length():
@@ -241,15 +241,15 @@ def test_one_document_in_a_row():
 
 def test_the_end_of_an_epoch_is_known_without_planning_further(monkeypatch):
     documents = Documents([[BOS, 10]] * 5000)
-    planned = []
-    monkeypatch.setattr("ingot.data.loading.packing.best_fit", lambda *given: planned.append(1) or best_fit(*given))
+    counted = []
+    monkeypatch.setattr("ingot.data.loading.packing.rows_filled", lambda *given: counted.append(1) or rows_filled(*given))
     rows = PackedRows(documents, 2, 3, BOS)
-    assert rows.available(range(10), 1) == 10 and len(planned) == 1
-    assert rows.available(range(4990, 5010), 1) == 10 and len(planned) == 5
-    assert rows.available(range(4990, 5010), 2) == 20
+    assert rows.available(range(10), 1) == 10 and len(counted) == 1
+    assert rows.available(range(4990, 5010), 1) == 10 and len(counted) == 5
+    assert rows.available(range(4990, 5010), 2) == 20 and len(counted) == 6
     assert rows.available(range(6000, 6010), 1) == 0
-    assert rows.available(range(3), 1) == 3  # going back plans anew
-    assert len(rows._kept) <= 2
+    assert rows.available(range(3), 1) == 3  # going back counts nothing anew
+    assert len(counted) == 6
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ successor as target, whichever document lies after it in the row.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.seeds import mix, permuted
 
 BLOCK = 1024  # documents that are fitted together: 98 to 99% of the places are then filled
+DRAWN = 64  # blocks whose documents are drawn at once, which is quicker than one by one
 
 
 class Piece(NamedTuple):
@@ -35,13 +35,13 @@ class Piece(NamedTuple):
     told: int = 0  # inputs at its start whose targets another piece has
 
 
-@dataclass(frozen=True)
-class Block:
-    """Some rows of an epoch, each a list of pieces."""
+class Pieces(NamedTuple):
+    """Pieces of some documents, as columns."""
 
-    first: int  # the sample number of its first row
-    epoch: int
-    rows: list[list[Piece]]
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    ends: NDArray[np.bool_]
+    told: NDArray[np.int64]
 
 
 class PackedRows(ByNumber):
@@ -67,41 +67,30 @@ class PackedRows(ByNumber):
         self.seq_len, self.planes = seq_len, 3 if documents else 2
         self._split, self._seed, self._bos, self._overlap, self._alone = split, seed, bos, overlap, alone
         self._already_read = already_read
-        self._starts = np.asarray(split.document_starts()).astype(np.int64)
-        self._repeats = split.document_repeats()
-        self._blocks = self._plan()
-        self._kept: list[Block] = []
-        self._ends: list[int] = []  # the first samples of the epochs after the first, as far as they are planned
+        self._starts, self._repeats = split.document_starts(), split.document_repeats()  # on the disk: ranks share the pages
+        self._blocks = max(1, -(-(len(self._starts) - 1) // BLOCK))  # of an epoch
+        self._firsts = [0]  # the first sample of each block, as far as they are counted
+        self._kept: tuple[int, list[list[Piece]]] = (-1, [])  # the block that was asked for last, and its rows
+        self._drawn: tuple[tuple[int, int], NDArray[np.int64]] = (-1, -1), np.empty(0, np.int64)  # which, and their documents
         self._lock = threading.Lock()  # the loop and the thread that reads ahead both ask
 
     def epoch(self, sample: int) -> int:
         with self._lock:
-            return self._block(sample).epoch
+            return self._block(sample) // self._blocks
 
     def available(self, samples: range, epochs: int) -> int:
         with self._lock:
-            self._forget(samples.start)
-            while samples.stop > self._planned and len(self._ends) < epochs:
-                self._kept.append(next(self._blocks))
-                self._forget(samples.start)
-            stop = min(samples.stop, self._ends[epochs - 1]) if len(self._ends) >= epochs else samples.stop
-            return max(0, stop - samples.start)
+            while self._firsts[-1] < samples.stop and len(self._firsts) <= epochs * self._blocks:
+                self._count_block()
+            ends = self._firsts[(end := epochs * self._blocks) : end + 1]  # the first sample after them, if that is known
+            return max(0, min([samples.stop, *ends]) - samples.start)
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
         with self._lock:
-            while samples.start >= self._planned:
-                self._kept.append(next(self._blocks))
-                self._forget(samples.start)
-            self._forget(samples.start)
             rows = [self._row(sample) for sample in samples]
         for line, pieces in zip(batch, rows[share.start : share.stop], strict=True):
             self._fill(line, pieces)
         return sum(self._count(piece) for pieces in rows for piece in pieces)
-
-    @property
-    def _planned(self) -> int:
-        """The first sample that is not planned."""
-        return self._kept[-1].first + len(self._kept[-1].rows) if self._kept else 0
 
     def _fill(self, line: Batch, pieces: list[Piece]) -> None:
         line[0], line[1], at, number = 0, IGNORED, 0, 0
@@ -141,60 +130,76 @@ class PackedRows(ByNumber):
         return len(tokens) - int(np.count_nonzero(inner))
 
     def _row(self, sample: int) -> list[Piece]:
-        block = self._block(sample)
-        return block.rows[sample - block.first]
+        number = self._block(sample)
+        if self._kept[0] != number:
+            self._kept = number, self._rows(number)
+        return self._kept[1][sample - self._firsts[number]]
 
-    def _block(self, sample: int) -> Block:
-        """The block of a sample; one far ahead is reached by planning all before it: 10 to 20 s for a million documents."""
-        if self._kept and sample < self._kept[0].first:
-            self._begin_anew()
-        while sample >= self._planned:
-            self._kept.append(next(self._blocks))
-        return next(block for block in reversed(self._kept) if sample >= block.first)
+    def _block(self, sample: int) -> int:
+        """The number of a sample's block; one far ahead is reached by counting the rows of all before it."""
+        while self._firsts[-1] <= sample:
+            self._count_block()
+        return bisect_right(self._firsts, sample) - 1
 
-    def _forget(self, sample: int) -> None:
-        """Drop the blocks before a sample, but not the last: it says where the plan stands, which goes back by beginning anew."""
-        if self._kept and sample < self._kept[0].first:
-            self._begin_anew()
-        while len(self._kept) > 1 and sample >= self._kept[1].first:
-            del self._kept[0]
+    def _count_block(self) -> None:
+        """Find out where the first block ends of which that is not known: a million documents take about a second."""
+        epoch, block = divmod(len(self._firsts) - 1, self._blocks)
+        lengths = self._pieces(epoch, block).length
+        self._firsts.append(self._firsts[-1] + (len(lengths) if self._alone else rows_filled(lengths, self.seq_len)))
+        whole = block == self._blocks - 1 and (epoch or self._already_read is None)
+        if whole and self._firsts[-1] == self._firsts[epoch * self._blocks]:
+            raise DataError("no document has a token to predict: each is a single one; use data.sampling=shuffle")
 
-    def _begin_anew(self) -> None:
-        self._blocks, self._kept, self._ends = self._plan(), [], []
+    def _rows(self, number: int) -> list[list[Piece]]:
+        """The rows of a block."""
+        epoch, block = divmod(number, self._blocks)
+        pieces = [Piece(*piece) for piece in zip(*(column.tolist() for column in self._pieces(epoch, block)), strict=True)]
+        lengths = [self.seq_len if self._alone else piece.length for piece in pieces]
+        rows = [[pieces[i] for i in row] for row in best_fit(lengths, self.seq_len)]
+        order = permuted(np.arange(len(rows), dtype=np.uint64), len(rows), key=mix(self._seed, epoch, block * BLOCK, 1))
+        return [rows[i] for i in order.tolist()]
 
-    def _plan(self) -> Iterator[Block]:
-        """The blocks of epoch after epoch."""
-        first, epoch, documents = 0, 0, len(self._starts) - 1
-        while True:
-            before = first
-            for block in range(0, documents, BLOCK):
-                places = np.arange(block, min(block + BLOCK, documents), dtype=np.uint64)
-                chosen = permuted(places, documents, key=mix(self._seed, epoch)).astype(np.int64)
-                if epoch == 0 and self._already_read is not None:
-                    chosen = chosen[~self._already_read[chosen]]
-                pieces = list(self._pieces(chosen))
-                lengths = [self.seq_len if self._alone else piece.length for piece in pieces]
-                rows = [[pieces[i] for i in row] for row in best_fit(lengths, self.seq_len)]
-                order = permuted(np.arange(len(rows), dtype=np.uint64), len(rows), key=mix(self._seed, epoch, block, 1))
-                first += len(rows)
-                if block + BLOCK >= documents:
-                    self._ends.append(first)
-                yield Block(first - len(rows), epoch, [rows[i] for i in order.tolist()])
-            if first == before and (epoch or self._already_read is None):
-                raise DataError("no document has a token to predict: each is a single one; use data.sampling=shuffle")
-            epoch += 1
+    def _documents(self, epoch: int, block: int) -> NDArray[np.int64]:
+        """The documents of a block."""
+        drawn, at = (epoch, block // DRAWN), block % DRAWN * BLOCK
+        if self._drawn[0] != drawn:
+            first, documents = drawn[1] * DRAWN * BLOCK, len(self._starts) - 1
+            places = np.arange(first, min(first + DRAWN * BLOCK, documents), dtype=np.uint64)
+            self._drawn = drawn, permuted(places, documents, key=mix(self._seed, epoch)).astype(np.int64)
+        chosen = self._drawn[1][at : at + BLOCK]
+        return chosen[~self._already_read[chosen]] if epoch == 0 and self._already_read is not None else chosen
 
-    def _pieces(self, documents: NDArray[np.int64]) -> Iterator[Piece]:
-        begins, stops = self._starts[documents].tolist(), self._starts[documents + 1].tolist()
-        repeats = [0] * len(begins) if self._repeats is None else self._repeats[documents].tolist()
-        for begin, stop, repeated in zip(begins, stops, repeats, strict=True):
-            told = begin + max(0, repeated - 1)  # the last token that is not to be predicted, or that cannot be
-            for start in range(begin, max(begin + 1, stop - self._overlap), self.seq_len - self._overlap):
-                length = min(self.seq_len, stop - start)
-                piece = Piece(start, length, start + length >= stop, min(length, max(0, told - start)))
-                told = max(told, start + length)
-                if self._targets(piece):  # a document of one token without a mark has nothing to predict
-                    yield piece
+    def _pieces(self, epoch: int, block: int) -> Pieces:
+        """The pieces of a block's documents, one document after the other."""
+        documents = self._documents(epoch, block)
+        begins, stops = (np.asarray(self._starts[documents + last]).astype(np.int64) for last in (0, 1))
+        repeats = np.zeros_like(begins) if self._repeats is None else self._repeats[documents].astype(np.int64)
+        step = self.seq_len - self._overlap
+        counts = 1 + (np.maximum(1, stops - begins - self._overlap) - 1) // step
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of a piece in its document
+        start, stop = np.repeat(begins, counts) + number * step, np.repeat(stops, counts)
+        length = np.minimum(self.seq_len, stop - start)
+        ends = start + length >= stop
+        # The last token that is not to be predicted, or that cannot be: a piece before has predicted what both hold.
+        before = np.repeat(begins + np.maximum(0, repeats - 1), counts) - start
+        told = np.clip(np.where(number > 0, np.maximum(before, self._overlap), before), 0, length)
+        worth = length - told - (ends & (self._bos is None)) > 0  # a document of one token without a mark has nothing to predict
+        return Pieces(start[worth], length[worth], ends[worth], told[worth])
+
+
+def rows_filled(lengths: NDArray[np.int64], capacity: int) -> int:
+    """How many rows `best_fit` makes of these lengths, without saying which length lies where: a tenth of its work."""
+    shorter = np.sort(lengths[lengths < capacity])[::-1].tolist()
+    rows = len(lengths) - len(shorter)
+    room: list[int] = []  # places left in the rows that are not full, in order
+    for length in shorter:
+        found = bisect_left(room, length)
+        if found == len(room):
+            rows += 1
+            insort(room, capacity - length)
+        elif left := room.pop(found) - length:
+            insort(room, left)
+    return rows
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
