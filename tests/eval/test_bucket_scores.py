@@ -88,6 +88,18 @@ def test_repeated_tokens_are_not_scored_again(tmp_path):
     assert one.score(one.rows(), byte_nats).tokens == 3 + 2
 
 
+@pytest.mark.parametrize(("seq_len", "stride"), [(16, None), (5, None), (5, 1), (7, 3), (2, None)])
+def test_windows_score_a_repeated_token_where_it_stood_first(tmp_path, seq_len, stride):
+    text = [*range(10, 40), EOS]
+    cut = [text[:9], text[5:16], text[14:25], text[18:]]  # of which each repeats 4, 2 and 7 tokens of the one before
+    for split in ("train", "val"):
+        write_pair(tmp_path / split / "web" / "0.bin", [*cut, text], repeats=[0, 4, 2, 7, 0])
+    given = {"data.seq_len": seq_len, "evaluation.stride": stride, "training.tokens_per_step": seq_len}
+    one = evaluator(open_dataset(str(tmp_path), "byte"), "shuffle", **given)
+    found = [target for batch in one.batches(one.rows()) for target in batch[:, 1][batch[:, 1] != IGNORED].tolist()]
+    assert sorted(found) == sorted([*text[1:], *text])  # the very first token is nobody's target
+
+
 def test_rows_are_counted_once_for_all_evaluations(dataset, monkeypatch):
     one, asked = evaluator(dataset), []
     plain = PackedRows.available

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingot.data.prepare.pipeline import write_dataset
+from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import CheckpointError, DataError
 from ingot.runtime.files import (
     file_sha256,
@@ -206,3 +208,19 @@ def test_a_home_that_nobody_has_stays_as_it_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_path("~/a") == tmp_path / "a"
     assert user_path("~nosuchuser/a") == Path("~nosuchuser/a")
+
+
+OPEN_MANY = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
+from ingot.data.loading.open import open_dataset
+split = open_dataset(sys.argv[1]).split("train")
+files = [open(sys.argv[1] + "/dataset.json") for _ in range(200)]
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_data_of_more_shards_than_a_shell_lets_a_process_open_can_be_read(tmp_path: Path, python) -> None:
+    write_dataset([("train", "abc" * 9)] * 3, tmp_path / "data", ByteTokenizer(), source=None)
+    output, errors = python(OPEN_MANY, tmp_path / "data").communicate(timeout=60)
+    assert output == "(300, 300)\n", errors

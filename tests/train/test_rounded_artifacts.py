@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +51,22 @@ def test_a_run_finds_the_steps_whose_file_lies_just_below_the_limit(fitted: tupl
     result, _ = fitted
     assert result.artifact_path is not None and result.artifact_bytes is not None
     assert 0.98 * LIMIT < result.artifact_bytes == result.artifact_path.stat().st_size <= LIMIT
+
+
+def test_a_stop_during_the_search_leaves_it_to_the_next_session(data: Path, tmp_path: Path) -> None:
+    class Stopped(Reporter):
+        def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+            if what == "exporting":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = {**LARGER, "artifact__quantiser": "gptq", "budget__artifact_bytes": LIMIT, "evaluation__final_rows": 4}
+    stopped = train_tiny(data, tmp_path / "run", Stopped(), **settings)
+    assert (stopped.status, stopped.artifact_path) == ("stopped", None)
+    assert stopped.stop_reason == "signal:SIGTERM"
+    assert not list(tmp_path.glob("run/artifact/*"))
+    again = train_tiny(data, tmp_path / "run", **settings)
+    assert again.status == "completed" and again.artifact_bytes is not None
+    assert 0.98 * LIMIT < again.artifact_bytes <= LIMIT
 
 
 def test_it_tells_what_it_tried_and_takes_what_scored_best(fitted: tuple[TrainingResult, list[str]]) -> None:

@@ -7,7 +7,7 @@ the split is still scored once. The whole split is the sum of its buckets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +17,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.packing import PackedRows
 from ingot.data.store.dataset import Dataset, Documents
 from ingot.eval.evaluator import Evaluator, Score
-from ingot.runtime.batch import Batch
+from ingot.runtime.batch import IGNORED, Batch
 
 MANY = 2**62  # rows: more than any split has
 
@@ -38,6 +38,22 @@ class PackedEvaluator(Evaluator):
 
     def _fill(self, line: Batch, row: int) -> None:
         self.packed.read(range(row, row + 1), range(1), line[None])
+
+
+@dataclass(frozen=True)
+class WindowEvaluator(Evaluator):
+    """Windows of a bucket. What a document repeats of the one before it was scored there, and is not a second time."""
+
+    def _fill(self, line: Batch, row: int) -> None:
+        super()._fill(line, row)
+        repeats = self.split.document_repeats()
+        if repeats is None:
+            return
+        starts, target = self.split.document_starts(), max(0, (row + 1) * self.stride - self.seq_len) + 1  # the first of the row
+        first, last = np.searchsorted(starts, np.array([target, target + self.seq_len], np.uint64))
+        for document in range(max(0, int(first) - 1), min(int(last), len(repeats))):
+            begin = int(starts[document]) - target
+            line[1, max(0, begin) : max(0, begin + int(repeats[document]))] = IGNORED
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,7 @@ def bucket_evaluator(config: Config, dataset: Dataset, split: str) -> BucketEval
     whole = Evaluator.of(config, dataset.split(split), dataset.tokenizer)
     packed = config.data.sampling in ("pack", "document") and split == "val"
     parts = {
-        name: _packed(config, bucket, whole) if packed else replace(whole, split=bucket)
+        name: _packed(config, bucket, whole) if packed else WindowEvaluator(**{**vars(whole), "split": bucket})
         for name, bucket in dataset.buckets(split).items()
         if bucket.tokens > 1  # of the others nothing can be scored
     }

@@ -262,3 +262,22 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def allow_open_files(most: int = 1 << 16) -> None:
+    """Let this process have so many files open, or as many as the system lets it: every shard that was read stays mapped.
+
+    A shell's 1,024 would end a run after as many shards, which may be days after its start.
+    """
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    now, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now == resource.RLIM_INFINITY:
+        return
+    wanted = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
+    for count in (wanted, min(wanted, 10_240)):  # which macOS lets a process have though it names no limit
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, count), allowed))
+            return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
 from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
-from ingot.errors import RunError
+from ingot.errors import Interrupted, RunError
 from ingot.runs.folder import RunFolder
 from ingot.runtime.files import writing
 from ingot.runtime.tensors import TensorRecord
@@ -23,14 +23,16 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
     scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
     rows = trainer.artifact_rows() if scored else None
     weights = trainer.backend.weights()
-    if trainer.outputs is None:
+    report = _export(trainer, trainer.outputs.folder, weights, shutdown) if trainer.outputs is not None else None
+    if trainer.backend.maximum([trainer.outputs is not None and report is None])[0]:
+        raise Interrupted
+    if report is None:
         return None
-    report = _export(trainer, trainer.outputs.folder, weights, shutdown)
     return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
 
 
-def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], shutdown: Shutdown) -> ArtifactReport:
-    """Write the artifact and hold it against the budget."""
+def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], shutdown: Shutdown) -> ArtifactReport | None:
+    """Write the artifact and hold it against the budget; None where a stop came before the codes that fit were found."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
     facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if progress.val_whole else None}
@@ -39,6 +41,8 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], sh
     path = folder.artifact / artifact_name(a.codec)
     trainer.reporter.waiting("exporting")
     codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, lambda: shutdown.requested)
+    if codes and limit is not None and shutdown.requested:
+        return None  # as far as the search came they may not fit, and are not the best
     with writing(path):
         report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
     if limit is not None and report.bytes > limit:

@@ -35,6 +35,7 @@ def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
     if checkpoint is None:
         return Progress()
     backend.load(checkpoint.tensors)
+    checkpoint.tensors.clear()  # the backend has them now, and this run may go on for weeks
     return read_progress(checkpoint)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from ingot.backends.open import open_backend
 from ingot.config.loading import load_config
 from ingot.errors import ConfigError
+from ingot.runtime.batch import IGNORED
 from ingot.runtime.memory import host_bytes
 from ingot.runtime.ranks import Ranks
 
@@ -47,3 +49,23 @@ def test_a_model_just_too_large_is_refused_and_one_that_fits_is_not():
         else:
             with pytest.raises(ConfigError, match="take a smaller model"):
                 open_backend(config, 300, Ranks())
+
+
+def test_rows_that_the_memory_does_not_hold_at_once_are_scored_in_halves(monkeypatch):
+    backend = open_backend(load_config(python=TINY, environment={}).config, 300, Ranks())
+    rows = np.random.default_rng(0).integers(0, 300, (11, 2, 16)).astype(np.int32)
+    rows[3, 1, 5:] = IGNORED
+    whole, score, held = backend.score(rows), backend._score, []
+
+    def small_gpu(batch):
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        held.append(len(batch))
+        return score(batch)
+
+    monkeypatch.setattr(backend, "_score", small_gpu)
+    assert backend.score(rows) == pytest.approx(whole, rel=1e-6)
+    assert sum(held) == 11
+    monkeypatch.setattr(backend, "_score", lambda batch: small_gpu(np.concatenate([batch] * 3)))
+    with pytest.raises(torch.OutOfMemoryError):  # a single row is as small as it gets
+        backend.score(rows)

@@ -1,4 +1,7 @@
 import threading
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,7 +9,7 @@ from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights, written
 from torch_kit import step as take_step
 
 from ingot.backends.base import State
-from ingot.backends.torch.state import record, record_through
+from ingot.backends.torch.state import _has_room, record, record_through, snapshot
 from ingot.errors import CheckpointError
 from ingot.runtime.ranks import Ranks
 
@@ -65,6 +68,42 @@ def test_a_snapshot_is_what_the_state_was_however_late_it_is_brought_to_the_host
     take(backend, 1, first=5)  # nor does training touch what has been brought
     later = {(file, r.name): (r.dtype, r.shape, bytes(r.data)) for file, records in found[0].items() for r in records}
     assert later == before != raw(backend)
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """What `snapshot` asks of CUDA, on a card of 24 GiB whose steps take 22 of them: 5 between two steps."""
+    asked = {"memory_reserved": 22, "max_memory_allocated": 22, "memory_allocated": 5}
+    for name, found in asked.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 29, 24 << 30))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream: None))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(wait_event=lambda event: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *given, pin_memory=False, **named: empty(*given, **named))
+    return SimpleNamespace(type="cuda")
+
+
+def test_a_copy_on_the_gpu_leaves_the_next_step_its_memory(fake_gpu):
+    assert _has_room(1 << 30, fake_gpu)
+    assert not _has_room(5 << 30, fake_gpu)  # there are 17 GiB between two steps, and 1.5 in the midst of one
+
+
+def test_copies_on_the_gpu_are_given_up_when_the_host_has_them(fake_gpu, monkeypatch):
+    clone, copies = torch.Tensor.clone, []
+
+    def noted(tensor):
+        copies.append(weakref.ref(copy := clone(tensor)))
+        return copy
+
+    monkeypatch.setattr(torch.Tensor, "clone", noted)
+    bring = snapshot({"model": [("a", torch.ones(3)), ("b", torch.zeros(2))]}, fake_gpu)
+    assert all(copy() is not None for copy in copies) and len(copies) == 2
+    found = bring()  # which the thread that writes holds on to until the disk has it all
+    assert [record.name for record in found["model"]] == ["a", "b"]
+    assert not any(copy() is not None for copy in copies)
 
 
 def test_loading_checks_every_tensor():

@@ -9,6 +9,7 @@ import pytest
 from bucket_files import documents_of, write_buckets
 
 from ingot.config.data_section import DataSection
+from ingot.data.loading.mixture import MixedRows
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.reader import RowReader, read_rank_batch
@@ -168,6 +169,23 @@ def test_the_others_share_the_weight_of_a_drained_bucket(dataset):
     rows, reason = whole(rows_of(dataset, mix={"web": 1, "books": 30}, epochs=1, exhausted="renormalise"))
     assert reason == "data"
     assert documents(rows) == Counter({name: 1 for name in NAMES if name[0] != "c"})
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+def test_after_the_end_of_a_bucket_the_others_keep_their_proportion(rows):
+    class Endless:
+        def available(self, samples, epochs):
+            return len(samples)
+
+    class Drained:
+        def available(self, samples, epochs):
+            return 0
+
+    sources = {"drained": Drained(), "one": Endless(), "other": Endless()}
+    source = MixedRows(sources, ({"drained": 2.0, "one": 1.0, "other": 1.0},), seed=1, epochs=1)
+    drawn = np.concatenate([source._draw(range(first, first + rows)) for first in range(0, 8000, rows)])
+    assert np.bincount(drawn, minlength=3)[0] == 0
+    assert abs(np.mean(drawn == 1) - 0.5) < 0.02
 
 
 def test_a_bucket_that_is_left_out_for_a_while_goes_on_where_it_stood(dataset):

@@ -269,6 +269,20 @@ def test_tokens_are_numbered_by_the_documents_that_began_in_their_window():
     assert document_numbers(split, 5, 3).tolist() == [0, 0, 0]
 
 
+def test_a_row_does_not_cost_a_copy_of_the_whole_index():
+    split, asked = Documents(0, 3, 4, 9, 12), []
+
+    class Index(np.ndarray):
+        def __array_function__(self, function, types, given, named):
+            if function is np.searchsorted:
+                asked.append(np.asarray(given[1]).dtype)  # of another type numpy would make all numbers a third
+            return super().__array_function__(function, types, given, named)
+
+    split._starts = split._starts.view(Index)
+    assert document_numbers(split, 2, 5).tolist() == [0, 1, 2, 2, 2]
+    assert asked == [np.uint64]
+
+
 def test_documents_are_told_apart_across_the_end_of_the_stream():
     assert document_numbers(Documents(0, 3, 4, 9, 12), 10, 7).tolist() == [0, 0, 1, 1, 1, 2, 3]
 

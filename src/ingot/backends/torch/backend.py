@@ -162,7 +162,7 @@ class TorchBackend(TorchInference):
             # DDP reorders its buckets after the first step. Let it do so now: sums are then the same before and after a resume.
             plan, batch = stages[0]
             self._set(plan.model)
-            self._accumulate(batch, int(np.count_nonzero(batch[:, 1] != IGNORED)), self._stages[0])
+            self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), self._stages[0])
         for buffer, before in buffers:  # trying leaves no trace
             buffer.copy_(before)
         self._forget_gradients()

@@ -17,6 +17,7 @@ from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.documents import boundaries, upload
 from ingot.backends.torch.precision import DTYPES, arithmetic
+from ingot.backends.torch.room import in_parts
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import check_fits, load_model, model_records
 from ingot.config.schema import Config
@@ -69,9 +70,12 @@ class TorchInference:
             model = build_outline(config, vocab_size)
         return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
-    @torch.no_grad()
     def score(self, batch: Batch) -> float:
         """The summed loss of the targets that count; the model also runs where none does, because other ranks' models do."""
+        return in_parts(self._score, batch)
+
+    @torch.no_grad()
+    def _score(self, batch: Batch) -> float:
         count = int(np.count_nonzero(batch[:, 1] != IGNORED))
         with self._evaluating(), self._computing(), seeing(self.model, batch.shape[-1]):
             mean = float((self._forward or self.model)(*self._upload(batch)))

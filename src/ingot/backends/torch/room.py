@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ingot.config.schema import Config
 from ingot.config.size import FLOAT, model_size, recomputed_every, state_bytes, step_bytes
 from ingot.errors import ConfigError, Setting
+from ingot.runtime.batch import Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.memory import host_bytes
 
@@ -19,6 +22,17 @@ def device_bytes(device: Device) -> int | None:
 def recomputed(config: Config, vocab_size: int, device: Device) -> int:
     """Every how many-th block is computed again in the backward pass; 0: none."""
     return recomputed_every(config, vocab_size, device_bytes(device))
+
+
+def in_parts(score: Callable[[Batch], float], batch: Batch) -> float:
+    """The summed score of a batch, in halves where the GPU's memory does not hold all of it: it may hold the step's rows only."""
+    try:
+        return score(batch)
+    except torch.OutOfMemoryError:
+        if len(batch) == 1:
+            raise
+    half = len(batch) // 2  # out here, where the error no longer holds what was computed
+    return in_parts(score, batch[:half]) + in_parts(score, batch[half:])
 
 
 def refuse_too_large(config: Config, vocab_size: int, device: Device, world_size: int) -> None:

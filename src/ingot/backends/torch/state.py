@@ -80,7 +80,8 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
         stream.wait_event(copied)
         with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
             staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-            return {file: [record_through(staging, name, t) for name, t in tensors] for file, tensors in held.items()}
+            # Each copy is given up as soon as the host has it: writing to the disk takes longer than the next step.
+            return {file: [record_through(staging, *tensors.pop(0)) for _ in named[file]] for file, tensors in held.items()}
 
     return bring
 
@@ -102,7 +103,7 @@ def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
 
 
 def _has_room(size: int, device: torch.device) -> bool:
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)  # in the midst of a step
     return ROOM * size < torch.cuda.mem_get_info(device)[0] + idle
 
 

@@ -14,7 +14,7 @@ from ingot.data.text.files import file_bytes
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.made import fits, is_made
 from ingot.errors import DataError, Setting
-from ingot.runtime.files import user_path
+from ingot.runtime.files import allow_open_files, user_path
 
 
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
@@ -22,6 +22,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
 
     `trust_tokens`: tokens of other programs are not held against it. `fitting`: the tokenizer to advise where there is no data.
     """
+    allow_open_files()
     folder = resolve(path, tokenizer)
     if not (folder / MANIFEST).is_file():
         if (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None:

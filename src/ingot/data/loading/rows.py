@@ -118,7 +118,8 @@ def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.in
     done = 0
     while done < length:
         here = min(length - done, split.tokens - start)
-        first, last = np.searchsorted(starts, [start, start + here])
+        # Of the index's own type: else numpy makes a float64 of every number in it, for every row.
+        first, last = np.searchsorted(starts, np.array([start, start + here], np.uint64))
         numbers[np.asarray(starts[first:last]).astype(np.int64) - start + done] = 1
         done, start = done + here, 0
     return np.cumsum(numbers, dtype=np.int32)
