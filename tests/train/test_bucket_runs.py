@@ -107,6 +107,18 @@ def test_phases_go_on_where_their_buckets_stood_and_begin_when_their_tokens_are_
     assert load_checkpoint(result.checkpoint_path).progress["phases_begun"] == 3
 
 
+def test_a_phase_that_has_begun_goes_on_where_the_one_before_it_is_made_longer(train, seen, tmp_path):
+    given = {"data__epochs": 1, "training__max_steps": 8}
+    train(tmp_path / "run", reporter=Notes(stop_at=5), data__phases=PHASES[:2], **given)
+    assert any(name[0] == "b" for name in documents(seen))  # of the first phase alone
+    seen.clear()
+    notes, longer = Notes(), [{**PHASES[0], "tokens": 100_000}, PHASES[1]]
+    train(tmp_path / "run", reporter=notes, data__phases=longer, **given)
+    assert {name[0] for name in documents(seen)} == {"w", "c"}
+    assert [step["phase"] for step in records(tmp_path / "run", "train")][-len(seen) :] == [1] * len(seen)
+    assert notes.phases == []
+
+
 def test_a_run_in_pieces_is_bitwise_the_run_in_one(train, seen, tmp_path):
     given = {"data__phases": PHASES, "data__epochs": 1, "training__max_steps": 13, "artifact__write": True}
     train(tmp_path / "unbroken", **given)

@@ -97,6 +97,19 @@ def test_a_stage_that_has_begun_is_not_taken_back_when_the_budget_grows():
     assert plan_step(long, replace(at, starts=())).stage == 0
 
 
+@pytest.mark.parametrize("later", [(6000, 256, 1), (6000, 1)], ids=["longer", "longer and one fewer"])
+def test_a_phase_that_has_begun_is_not_taken_back_when_others_are_made_longer(later):
+    before, after = (
+        config_of(data__phases=[{"tokens": tokens, "mix": {"web": 1}} for tokens in phases]) for phases in ((512, 256, 1), later)
+    )
+    at = Position(3, 12, tokens=768)
+    assert plan_step(before, at).phase == 2 and plan_step(after, at).phase == 0
+    for begun in (1, 2, 3):
+        plan = plan_step(after, replace(at, phases=begun))
+        assert plan.phase == min(begun, len(later)) - 1
+        assert following(after, plan, read(plan)).phase == plan.phase
+
+
 def test_a_stage_shorter_than_a_step_has_begun_with_the_one_after():
     config = config_of(training__stages=SHARES, training__max_steps=None, budget__seconds=1.0, optimizer__schedule="constant")
     at = Position(1, 4, seconds=0.9, starts=(0,))
