@@ -5,11 +5,15 @@ import os
 import signal
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_trainer import Device, Meeting, Time, make
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_trainer import Device, Meeting, Queue, Time, make
 from tiny_runs import Train, records, state_of
 
 from ingot.backends.torch.backend import TorchBackend
@@ -19,6 +23,7 @@ from ingot.runs.report import Reporter, StepReport
 from ingot.runs.steps import Kind
 from ingot.runtime.ranks import Ranks
 from ingot.train import walltime
+from ingot.train.progress import Progress
 from ingot.train.stopping import Shutdown
 from ingot.train.walltime import Walltime, find_walltime
 
@@ -107,6 +112,44 @@ def test_the_first_ranks_wall_clock_stops_all_at_the_same_step(data):
     for thread in threads:
         thread.join()
     assert [trainer.progress.step for trainer in trainers] == [0, 0]
+
+
+def wall(monkeypatch, now: Time, ends_at: float) -> Shutdown:
+    """What stops a session that ends at a time of the device's clock, ten seconds before that."""
+    monkeypatch.setattr(walltime, "time", SimpleNamespace(time=now))
+    shutdown = Shutdown(announce=False)
+    shutdown.watch(Path("none"), Walltime(ends_at, ends_at, "", reserve=10.0), lambda: 0.0)
+    return shutdown
+
+
+def test_the_longest_of_the_last_steps_would_end_before_the_reserve(data, monkeypatch):
+    """Unlike for a budget, which one step that was held up does not cut: after the walltime nothing is saved."""
+    trainer = make(data, Device(now := Time(), [*[1.0] * 5, 30.0, *[1.0] * 100]), training__max_steps=1000)
+    assert trainer.run(wall(monkeypatch, now, 80.0)) == "stopped"
+    assert trainer.progress.elapsed_seconds == 40.0
+
+
+def test_a_checkpoint_knows_how_long_its_steps_took_so_that_the_next_session_begins_none_that_does_not_fit(data, monkeypatch):
+    first, saved = make(data, Device(Time(), [5.0]), training__max_steps=2, training__save_every=1), []
+    first.save = lambda *kind, **how: saved.append(json.loads(json.dumps(asdict(first.progress))))  # type: ignore[method-assign]
+    first.run(Shutdown(announce=False))
+    assert [progress["step"] for progress in saved] == [1, 2]
+    for ends_at, steps in ((14.0, 0), (16.0, 1)):
+        device = Device(now := Time(), [5.0])
+        assert (
+            make(data, device, Progress(**saved[0]), training__max_steps=1000).run(wall(monkeypatch, now, ends_at)) == "stopped"
+        )
+        assert len(device.scales) == steps
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seconds=st.lists(st.floats(8.0, 12.0), min_size=2, max_size=5), ends_at=st.floats(100, 300))
+def test_a_walltime_is_not_overrun_by_what_a_device_has_still_to_do(data, monkeypatch, seconds, ends_at):
+    device = Queue(now := Time(), seconds)
+    trainer = make(data, device, training__max_steps=1000)
+    assert trainer.run(wall(monkeypatch, now, ends_at)) == "stopped"
+    left = ends_at - 10.0 - max(now.now, device.busy_until)
+    assert -device.handing_over <= left <= 2 * max(seconds)
 
 
 class WallClock:

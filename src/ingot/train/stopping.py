@@ -66,13 +66,17 @@ class Shutdown:
 
     def reason_before(self, step_seconds: float) -> int:
         """Why this rank is to stop rather than to take a step that long; 0: it is not."""
-        if not self.reason and self._walltime is not None and self._walltime.is_spent(step_seconds, self._save_seconds()):
+        if not self.reason and not self.has_time(step_seconds):
             self.ask(WALLTIME)
         if not self.reason and self._stop_file is not None and time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = time.monotonic()
             if self._stop_file.is_file():
                 self.ask(STOP_FILE)
         return self.reason
+
+    def has_time(self, seconds: float) -> bool:
+        """Whether so many seconds more leave enough of the walltime to save."""
+        return self._walltime is None or not self._walltime.is_spent(seconds, self._save_seconds())
 
     def last_reason(self) -> int:
         """Why this rank stops, once it has saved: a stop file goes before what came first, so that a chain of jobs ends by it."""
@@ -114,6 +118,12 @@ class Shutdown:
 def reason_name(reason: int) -> str:
     """A reason to stop as state.json and result.json tell it."""
     return {WALLTIME: "walltime", STOP_FILE: "stop_file"}.get(reason) or f"signal:{signal.Signals(reason).name}"
+
+
+def is_near_end(elapsed: float, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]) -> bool:
+    """Whether a step after one that the device may still be at could end after the budget or leave too little walltime."""
+    in_budget = fits(elapsed, 2 * longest_but_one(durations), budget.seconds)
+    return not (in_budget and shutdown.has_time(2 * max(durations, default=0.0)))
 
 
 def sync_clock_and_stop(

@@ -27,11 +27,11 @@ from ingot.runs.report import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Status
 from ingot.runs.steps import Kind
 from ingot.train.bounds import Bounds
-from ingot.train.clock import Clock, fits, longest_but_one
+from ingot.train.clock import Clock, longest_but_one
 from ingot.train.plan import following, plan_step, shapes, starts_with
 from ingot.train.progress import Progress, RunOutputs
 from ingot.train.sample import write_sample
-from ingot.train.stopping import Shutdown, sync_clock_and_stop
+from ingot.train.stopping import Shutdown, is_near_end, sync_clock_and_stop
 from ingot.train.tasks import task_records
 from ingot.trained.tasks import TaskRows
 
@@ -145,8 +145,8 @@ class Trainer:
             while True:
                 began = self.clock.elapsed
                 # 1. Agree with the other ranks on the time and on whether to stop.
-                if self.backend.ranks.first and not fits(began, 2 * p.step_seconds, c.budget.seconds):
-                    self._finish_pending_step()  # the device may be a step behind, which matters near the end
+                if self.backend.ranks.first and is_near_end(began, shutdown, c.budget, durations):
+                    self._finish_pending_step()  # the device may be a step behind, which matters there
                 elapsed, reason, budget_spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, durations)
                 if reason:
                     return "stopped"
