@@ -15,10 +15,11 @@ from tiny_runs import Train, records, train_tiny
 from ingot.artifact import fresh_process
 from ingot.backends.torch.inference import TorchInference
 from ingot.config.schema import Config
-from ingot.errors import CannotContinue, CheckpointError, DataError
+from ingot.errors import CannotContinue, CheckpointError, DataError, IngotError
 from ingot.plan.validate import check_before_training
 from ingot.runs import folder, lines
 from ingot.runs.checkpoints import save_checkpoint
+from ingot.runs.report import Reporter, StepReport
 from ingot.runs.run import Run
 from ingot.runs.steps import PARTIAL, saved_steps
 from ingot.train import saver
@@ -76,6 +77,36 @@ def test_a_run_whose_last_save_failed_is_scored_and_exported_before_it_says_so(t
         train(tmp_path / "run")
     assert records(tmp_path / "run", "evaluation")[-1]["step"] == 20
     assert list((tmp_path / "run" / "artifact").iterdir())
+
+
+class Blocked(Reporter):
+    """Leaves a folder where the artifact is to be written."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def step(self, report: StepReport, log: bool) -> None:
+        (self._folder / "artifact" / "model.safetensors").mkdir(parents=True, exist_ok=True)
+
+
+@pytest.mark.parametrize(("fails", "said"), [((20,), "cannot save step 20 in"), ((), r"artifact.model\.safetensors")])
+def test_a_run_that_cannot_be_exported_says_so_unless_its_last_step_is_not_saved_either(
+    train: Train, tmp_path, failing_saves, fails, said
+):
+    """Of the two the step is what can be lost: whoever has the checkpoint can export it again."""
+    failing_saves(OSError(errno.ENOSPC, "No space left on device"), *fails)
+    with pytest.raises(IngotError, match=said) as error:
+        train(tmp_path / "run", Blocked(tmp_path / "run"))
+    assert ("cannot save" in str(error.value)) == bool(fails)
+    assert records(tmp_path / "run", "evaluation")[-1]["step"] == 20
+    assert (20 in saved_steps(tmp_path / "run" / "checkpoints")) != bool(fails)
+
+
+def test_a_stop_at_a_step_that_cannot_be_saved_is_a_failure(train: Train, tmp_path, failing_saves):
+    failing_saves(OSError(errno.ENOSPC, "No space left on device"), 8, 8, number=signal.SIGTERM)
+    with pytest.raises(CheckpointError, match=r"cannot save step 8 in .*: No space left on device; make room for it"):
+        train(tmp_path / "run", training__save_every=8)
+    assert Run.open(tmp_path / "run").status().status == "failed" and not any((tmp_path / "run" / "artifact").iterdir())
 
 
 def test_a_stop_at_the_step_whose_save_failed_saves_it(train: Train, tmp_path, failing_saves):
