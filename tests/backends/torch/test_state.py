@@ -9,8 +9,10 @@ from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights, written
 from torch_kit import step as take_step
 
 from ingot.backends.base import State
+from ingot.backends.torch.precision import LossScale
 from ingot.backends.torch.state import _has_room, record, record_through, snapshot
 from ingot.errors import CheckpointError
+from ingot.runs.checkpoints import load_checkpoint, save_checkpoint
 from ingot.runtime.ranks import Ranks
 
 NO_GPU = not torch.cuda.is_available()
@@ -43,6 +45,35 @@ def test_steps_taken_and_undone_leave_no_trace():
     primed.load(before)
     assert take(primed, 2) == take(plain, 2)
     assert raw(primed) == raw(plain)
+
+
+def scaled(good_steps=0, overflows=0):
+    """A backend that scales its loss as one in fp16 does, and computes in float32: fp16 is not for a CPU."""
+    backend = make(optimizer={"name": "muon"})
+    backend._scale = LossScale(True, torch.device("cpu"))
+    for overflow in [True] * overflows + [False] * good_steps:
+        backend._scale.update(torch.tensor(overflow))
+    return backend
+
+
+def test_the_scale_of_an_fp16_loss_goes_through_a_checkpoint_and_grows_when_it_would_have(tmp_path):
+    unbroken, resumed = scaled(good_steps=1998, overflows=3), scaled()
+    take(unbroken, 1)
+    resumed.load(load_checkpoint(save_checkpoint(tmp_path, 1, unbroken.snapshot()(), {})).tensors)
+    for step, value in ((1, 65536 / 4), (2, 65536 / 4)):  # it was an eighth, for 1,999 good steps
+        assert take(unbroken, 1, first=step) == take(resumed, 1, first=step)
+        assert unbroken._scale.value.item() == resumed._scale.value.item() == value
+    assert raw(unbroken) == raw(resumed)
+
+
+def test_a_run_in_fp16_goes_on_in_another_precision_and_one_in_another_in_fp16():
+    half, full = scaled(overflows=3), make(optimizer={"name": "muon"})
+    names = {name for file, name in raw(half)}
+    full.load(by_name(half.snapshot()()))
+    assert names - {name for file, name in raw(full)} == {"scaler/scale", "scaler/good_steps"}
+    another = scaled()
+    another.load(by_name(full.snapshot()()))
+    assert another._scale.value.item() == 65536
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7)])
