@@ -9,16 +9,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_runs import train_tiny
 
 import ingot
 from ingot.artifact.container import read_artifact
 from ingot.backends.base import Rounding
+from ingot.backends.torch.inference import TorchInference
+from ingot.data.loading.open import open_dataset
 from ingot.doors.cli.app import call
 from ingot.errors import ConfigError, RunError
 from ingot.runs.report import Reporter
 from ingot.runs.result import TrainingResult
+from ingot.runtime.batch import IGNORED
 from ingot.train import rounding
 
 LARGER: dict[str, Any] = {"model__width": 64, "training__max_steps": 6, "training__threads": 1, "artifact__codec": "rans"}
@@ -115,6 +119,30 @@ def test_where_such_a_quantiser_was_asked_for_and_failed_its_file_is_the_smalles
         call([*words, "--quantiser", "std", "--codec", "rans"])
     smallest = f"the smallest is --quantiser std --codec rans with {target.stat().st_size:,} bytes; train a smaller model"
     assert str(error.value).endswith(f"nothing fits: {smallest}")
+
+
+def test_the_steps_are_scored_on_other_training_text_than_the_rounding_is_fitted_to_and_on_no_validation_text(
+    fitted: tuple[TrainingResult, list[str]], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: dict[str, set[bytes]] = {"fitted": set(), "scored": set()}
+    rounder, score = TorchInference.rounder, TorchInference.score
+
+    def noted(kind: str, batch: Any) -> Any:
+        read[kind] |= {row[row != IGNORED].tobytes() for row in batch[:, 1]}
+        return batch
+
+    monkeypatch.setattr(TorchInference, "rounder", lambda model, batches: rounder(model, (noted("fitted", b) for b in batches)))
+    monkeypatch.setattr(TorchInference, "score", lambda model, batch: score(model, noted("scored", batch)))
+    words = ["export", str(fitted[0].run_dir), "--output", str(tmp_path / "small.ingot"), "--limit", "40000", "--no-score"]
+    assert call([*words, "--device", "cpu"]) == 0
+    rows = {}
+    for split in ("train", "val"):
+        tokens = open_dataset(str(data)).split(split)
+        text = np.asarray(tokens.read(1, tokens.tokens), np.int32)
+        rows[split] = {text[first : first + 16].tobytes() for first in range(0, len(text), 16)}
+    assert min(map(len, read.values())) > 50 and not rows["val"] & rows["train"]
+    assert read["fitted"] | read["scored"] <= rows["train"]
+    assert not read["fitted"] & read["scored"]
 
 
 def test_steps_that_are_given_are_taken(data: Path, tmp_path: Path) -> None:
