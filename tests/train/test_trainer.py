@@ -20,7 +20,7 @@ from ingot.backends.base import StepPlan, StepResult
 from ingot.config.loading import load_config
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import make_rows
-from ingot.errors import RunError
+from ingot.errors import PeerLost, RunError
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.report import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
@@ -358,6 +358,41 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(data, bad):
     with pytest.raises(RunError, match=r"the loss is not finite at step 3 .*lower the learning rate"):
         trainer.run(Shutdown())
     assert trainer.progress.loss == 3.0
+
+
+def test_what_every_rank_finds_not_finite_is_said_by_the_first(data):
+    meeting, found = Meeting(2), {}
+
+    def run(rank: int) -> None:
+        trainer = make(data, Device(Time(), losses=[3.0, math.nan], ranks=Ranks(rank, 2), meeting=meeting), training__max_steps=9)
+        with pytest.raises(RunError) as error:
+            trainer.run(Shutdown())
+        found[rank] = type(error.value)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: RunError, 1: PeerLost}
+
+
+@pytest.mark.parametrize(("in_a_row", "ends"), [(100, False), (101, True)])
+def test_a_loss_scale_that_is_not_found_in_a_hundred_steps_ends_the_run(data, in_a_row, ends):
+    device = Device(Time(), uses_loss_scaling=True)
+    trainer, taken = make(data, device, training__max_steps=300), []
+
+    def step(*given: Any) -> Any:
+        taken.append(given)
+        skipped = len(taken) % (in_a_row + 1) != 0  # a good one comes after so many
+        return type("Done", (), {"result": lambda self: StepResult(3.0, math.inf if skipped else 0.5, skipped)})()
+
+    device.step = step  # type: ignore[method-assign]
+    if ends:
+        with pytest.raises(RunError, match="the gradient is not finite at step 101 "):
+            trainer.run(Shutdown())
+    else:
+        assert trainer.run(Shutdown()) == "completed"
 
 
 def test_steps_skipped_to_find_a_loss_scale_are_no_failure(data):
