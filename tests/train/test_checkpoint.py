@@ -5,10 +5,12 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from ingot.runs.checkpoints import (
 )
 from ingot.runs.finding import find_checkpoint
 from ingot.runtime.tensors import TensorRecord
+from ingot.train import saver as saving
 from ingot.train.progress import Progress
 from ingot.train.reading import read_progress
 from ingot.train.resume import check_fits
@@ -289,6 +292,40 @@ def test_a_save_that_fails_is_reported_and_the_next_one_that_succeeds_clears_it(
     saver.save(8, partial(tensors, 8), {}, None)
     saver.wait()
     assert saver.error is None and done == [(folder / "step-00000008", "regular")]
+
+
+def test_a_save_begins_when_the_one_before_has_ended(tmp_path):
+    done: list[str] = []
+    saver = Saver(tmp_path, 5, 0, lambda path, kind: done.append(path.name), refuse)
+
+    def state(step: int) -> dict[str, list[TensorRecord]]:
+        done.append(f"copied {step}")
+        time.sleep(0.02 if step == 4 else 0.0)
+        return tensors(step)
+
+    for step in (4, 8):
+        saver.save(step, partial(state, step), {}, None)
+    saver.wait()
+    assert done == ["copied 4", "step-00000004", "copied 8", "step-00000008"]
+
+
+def test_a_save_is_expected_to_take_as_long_as_the_longest_so_far(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    saver = Saver(tmp_path, 5, 0, lambda path, kind: None, lambda line: None)
+
+    def state(seconds: float) -> dict[str, list[TensorRecord]]:
+        now[0] += seconds
+        if seconds > 100:
+            raise MemoryError
+        return tensors(1)
+
+    expected = [saver.expected_seconds(100_000_000)]
+    for step, seconds in enumerate((5.0, 200.0, 2.0, 7.0)):
+        saver.save(step, partial(state, seconds), {}, None)
+        saver.wait()
+        expected.append(saver.expected_seconds(100_000_000))
+    assert expected == [6.0, 5.0, 5.0, 5.0, 7.0]  # before the first by its bytes; one that failed tells nothing
 
 
 def test_a_save_is_not_lost_because_nobody_could_be_told_of_it(tmp_path):

@@ -418,6 +418,19 @@ def test_evaluating_takes_nothing_from_the_budget(data):
     assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (6, 6.0)
 
 
+def test_copying_the_state_takes_nothing_from_the_budget(data):
+    time = Time()
+
+    class Slow(Device):
+        def snapshot(self) -> Any:
+            time.now += 100
+            return super().snapshot()
+
+    trainer = make(data, Slow(time, [1.0]), budget__seconds=6.5, training__save_every=2)
+    trainer.run(Shutdown())
+    assert (trainer.progress.step, trainer.progress.elapsed_seconds, time.now) == (6, 6.0, 306.0)
+
+
 def test_saves_by_the_clock_are_so_far_apart_and_count_from_where_a_run_goes_on(data):
     def saved(spent: float) -> list[float]:
         progress = Progress(elapsed_seconds=spent)

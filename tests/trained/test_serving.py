@@ -91,6 +91,15 @@ def test_a_stop_in_the_echoed_prompt_is_none(engine):
     assert [(part.text, part.finish) for part in told] == [(part.text, part.finish) for part in plain]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_after_an_echoed_prompt_is_one(engine, model, stream):
+    prompt = [1, *range(70, 90)]
+    text = pieces(ask(engine, prompt, tokens=40, seed=4)[1])[0].text
+    told = pieces(ask(engine, prompt, tokens=40, seed=4, echo=True, stop=(text[10:13],), stream=stream)[1])
+    cut = text[: text.find(text[10:13])]
+    assert ("".join(part.text for part in told), told[-1].finish) == (model.tokenizer.decode(prompt) + cut, "stop")
+
+
 def test_scores_of_what_is_written_come_in_a_stream_too(engine, model):
     whole = pieces(ask(engine, [1, 70, 71], tokens=20, seed=2, logprobs=2)[1])[0]
     parts = pieces(ask(engine, [1, 70, 71], tokens=20, seed=2, logprobs=2, stream=True)[1])
