@@ -145,6 +145,14 @@ def test_a_drained_bucket_halts_the_run_saves_it_and_is_not_trained(train, seen,
     assert documents(seen) == Counter({name: 1 for name in NAMES if name[0] != "c"})
 
 
+def test_a_stop_at_the_step_after_which_a_bucket_is_drained_does_not_hide_that(train, tmp_path):
+    """Or a job that is begun again after every stop would halt again and again."""
+    given = {"data__mix": {"web": 1, "books": 3}, "data__epochs": 1, "training__save_every": 1000}
+    steps = train(tmp_path / "unbroken", **given).total_steps
+    result = train(tmp_path / "run", reporter=Notes(stop_at=steps), **given)
+    assert (result.status, result.stop_reason, result.total_steps) == ("halted", "bucket_exhausted:books", steps)
+
+
 def test_the_mix_may_change_between_sessions_and_no_document_comes_twice(train, seen, tmp_path):
     given = {"data__epochs": 1, "data__exhausted": "renormalise"}
     train(tmp_path / "run", reporter=Notes(stop_at=5), data__mix={"web": 1, "books": 1}, **given)

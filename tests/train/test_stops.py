@@ -105,6 +105,19 @@ def test_a_long_sample_is_broken_off_and_written_with_its_evaluation_by_the_next
     assert state_of(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_stop_after_the_last_step_leaves_the_score_and_the_artifact_to_the_next_session(
+    train: Train, tmp_path: Path, unbroken, scored: bool
+) -> None:
+    stopped = train(tmp_path / "run", At("saving", ask), evaluation__at_end=scored)
+    assert (stopped.status, stopped.stop_reason, stopped.total_steps) == ("stopped", "signal:SIGTERM", 20)
+    assert stopped.artifact_path is None and records(tmp_path / "run", "evaluation") == []
+    again = train(tmp_path / "run", evaluation__at_end=scored)
+    assert again.status == "completed" and again.artifact_path is not None
+    assert [record["step"] for record in records(tmp_path / "run", "evaluation")] == [20] * scored
+    assert state_of(tmp_path / "run") == unbroken()
+
+
 def test_a_stop_ends_the_watch_over_another_hosts_heartbeat_and_leaves_its_folder_as_it_was(train: Train, tmp_path: Path) -> None:
     folder, now = tmp_path / "run", datetime.now(UTC).isoformat()
     train(folder, training__max_steps=4)

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ import torch
 from small_model import write_small_model
 
 from ingot.errors import RunError
-from ingot.generate.sampling import Sampling
+from ingot.generate.records import ModelReference, Request
+from ingot.generate.sampling import GenerationOptions, Sampling
 from ingot.trained import scoring
+from ingot.trained.batch import answer_all, plan_loads
 from ingot.trained.scoring import score_rows
 from ingot.trained.serving import Closed, Engine, Text
 
@@ -182,3 +185,21 @@ def test_texts_that_are_not_done_when_the_engine_is_closed_fail_and_so_do_later_
     for found in asked:
         last = pieces(found)[-1]
         assert isinstance(last.error, Closed) and found.empty()
+
+
+def test_models_of_a_file_of_requests_are_open_one_at_a_time(tmp_path):
+    class Model:
+        def write_texts(self, prompts, options, seeds):
+            return [f"{prompt}!" for prompt in prompts]
+
+    opened = weakref.WeakSet()
+
+    def open_path(path, tokenizer, dtype):
+        assert not opened
+        opened.add(found := Model())
+        return found
+
+    names = ["one", "two", "one", "three"]
+    asked = [Request(name, {"prompt": name}, ModelReference(name, "fp32", None), GenerationOptions()) for name in names]
+    answers = answer_all(asked, plan_loads(asked, lambda name: tmp_path / name), open_path, lambda line: None)
+    assert [one["completion"] for one in answers] == ["one!", "two!", "one!", "three!"]
