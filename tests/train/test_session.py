@@ -29,6 +29,7 @@ from ingot.runs.run import Run
 from ingot.runs.steps import saved_steps
 from ingot.runtime.tensors import read_tensors
 from ingot.train.export import Exported
+from ingot.train.finished import completed
 from ingot.train.start import run
 
 
@@ -329,6 +330,27 @@ def test_a_finished_run_started_again_takes_no_step_and_records_nothing_twice(tr
     assert (again.total_steps, again.val_bpb) == (20, first.val_bpb)
     assert [r["step"] for r in records(tmp_path / "run", "train")] == list(range(1, 21))
     assert [r["step"] for r in records(tmp_path / "run", "evaluation")] == [20]
+
+
+def test_a_run_is_complete_with_the_very_settings_it_had_and_while_its_files_are_there(train: Train, data, tmp_path):
+    folder = tmp_path / "run"
+
+    def is_complete(kept: bool = True, **settings: Any) -> bool:
+        given = {name.replace("__", "."): value for name, value in settings.items()}
+        values = {**TINY, "data.path": str(data), "training.output_dir": str(folder), **given}
+        return completed(load_config(python=values, environment={}).config, kept) is not None
+
+    train(folder, StopAt(3))
+    assert not is_complete()
+    result = train(folder)
+    assert is_complete() and is_complete(tracking__log_every=7, training__max_runtime_seconds=9)
+    for name, value in {"training__max_steps": 30, "optimizer__floor": 0.2, "training__resume": "never"}.items():
+        assert not is_complete(**{name: value}), name
+    for lost in (result.artifact_path, result.checkpoint_path):
+        lost.rename(tmp_path / "away")
+        assert not is_complete() and is_complete(kept=False)
+        (tmp_path / "away").rename(lost)
+    assert is_complete()
 
 
 class Break(Reporter):
