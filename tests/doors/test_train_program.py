@@ -62,6 +62,12 @@ def test_results_go_to_stdout_logs_to_stderr_and_every_start_without_a_folder_is
     assert len(folders) == 2 and all(name.startswith("demo-2") for name in folders)
 
 
+def test_a_score_of_an_earlier_step_is_told_as_such(ingot: Ingot, data, tmp_path):
+    words = train_words(data, tmp_path / "run", training__max_steps=5, evaluation__every=2, evaluation__at_end=False)
+    told = ingot(*words).stdout
+    assert len([line for line in told.splitlines() if line.startswith(("val loss", "val_bpb ")) and "at step 4" in line]) == 2
+
+
 def test_samples_are_kept_and_the_last_one_is_printed(ingot: Ingot, data, tmp_path):
     settings = {"training__max_steps": 2, "evaluation__sample_tokens": 30, "evaluation__sample_prompt": "abc"}
     program = ingot(*train_words(data, tmp_path / "run", **settings), "--json")

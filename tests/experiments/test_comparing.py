@@ -127,6 +127,14 @@ def test_the_same_seed_or_the_same_run_twice_is_refused(sides, tmp_path):
         compare([sides[0][0], twin], sides[1])
     with pytest.raises(ConfigError, match="is given twice on one side"):
         compare([sides[0][0], sides[0][0]], sides[1])
+    with pytest.raises(ConfigError, match="is given on both sides, which are then not independent"):
+        compare(sides[0], [sides[0][1], sides[0][0]])
+
+
+def test_a_score_of_an_earlier_step_is_refused(sides, tmp_path):
+    stale = [write_finished(tmp_path / str(seed), 1.2, seed, total_steps=29, val_step=20) for seed in (8, 9)]
+    with pytest.raises(CheckpointError, match=r"the val_bpb of .* is of step 20 and it has 29; .*evaluation\.at_end=true"):
+        compare(sides[0], stale)
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed"])

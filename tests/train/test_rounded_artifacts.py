@@ -110,15 +110,20 @@ def test_a_quantiser_that_is_fitted_to_the_limit_is_tried_before_nothing_is_said
     assert f"fits with {(tmp_path / 'std.ingot').stat().st_size:,} bytes" in str(error.value)
 
 
-def test_where_such_a_quantiser_was_asked_for_and_failed_its_file_is_the_smallest(
+def test_where_nothing_fits_the_smaller_file_of_two_codecs_is_named(
     fitted: tuple[TrainingResult, list[str]], tmp_path: Path
 ) -> None:
-    target = tmp_path / "small.ingot"
-    words = ["export", str(fitted[0].run_dir), "--limit", "9000", "--no-score", "--device", "cpu", "--output", str(target)]
-    with pytest.raises(RunError) as error:
-        call([*words, "--quantiser", "std", "--codec", "rans"])
-    smallest = f"the smallest is --quantiser std --codec rans with {target.stat().st_size:,} bytes; train a smaller model"
-    assert str(error.value).endswith(f"nothing fits: {smallest}")
+    words = ["export", str(fitted[0].run_dir), "--no-score", "--device", "cpu", "--quantiser", "std", "--codec"]
+    told = []
+    for codec in ("rans", "lzma"):
+        with pytest.raises(RunError) as error:
+            call([*words, codec, "--limit", "9000", "--output", str(tmp_path / codec)])
+        told.append(str(error.value).rpartition("nothing fits: ")[2])
+    size, codec = min(((tmp_path / codec).stat().st_size, codec) for codec in ("rans", "lzma"))
+    assert told == [f"the smallest is --quantiser std --codec {codec} with {size:,} bytes; train a smaller model"] * 2
+    other = {"rans": "lzma", "lzma": "rans"}[codec]  # which does not reach what this one does
+    with pytest.raises(RunError, match=f"; --quantiser std --codec {codec} fits with "):
+        call([*words, other, "--limit", str(size), "--output", str(tmp_path / "again")])
 
 
 def test_the_steps_are_scored_on_other_training_text_than_the_rounding_is_fitted_to_and_on_no_validation_text(

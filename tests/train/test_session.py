@@ -18,6 +18,7 @@ import pytest
 import torch
 from tiny_runs import TINY, Train, records, state_of, train_tiny, write_text
 
+from ingot.artifact.container import read_artifact
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
@@ -617,7 +618,8 @@ def test_the_training_split_is_scored_beside_the_validation_split_where_asked(tr
 def test_without_an_evaluation_at_the_end_only_those_in_between_are_made(train: Train, tmp_path):
     result = train(tmp_path / "run", training__max_steps=5, evaluation__every=2, evaluation__at_end=False)
     assert [record["step"] for record in records(tmp_path / "run", "evaluation")] == [2, 4]
-    assert result.status == "completed"
+    assert (result.status, result.total_steps, result.val_step) == ("completed", 5, 4)
+    assert read_artifact(result.artifact_path).facts["val_bpb"] is None  # the score is not of these weights
 
 
 def test_a_mistake_in_the_model_is_told_before_a_folder_is_made(train: Train, tmp_path):

@@ -117,12 +117,15 @@ def plan_trials(
 
 def check_scored(trial: Trial, score: ScoreName) -> None:
     """Refuse an arm that would end without the score that is asked for."""
-    evaluation, artifact = trial.config.evaluation, trial.config.artifact
-    needed = {"evaluation.at_end": evaluation.at_end or evaluation.every > 0}
+    evaluation, artifact, steps = trial.config.evaluation, trial.config.artifact, trial.config.training.max_steps
+    last = evaluation.every > 0 and steps is not None and steps % evaluation.every == 0  # it evaluates there anyway
+    needed = {"evaluation.at_end": evaluation.at_end or last}
     if score == "artifact_bpb":
         needed = {"artifact.write": artifact.write, "artifact.score": artifact.score}
     if lacking := [name for name, value in needed.items() if not value]:
-        raise ConfigError(f"arm {trial.arm}: it would have no {score}, because {lacking[0]} is false; set it to true")
+        raise ConfigError(
+            f"arm {trial.arm}: it would have no {score} of its last step, because {lacking[0]} is false; set it to true"
+        )
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:

@@ -94,6 +94,8 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
     """Compare the scores of two arms; `read` is asked for each run, where they are not to be read here."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = [run for side in sides for run in side.runs]
+    if both := {run.path.resolve() for run in sides[0].runs} & {run.path.resolve() for run in sides[1].runs}:
+        raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; leave it out of one")
     check_same_text(runs, score)
     test, needed = welch(sides[0].scores, sides[1].scores), seeds_needed(sides[0].scores, sides[1].scores, LEVEL)
     first, second = (side.runs[0].settings for side in sides)
@@ -123,6 +125,9 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     if not isinstance(value := result.get(score), int | float) or not math.isfinite(value):
         known = [name for name in get_args(ScoreName) if isinstance(result.get(name), int | float)]
         raise CheckpointError(f"{path} has no {score}; it has {' and '.join(known) or 'no score'}")
+    steps, at = result.get("total_steps"), result.get("val_step")
+    if score != "artifact_bpb" and at not in (None, steps):  # None: by an older version
+        raise CheckpointError(f"the {score} of {path} is of step {at} and it has {steps}; train it with evaluation.at_end=true")
     settings = compared(run.config)
     seeds = tuple(int(settings.pop(name)) for name in SEEDS)
     rows, rows_of = result.get("val_rows") or 0, result.get("val_rows_of") or 0

@@ -38,6 +38,7 @@ class TrainingResult:
     stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: its steps are done
     data_fingerprint: str | None = None  # of what it was trained and scored on
     val_stride: int | None = None  # of a sliding score: tokens from one row to the next; None: rows did not overlap
+    val_step: int | None = None  # at which the validation score was found; not the last one where evaluation.at_end is off
     peak_memory_bytes: int | None = None  # of the first rank: the GPU's, or of the process where there is none
 
 

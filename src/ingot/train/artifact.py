@@ -35,7 +35,8 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], sh
     """Write the artifact and hold it against the budget; None where a stop came before the codes that fit were found."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
-    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if progress.val_whole else None}
+    of_these = progress.val_whole and progress.val_step == progress.step  # the score is of all text, and of these weights
+    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if of_these else None}
     if not a.tokenizer:
         facts["tokenizer"] = None
     path = folder.artifact / artifact_name(a.codec)

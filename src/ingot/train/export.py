@@ -19,11 +19,11 @@ from ingot.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written for others, and the bits per byte of the file, read again."""
+    """What was written for others, and the bits per byte of the file, read again; without a path, that nothing was."""
 
-    path: Path
-    bytes: int
-    bpb: float | None
+    path: Path | None = None
+    bytes: int | None = None
+    bpb: float | None = None
     rows: int | None = None  # by which it was found; None: by all
     facts: dict[str, Any] = field(default_factory=dict)  # what else result.json tells of it
 
@@ -34,14 +34,14 @@ Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every ran
 def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Exporter) -> TrainingResult:
     """Score and export a completed run, and say how it went."""
     config, progress, outputs = trainer.config, trainer.progress, trainer.outputs
-    exported, unsaved = None, outputs.saver.error if outputs is not None else None
+    exported, unsaved = Exported(), outputs.saver.error if outputs is not None else None
     if status == "completed":
         try:
             if config.evaluation.at_end and not trainer.is_evaluated() and trainer.dataset.split("val").tokens > 1:
                 trainer.evaluate(trainer.bounds.final_limit, final=True)
                 trainer.note()
             if config.artifact.write:
-                exported = exporter(trainer, shutdown)
+                exported = exporter(trainer, shutdown) or exported
         except Interrupted:
             status = "stopped"  # what is left can be done by the next session
         except IngotError:  # where a checkpoint has no room the artifact may have none either
@@ -57,7 +57,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     result = replace(found, data_fingerprint=trainer.dataset.fingerprint, peak_memory_bytes=memory)
     if outputs is not None:
         outputs.heartbeat.check()
-        outputs.folder.write_result(result, exported.facts if exported is not None else {})
+        outputs.folder.write_result(result, exported.facts)
         outputs.folder.forget_stop()
         outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)
     return result
@@ -65,7 +65,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
 
 def not_begun(config: Config, reason: int) -> TrainingResult:
     """The result of a session that was asked to stop before the run folder was its own."""
-    return _result(config, Progress(), "stopped", reason_name(reason))
+    return _result(config, Progress(), "stopped", reason_name(reason), Exported())
 
 
 def _result(
@@ -73,7 +73,7 @@ def _result(
     progress: Progress,
     status: Status,
     stop_reason: str | None,
-    exported: Exported | None = None,
+    exported: Exported,
     outputs: RunOutputs | None = None,
     sample: str | None = None,
 ) -> TrainingResult:
@@ -87,15 +87,16 @@ def _result(
         val_rows=progress.val_rows,
         val_rows_of=progress.val_rows_of,
         val_stride=progress.val_stride,
+        val_step=progress.val_step,
         total_tokens=progress.tokens,
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,
         tokens_per_second=progress.tokens / progress.elapsed_seconds if progress.elapsed_seconds else 0.0,
         checkpoint_path=steps.get(progress.step),
-        artifact_path=exported.path if exported is not None else None,
-        artifact_bytes=exported.bytes if exported is not None else None,
-        artifact_bpb=exported.bpb if exported is not None else None,
-        artifact_rows=exported.rows if exported is not None else None,
+        artifact_path=exported.path,
+        artifact_bytes=exported.bytes,
+        artifact_bpb=exported.bpb,
+        artifact_rows=exported.rows,
         sample=sample,
         run_dir=outputs.folder.path if outputs is not None else Path(config.training.output_dir or "."),
         stop_reason=stop_reason,

@@ -206,6 +206,19 @@ def test_import_and_export_keep_the_model(their_copy: Path, capfd: pytest.Captur
     assert keys == json.loads(Path("out/checkpoints/final/model/config.json").read_text())
 
 
+def test_a_model_without_a_context_of_its_own_is_exported_with_that_of_its_rows(
+    their_copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = "--model.family llama --model.layers 1 --model.heads 2 --model.width 16 --data.seq_len 16"
+    short = "--training.tokens_per_step 64 --training.max_steps 1 --training.device cpu --evaluation.final_rows 2"
+    data = "--data.path sample:shakespeare --data.tokenizer byte --training.output_dir ours"
+    assert main(["train", *model.split(), *short.split(), *data.split()]) == 0
+    assert main(["export", "ours", "--format", "gpt-simple", "-o", "theirs"]) == 0
+    assert json.loads(Path("theirs/model/config.json").read_text())["n_positions"] == 16
+    assert main(["import", "theirs", "-o", "back.ingot"]) == 0
+    assert torch.equal(logits(load("ours", device="cpu")), logits(load("back.ingot", device="cpu")))
+
+
 def test_all_59_keys_have_a_value_in_an_export() -> None:
     from ingot.config.loading import load_config
     from ingot.doors.gpt_simple.exporting import keys_of

@@ -217,9 +217,11 @@ def _alternatives(
     if made.quantiser in BY_MODEL:
         tried.append((size, f"--quantiser {made.quantiser} --codec {made.codec}"))
     untried = ""
-    if (made.quantiser, made.codec) != ("std", "rans"):
+    for codec in ("rans", "lzma"):  # which of them makes less of few bits depends on the model's size
+        if (made.quantiser, made.codec) == ("std", codec) or min(tried)[0] <= limit:
+            continue
         try:
-            tried.append(_std_size(source, facts, made, limit, device))
+            tried.append(_std_size(source, facts, made, codec, limit, device))
         except IngotError as error:  # the text of the run may be elsewhere
             untried = str(error)
     least, options = min(tried)
@@ -227,14 +229,17 @@ def _alternatives(
     return {"would_fit": way} if least <= limit else {"would_fit": None, "smallest": way, "std_untried": untried or None}
 
 
-def _std_size(source: Weights, facts: Mapping[str, Any], made: ArtifactSection, limit: int, device: str) -> tuple[int, str]:
+def _std_size(
+    source: Weights, facts: Mapping[str, Any], made: ArtifactSection, codec: str, limit: int, device: str
+) -> tuple[int, str]:
     """The size of what std makes for a limit, which is about that of gptq in a fraction of its time."""
     from ingot.artifact.container import artifact_sizes
 
-    typer.echo("trying --quantiser std --codec rans", err=True)
-    codes = _codes(source, facts, made.model_copy(update={"quantiser": "std", "codec": "rans"}), limit, device)
-    sizes = artifact_sizes(source.tensors.values(), facts, "std", ["rans"], made.dtype, codes=codes)
-    return next(iter(sizes))[1], "--quantiser std --codec rans"
+    options = f"--quantiser std --codec {codec}"
+    typer.echo(f"trying {options}", err=True)
+    codes = _codes(source, facts, made.model_copy(update={"quantiser": "std", "codec": codec}), limit, device)
+    sizes = artifact_sizes(source.tensors.values(), facts, "std", [codec], made.dtype, codes=codes)
+    return next(iter(sizes))[1], options
 
 
 def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:

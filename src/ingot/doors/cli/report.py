@@ -128,6 +128,8 @@ def _result(one: Reported) -> list[str]:
     speed = _number(one.result.get("tokens_per_second") or one.status.get("tokens_per_second"), ",.0f")
     shown = [one.name, one.status["status"], number("step", ","), number("tokens", ","), speed]
     score, stride = number("val_bpb", ".4f"), _number(one.result.get("val_stride"), ",")
+    if (at := one.result.get("val_step")) not in (None, one.result.get("total_steps")):
+        score += f" at step {_number(at, ',')}"
     return [*shown, number("loss", ".4f"), *(("", f"{score} (stride {stride})") if stride else (score, ""))]
 
 

@@ -175,6 +175,7 @@ def _print(result: TrainingResult, limit: int | None) -> None:
         rows.append(("train loss", f"{result.final_loss:.4f}"))
     if result.val_bpb is not None and result.val_loss is not None:
         part = by_rows(result.val_rows, result.val_rows_of, result.val_stride)
+        part += f"  at step {result.val_step:,}" if result.val_step not in (None, result.total_steps) else ""
         rows += [("val loss", f"{result.val_loss:.4f}{part}"), ("val_bpb", f"{result.val_bpb:.4f}{part}")]
         rows += [(name, f"{value:.4f}") for name, value in result.val_other.items()]
     if result.artifact_path is not None and (size := result.artifact_bytes) is not None:

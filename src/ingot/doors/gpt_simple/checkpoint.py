@@ -67,7 +67,7 @@ def write_checkpoint(
         _save(partial / OPTIMIZER, optimizer)
         _save(partial / SCHEDULER, scheduler)
         if spec is not None:
-            write_tokenizer(partial / TOKENIZER, spec, section["context"])
+            write_tokenizer(partial / TOKENIZER, spec, model["n_positions"])
         # Last: a folder without it is one that a kill left, to the original too.
         write_atomically(partial / STATE, json.dumps(_state(checkpoint, keys, target.name, facts or {}), indent=2) + "\n")
     return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())

@@ -29,7 +29,9 @@ def keys_of(config: IngotConfig) -> dict[str, dict[str, Any]]:
     t, o, rows = config.training, config.optimizer, config.rows_per_step
     micro_batch = rows if t.micro_batch == "auto" else min(t.micro_batch, rows)
     steps = t.max_steps or 1
-    keys["model"] = model_keys(config.model.model_dump(), config.data.document_mask) | {"vocab_size": None}
+    model = config.model.model_dump()
+    model["context"] = model["context"] or config.data.seq_len
+    keys["model"] = model_keys(model, config.data.document_mask) | {"vocab_size": None}
     keys["data"] |= {"packing": config.data.sampling != "document", "tokenizer": config.data.tokenizer or "gpt2"}
     keys["optimizer"]["decay_steps"] = max(1, (o.decay_steps or steps) - o.warmup_steps)
     keys["training"] |= {
