@@ -25,7 +25,7 @@ def recomputed(config: Config, vocab_size: int, device: Device) -> int:
 
 
 def in_parts(score: Callable[[Batch], float], batch: Batch) -> float:
-    """The summed score of a batch, in halves where the GPU's memory does not hold all of it: it may hold the step's rows only."""
+    """The summed score of a batch, in halves where the GPU's memory, which was tried with a step's rows, does not hold it all."""
     try:
         return score(batch)
     except torch.OutOfMemoryError:

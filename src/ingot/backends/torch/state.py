@@ -103,7 +103,7 @@ def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
 
 
 def _has_room(size: int, device: torch.device) -> bool:
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)  # in the midst of a step
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return ROOM * size < torch.cuda.mem_get_info(device)[0] + idle
 
 
