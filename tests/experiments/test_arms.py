@@ -199,7 +199,7 @@ def test_pieces_of_two_tokenizers_are_different_bytes(tmp_path, resolve):
         ({"artifact.write": True, "artifact.score": False}, "artifact_bpb", "artifact.score"),
         ({}, "artifact_bpb", "artifact.write"),
         ({"evaluation.at_end": False}, "val_bpb", "evaluation.at_end"),
-        ({"evaluation.at_end": False, "evaluation.every": 7}, "val_bpb", "evaluation.at_end"),
+        ({"evaluation.at_end": False, "evaluation.every": 1}, "val_bpb", "evaluation.at_end"),
     ],
 )
 def test_arms_that_would_have_no_score_are_refused_before_they_train(tmp_path, resolve, settings, score, lacking):

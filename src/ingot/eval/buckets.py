@@ -42,12 +42,15 @@ class PackedEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class WindowEvaluator(Evaluator):
-    """Windows of a bucket. What a document repeats of the one before it was scored there, and is not a second time."""
+    """Windows of a bucket. What a document repeats of the one before it was scored there, and is not scored a second time."""
+
+    @cached_property
+    def _repeats(self) -> NDArray[np.uint16] | None:
+        return self.split.document_repeats()  # which looks at all of them
 
     def _fill(self, line: Batch, row: int) -> None:
         super()._fill(line, row)
-        repeats = self.split.document_repeats()
-        if repeats is None:
+        if (repeats := self._repeats) is None:
             return
         starts, target = self.split.document_starts(), max(0, (row + 1) * self.stride - self.seq_len) + 1  # the first of the row
         first, last = np.searchsorted(starts, np.array([target, target + self.seq_len], np.uint64))

@@ -117,9 +117,7 @@ def plan_trials(
 
 def check_scored(trial: Trial, score: ScoreName) -> None:
     """Refuse an arm that would end without the score that is asked for."""
-    evaluation, artifact, steps = trial.config.evaluation, trial.config.artifact, trial.config.training.max_steps
-    last = evaluation.every > 0 and steps is not None and steps % evaluation.every == 0  # it evaluates there anyway
-    needed = {"evaluation.at_end": evaluation.at_end or last}
+    artifact, needed = trial.config.artifact, {"evaluation.at_end": trial.config.evaluation.at_end}
     if score == "artifact_bpb":
         needed = {"artifact.write": artifact.write, "artifact.score": artifact.score}
     if lacking := [name for name, value in needed.items() if not value]:

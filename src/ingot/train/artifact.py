@@ -41,8 +41,15 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], sh
         facts["tokenizer"] = None
     path = folder.artifact / artifact_name(a.codec)
     trainer.reporter.waiting("exporting")
-    codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, lambda: shutdown.requested)
-    if codes and limit is not None and shutdown.requested:
+    cut_short = False
+
+    def stop() -> bool:
+        nonlocal cut_short
+        cut_short = shutdown.requested
+        return cut_short
+
+    codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, stop)
+    if cut_short:
         return None  # as far as the search came they may not fit, and are not the best
     with writing(path):
         report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)

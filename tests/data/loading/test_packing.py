@@ -239,6 +239,13 @@ def test_one_document_in_a_row():
     assert sorted(line[0][line[0] != 0].tolist() for line in read(rows, 0, 3)) == sorted(documents)
 
 
+def test_documents_without_a_target_are_no_rows_and_only_reading_them_is_refused():
+    rows = PackedRows(Documents([[10], [11], [12]]), 16, 3, None)
+    assert [rows.available(range(2**62), epochs) for epochs in (1, 1, 3)] == [0, 0, 0]
+    with pytest.raises(DataError, match="no document has a token to predict"):
+        rows.epoch(0)
+
+
 def test_the_end_of_an_epoch_is_known_without_planning_further(monkeypatch):
     documents = Documents([[BOS, 10]] * 5000)
     counted = []

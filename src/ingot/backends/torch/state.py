@@ -62,7 +62,7 @@ def tensor(source: TensorRecord) -> Tensor:
 
 @torch.no_grad()
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
-    """The tensors as they are now; what is returned brings them to the host, in whichever thread it is called.
+    """The tensors as they are now; what is returned brings them to the host, in whichever thread it is called, once.
 
     A GPU copies its memory to itself a hundred times faster than to the host, so where it has room for that the loop goes on at
     once and the way to the host is another thread's. Elsewhere the tensors are copied to the host now.

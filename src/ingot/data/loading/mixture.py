@@ -119,8 +119,8 @@ class MixedRows:
     def _draw(self, samples: range) -> NDArray[np.int64]:
         """The number of each sample's bucket; the samples after the end of the data are left out."""
         weights = self.mixes[self.phase]
-        there = [name for name in self.sources if weights.get(name) and (self.halt or self._lasts(name))]
-        alive = {number: weights[name] for number, name in enumerate(self.sources) if name in there}
+        left = [name for name in self.sources if weights.get(name) and (self.halt or self._has_rows(name))]
+        alive = {number: weights[name] for number, name in enumerate(self.sources) if name in left}
         numbers = np.arange(samples.start, samples.stop, dtype=np.uint64)
         draws = (scramble(numbers ^ np.uint64(mix(self.seed, DRAWS))) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
         drawn = np.empty(0, np.int64)
@@ -151,7 +151,7 @@ class MixedRows:
                 found.append((int(rows[has]), number))
         return (min(found)[1], min(found)[0]) if found else None
 
-    def _lasts(self, name: str) -> bool:
+    def _has_rows(self, name: str) -> bool:
         """Whether a bucket has another row; without one it takes no part: a draw that falls on it says nothing of the others."""
         return self.epochs is None or self.sources[name].available(self._range(name, 1), self.epochs) > 0
 

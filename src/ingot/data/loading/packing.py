@@ -139,16 +139,17 @@ class PackedRows(ByNumber):
         """The number of a sample's block; one far ahead is reached by counting the rows of all before it."""
         while self._firsts[-1] <= sample:
             self._count_block()
+            epoch, more = divmod(len(self._firsts) - 1, self._blocks)
+            whole = not more and (epoch > 1 or self._already_read is None)
+            if whole and self._firsts[-1] == self._firsts[-1 - self._blocks]:
+                raise DataError("no document has a token to predict: each is a single one; use data.sampling=shuffle")
         return bisect_right(self._firsts, sample) - 1
 
     def _count_block(self) -> None:
-        """Find out where the first block ends of which that is not known: a million documents take about a second."""
+        """Count the rows of the next block: a million documents take about a second."""
         epoch, block = divmod(len(self._firsts) - 1, self._blocks)
         lengths = self._pieces(epoch, block).length
         self._firsts.append(self._firsts[-1] + (len(lengths) if self._alone else rows_filled(lengths, self.seq_len)))
-        whole = block == self._blocks - 1 and (epoch or self._already_read is None)
-        if whole and self._firsts[-1] == self._firsts[epoch * self._blocks]:
-            raise DataError("no document has a token to predict: each is a single one; use data.sampling=shuffle")
 
     def _rows(self, number: int) -> list[list[Piece]]:
         """The rows of a block."""
