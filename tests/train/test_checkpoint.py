@@ -35,7 +35,7 @@ from ingot.runtime.tensors import TensorRecord
 from ingot.train import saver as saving
 from ingot.train.progress import Progress
 from ingot.train.reading import read_progress
-from ingot.train.resume import check_fits
+from ingot.train.resume import check_fits, resume
 from ingot.train.saver import Saver, retain
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
@@ -443,3 +443,10 @@ def test_a_checkpoint_has_its_name_after_all_of_it_is_on_the_disk(tmp_path, monk
     assert {path.stem for path in saved.iterdir()} <= set(happened[:named])  # every file
     assert saved.name in happened[:named]  # the folder in which they lie
     assert happened[named + 1 :] == [tmp_path.name]
+
+
+def test_a_run_that_goes_on_does_not_hold_what_it_loaded(tmp_path: Path) -> None:
+    checkpoint, loaded = load_checkpoint(save(tmp_path, 3)), []
+    backend = SimpleNamespace(load=lambda tensors: loaded.extend(tensors))
+    assert resume(backend, checkpoint).step == 3  # type: ignore[arg-type]
+    assert loaded == ["model", "optimizer"] and not checkpoint.tensors
