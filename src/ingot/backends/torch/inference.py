@@ -34,6 +34,15 @@ from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
 
+def upload_planes(batch: Tensor, device: torch.device) -> tuple[Tensor, ...]:
+    """Copy a host batch (rows, planes, seq_len) to a device and return each plane as int64 (rows, seq_len).
+
+    The copy that converts the dtype also makes each plane contiguous, so that a model may call `targets.view(-1)`.
+    """
+    planes = batch.to(device, non_blocking=True).transpose(0, 1)
+    return planes.to(torch.int64, memory_format=torch.contiguous_format).unbind()
+
+
 class TorchInference:
     """A model on one device. `forward` takes the model's place in scoring where the model's own returns something else."""
 
@@ -155,7 +164,7 @@ class TorchInference:
         """Tokens, targets and, where rows have them, document numbers on the device, or where documents begin for `flash4`."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
-        tokens, targets, *numbers = torch.from_numpy(batch).to(self._device, non_blocking=True).long().unbind(1)
+        tokens, targets, *numbers = upload_planes(torch.from_numpy(batch), self._device)
         if numbers and self._form == "flash4":
             numbers = [upload(boundaries(batch[:, 2]), self._device)]
         return tokens, targets, *numbers

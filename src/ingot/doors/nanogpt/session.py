@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import torch_device
-from ingot.backends.torch.inference import TorchInference
+from ingot.backends.torch.inference import TorchInference, upload_planes
 from ingot.backends.torch.state import load_model
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import Random
@@ -99,7 +99,7 @@ class Session:
         host = torch.from_numpy(batch)
         if self.device.type == "cuda":
             host = host.pin_memory()
-        x, y = host.to(self.device, non_blocking=True).long().unbind(1)
+        x, y = upload_planes(host, self.device)
         return x, y
 
     def get_lr(self, it: int) -> float:
