@@ -314,13 +314,12 @@ def test_tensors_that_are_not_those_of_gpt2_are_refused(tmp_path, change):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_replaced_as_a_whole(tmp_path):
+def test_a_model_is_not_written_beside_the_tokenizer_of_another(tmp_path):
     write_model(tmp_path / "hf", model_records(ours()), OURS, BYTE)
-    (tmp_path / "hf" / "old").touch()
-    size = write_model(tmp_path / "hf", model_records(ours()), OURS, None)
-    assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == ["config.json", "model.safetensors"]
-    assert size == sum(path.stat().st_size for path in (tmp_path / "hf").iterdir())
-    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    before = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+    with pytest.raises(ConfigError, match=r"tokenizer\.json belongs to the tokenizer of another model; remove it"):
+        write_model(tmp_path / "hf", model_records(ours()), OURS, None)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()} == before
 
 
 def test_a_failed_write_leaves_the_folder_before_and_nothing_else(tmp_path, monkeypatch):

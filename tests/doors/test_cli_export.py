@@ -346,13 +346,26 @@ def test_eval_says_by_which_rows_and_bytes_it_scored_and_takes_others(overlappin
     assert re.search(r"^bytes +[\d,]+, of the text$", plain, re.M)
 
 
-def test_a_folder_of_something_else_is_never_replaced(call, run, tmp_path):
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "file").touch()
-    result = call("export", run, "--format", "huggingface", "--output", tmp_path / "precious", "--force")
-    assert isinstance(result.exception, ConfigError)
-    assert "is not a folder with a model, so it is not replaced" in str(result.exception)
-    assert (tmp_path / "precious" / "file").exists()
+@pytest.mark.parametrize(
+    ("layout", "ours"),
+    [("huggingface", "config.json"), ("gguf", "model.gguf"), ("gpt-simple", "model/config.json")],
+)
+def test_a_forced_export_into_a_folder_keeps_the_files_that_it_does_not_write(call, llama, tmp_path, layout, ours):
+    if layout == "gguf":
+        pytest.importorskip("gguf")
+    project = tmp_path / "project"
+    (project / ours).parent.mkdir(parents=True)
+    (project / "src").mkdir()
+    for name in (ours, "src/main.js", "notes"):
+        (project / name).write_text("of the user")
+    words = ("export", llama, "--format", layout, "--output", project)
+    assert isinstance(call(*words).exception, ConfigError) and (project / ours).read_text() == "of the user"
+    told = call(*words, "--force", "--json")
+    assert told.exit_code == 0 and (project / ours).read_bytes() != b"of the user"
+    assert (project / "src" / "main.js").read_text() == (project / "notes").read_text() == "of the user"
+    written = sum(path.stat().st_size for path in project.rglob("*") if path.is_file()) - 2 * len("of the user")
+    assert json.loads(told.stdout)["bytes"] == written
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_an_import_does_not_replace_a_file_unless_forced(call, run, tmp_path):

@@ -63,7 +63,7 @@ def write_gguf(
         raise ConfigError("a GGUF file holds its tokenizer, and this model has none; leave --no-tokenizer out")
     tensors = _tensors(records, settings)
     vocabulary = vocabulary_of(tokenizer, tensors["token_embd.weight"].shape[0])
-    with replace_folder(folder) as partial:
+    with replace_folder(folder, keep_others=True) as partial:
         writer = gguf.GGUFWriter(partial / FILE, settings["family"])
         _describe(gguf, writer, settings, tensors, dtype, name)
         vocabulary.write(writer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from ingot.data.formats.base import marks_of
 from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.pieces import byte_alphabet
-from ingot.errors import DataError
+from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import read_json
 
 OURS, THEIRS, SETTINGS = "ingot-tokenizer.json", "tokenizer.json", "tokenizer_config.json"
-VOCABULARY, MERGES = "vocab.json", "merges.txt"
+VOCABULARY, MERGES, SENTENCEPIECE = "vocab.json", "merges.txt", "tokenizer.model"
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,13 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
     if (contents := tokenizer_json(tokenizer)) is not None:
         files |= {THEIRS: contents, SETTINGS: _settings(tokenizer, contents, context)}
     return files, tokenizer
+
+
+def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
+    """Refuse a folder with tokenizer files that a new model does not replace: readers would take them for its own."""
+    for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
+        if name not in names and (folder / name).exists():
+            raise ConfigError(f"{folder / name} belongs to the tokenizer of another model; remove it or give another --output")
 
 
 def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:

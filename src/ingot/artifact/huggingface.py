@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ingot.artifact.hf_layouts import LAYOUTS, Layout, Shapes, layout_of
-from ingot.artifact.hf_tokenizer import MERGES, OURS, THEIRS, VOCABULARY, tokenizer_files
+from ingot.artifact.hf_tokenizer import MERGES, OURS, THEIRS, VOCABULARY, check_no_other_tokenizer, tokenizer_files
 from ingot.artifact.portable import refuse_unportable
 from ingot.data.formats.base import ends_of
 from ingot.errors import CheckpointError, DataError, IngotError
@@ -135,7 +135,8 @@ def write_model(
     if scoring is not None:
         config[SCORING] = dict(scoring)
     files = {CONFIG: json.dumps(config, indent=2).encode(), **files}
-    with replace_folder(folder) as partial:
+    check_no_other_tokenizer(folder, files)
+    with replace_folder(folder, keep_others=True) as partial:
         size, _ = write_tensors(partial / WEIGHTS, stored, {"format": "pt"})
         for name, content in files.items():
             write_atomically(partial / name, content)

@@ -65,12 +65,15 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def replace_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of `path` when the block ends, and disappears when it fails.
+def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
+    """Yield a folder to fill that takes the place of `path` when the block ends, and disappears when it fails.
+
+    `keep_others`: only files of the same name are replaced, one by one, and everything else in `path` stays.
 
     Two renames, because no disk replaces a folder that holds something: a kill between them leaves the old one under a hidden
     name, and the next replacement brings it back. Whatever is written into the folder has to be synced by its writer.
     """
+    path = path.resolve() if keep_others else path  # a link may lead to another disk
     _tidy_after_kills(path)
     partial = temporary_beside(path)
     old = partial.with_suffix(".old")
@@ -80,9 +83,12 @@ def replace_folder(path: Path) -> Iterator[Path]:
         try:
             yield partial
             fsync_dir(partial)
-            if path.exists():
-                path.rename(old)
-            partial.rename(path)
+            if keep_others and path.exists():
+                _move_files(partial, path)
+            else:
+                if path.exists():
+                    path.rename(old)
+                partial.rename(path)
         except BaseException:
             if old.exists() and not path.exists():
                 old.rename(path)
@@ -90,6 +96,17 @@ def replace_folder(path: Path) -> Iterator[Path]:
             raise
     shutil.rmtree(old, ignore_errors=True)
     fsync_dir(path.parent)
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """Move every file of one folder to the same place in another, which keeps its other files, and remove the first folder."""
+    for folder, _, names in os.walk(source):
+        place = target / Path(folder).relative_to(source)
+        place.mkdir(exist_ok=True)
+        for name in names:
+            (Path(folder) / name).replace(place / name)
+        fsync_dir(place)
+    shutil.rmtree(source)
 
 
 def _tidy_after_kills(path: Path) -> None:

@@ -275,29 +275,28 @@ def test_more_bytes_than_the_limit_are_refused_with_what_would_fit(logs: Path, t
     pack([logs / "toy1337"], tmp_path / "out", About("x"))
 
 
-def test_a_folder_that_is_there_is_replaced_only_if_asked_and_only_if_it_is_a_submission(logs: Path, tmp_path: Path) -> None:
+def test_files_of_a_submission_that_is_there_are_replaced_only_if_forced_and_other_files_stay(logs: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     pack([logs / "toy1337"], output, About("first"))
     with pytest.raises(ConfigError, match="--force"):
         pack([logs / "toy1337"], output, About("second"))
+    (output / "notes").write_text("of the user")
     pack([logs / "toy1337"], output, About("third"), force=True)
     assert json.loads((output / "submission.json").read_text())["name"] == "third"
-    (output / "submission.json").unlink()
-    with pytest.raises(ConfigError, match="is not a submission"):
-        pack([logs / "toy1337"], output, About("fourth"), force=True)
+    assert (output / "notes").read_text() == "of the user"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_submission_stays_until_the_new_one_has_its_name(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, rename = tmp_path / "out", Path.rename
+def test_a_submission_stays_if_the_new_one_cannot_be_written(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, replace = tmp_path / "out", Path.replace
     pack([logs / "toy1337"], output, About("first"))
 
     def refuse(self: Path, target: Path) -> Path:
-        if target == output and self.name.endswith(".tmp"):
+        if target.parent == output:
             raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
+        return replace(self, target)
 
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(ConfigError, match="cannot be written: Input/output error"):
         pack([logs / "toy1337"], output, About("second"), force=True)
     assert json.loads((output / "submission.json").read_text())["name"] == "first"

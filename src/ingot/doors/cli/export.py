@@ -54,7 +54,7 @@ WithTokenizer = Annotated[bool | None, typer.Option("--tokenizer/--no-tokenizer"
 Limit = Annotated[int | None, typer.Option(metavar="BYTES", help="Most bytes allowed. Default: budget.artifact_bytes.", min=1)]
 WithScore = Annotated[bool, typer.Option("--score/--no-score", help="Read the file in a process of its own and score it.")]
 Data = Annotated[str | None, typer.Option(metavar="DIR", help="Prepared folder; the file is scored on it. Default: the run's.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that are there; other files in a folder stay.")]
 
 
 @app.command("export")
@@ -244,11 +244,11 @@ def _std_size(
 
 def _export_folder(source: Weights, facts: Mapping[str, Any], dtype: str, output: Path | None, force: bool) -> dict[str, Any]:
     """Write Hugging Face's layout, and read it back to see that it says the same."""
-    from ingot.artifact.huggingface import CONFIG, read_model, write_model
+    from ingot.artifact.huggingface import read_model, write_model
     from ingot.artifact.quantise import quantise
     from ingot.trained.weights import scoring_of
 
-    folder = _target_folder(source, output, "huggingface", CONFIG, force)
+    folder = _target(source, output, "huggingface", force)
     records, _ = quantise(source.tensors.values(), "none", dtype)
     with writing_output(folder):
         size = write_model(folder, records, _settings(source), facts["tokenizer"], scoring_of(source.config.model_dump()))
@@ -265,7 +265,7 @@ def _export_gguf(source: Weights, facts: Mapping[str, Any], dtype: str, output: 
 
     if output is not None and output.suffix == ".gguf":
         raise ConfigError(f"{output}: give a folder with --output; {FILE} and a Modelfile go into it")
-    folder = _target_folder(source, output, "gguf", FILE, force)
+    folder = _target(source, output, "gguf", force)
     name = shown((source.run or source.path).resolve().name)
     with writing_output(folder):
         size = write_gguf(folder, source.tensors.values(), _settings(source), facts["tokenizer"], dtype, name)
@@ -280,14 +280,6 @@ def _settings(source: Weights) -> dict[str, Any]:
     return {**settings, "context": settings["context"] or source.config.data.seq_len}
 
 
-def _target_folder(source: Weights, output: Path | None, name: str, file: str, force: bool) -> Path:
-    """The folder of a layout; one that is there is replaced only if it has the file by which such folders are known."""
-    folder = _target(source, output, name, force)
-    if folder.exists() and not (folder / file).is_file():
-        raise ConfigError(f"{folder} is not a folder with a model, so it is not replaced; give another --output")
-    return folder
-
-
 def _export_ckpt(source: Weights, output: Path | None, force: bool) -> dict[str, Any]:
     """Write nanoGPT's file."""
     from ingot.doors.nanogpt.exporting import export_ckpt
@@ -298,10 +290,9 @@ def _export_ckpt(source: Weights, output: Path | None, force: bool) -> dict[str,
 
 def _export_gpt_simple(source: Weights, output: Path | None, force: bool) -> dict[str, Any]:
     """Write a checkpoint folder of gpt-simple's."""
-    from ingot.artifact.gpt_simple import CONFIG, MODEL
     from ingot.doors.gpt_simple.exporting import export_folder
 
-    folder = _target_folder(source, output, "gpt-simple", f"{MODEL}/{CONFIG}", force)
+    folder = _target(source, output, "gpt-simple", force)
     with writing_output(folder):
         size = export_folder(source, folder)
     return {"artifact": str(folder), "checkpoint": str(source.path), "bytes": size}

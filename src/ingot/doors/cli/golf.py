@@ -23,7 +23,7 @@ Author = Annotated[str, typer.Option(metavar="TEXT", help="Who submits it.")]
 GithubId = Annotated[str, typer.Option(metavar="NAME", help="Account that submits it.")]
 Blurb = Annotated[str, typer.Option(metavar="TEXT", help="What is new in it, in a sentence or two.")]
 Reference = Annotated[float, typer.Option(metavar="BPB", help="Score to be better than; p is counted against it.", min=0)]
-Force = Annotated[bool, typer.Option("--force", help="Replace a submission that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the files of a submission that is there; other files stay.")]
 
 
 verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

@@ -213,13 +213,11 @@ def _claim(s: dict[str, Any]) -> str:
 
 
 def _write_folder(output: Path, files: dict[str, bytes], force: bool) -> None:
-    """A folder that is whole or not there."""
+    """Write a new folder whole or not at all; in one that is there, replace the files of the same names."""
     if output.exists() and not force:
-        raise ConfigError(f"{output} exists; choose another --output, or replace it with --force")
-    if output.exists() and not (output / SUBMISSION).is_file():
-        raise ConfigError(f"{output} is not a submission and is not replaced; choose another --output")
+        raise ConfigError(f"{output} exists; choose another --output, or replace its files with --force")
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        with replace_folder(output) as folder:
+        with replace_folder(output, keep_others=True) as folder:
             for name, content in files.items():
                 write_atomically(folder / name, content)

@@ -29,7 +29,7 @@ from ingot.artifact.gpt_simple import (
     config_hash,
     read_model,
 )
-from ingot.artifact.hf_tokenizer import OURS, tokenizer_files
+from ingot.artifact.hf_tokenizer import OURS, SENTENCEPIECE, check_no_other_tokenizer, tokenizer_files
 from ingot.backends.torch.saved import adamw_memory, adamw_state, load_saved, shared_tensor, state_records
 from ingot.data.tokenizers import from_spec
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -51,7 +51,7 @@ def write_checkpoint(
     """Write a checkpoint of ours as one of gpt-simple's, whole or not at all, and return its bytes.
 
     `keys` are its 59 as they were configured; `facts` go over what trainer_state.json says; `tokenizer`: put it in too, for a
-    folder that belongs to no run.
+    folder that belongs to no run, and keep other files that are there.
     """
     section = checkpoint.progress["config"]["model"]
     if section["family"] != "llama":
@@ -60,7 +60,7 @@ def write_checkpoint(
     model = {**keys["model"], "vocab_size": weights["wte.weight"].shape[0]}
     optimizer, scheduler = _optimizer_and_scheduler(checkpoint, keys["optimizer"], keys["training"])
     spec = checkpoint.progress.get("tokenizer") if tokenizer else None
-    with replace_folder(target) as partial:
+    with replace_folder(target, keep_others=tokenizer) as partial:
         (partial / MODEL).mkdir()
         _save(partial / MODEL / WEIGHTS, weights)
         write_atomically(partial / MODEL / CONFIG, to_json(model, indent=2) + "\n")
@@ -68,9 +68,11 @@ def write_checkpoint(
         _save(partial / SCHEDULER, scheduler)
         if spec is not None:
             write_tokenizer(partial / TOKENIZER, spec, model["n_positions"])
+        if tokenizer:
+            check_no_other_tokenizer(target / TOKENIZER, {file.name for file in (partial / TOKENIZER).glob("*")})
         # Last: a folder without it is one that a kill left, to the original too.
         write_atomically(partial / STATE, json.dumps(_state(checkpoint, keys, target.name, facts or {}), indent=2) + "\n")
-    return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+        return sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
 
 
 def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> None:
@@ -80,7 +82,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> None
         files = {OURS: files[OURS]}
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, SentencePieceTokenizer):
-        files["tokenizer.model"] = tokenizer.contents
+        files[SENTENCEPIECE] = tokenizer.contents
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         write_atomically(folder / name, content)
