@@ -355,9 +355,9 @@ def test_a_failing_arm_leaves_its_error_and_the_next_one_runs(bench):
 
 def test_a_repeated_command_runs_only_what_is_missing(bench):
     bench("--arm", "toy")
-    results, said = bench("--arm", "toy", "--arm", "toy:seed=2", "--arm", "toy:xsa=true,seconds=60", "--limit", "60")
+    results, said = bench("--arm", "toy", "--arm", "toy:seed=2", "--arm", "toy:xsa=true,seconds=9000", "--limit", "9000")
     assert [found["arm"]["seed"] for found in results] == [1, 2]
-    assert "toy | in " in said and "toy:xsa=true,seconds=60 | left out" in said
+    assert "toy | in " in said and "toy:xsa=true,seconds=9000 | left out" in said
 
 
 def test_a_queue_waits_for_lines_that_come_later(tmp_path, monkeypatch):

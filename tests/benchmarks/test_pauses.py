@@ -1,8 +1,8 @@
 """What interrupts training: the toys run through the engine, and a pause is found where there is one."""
 
 import sys
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pauses
 import pytest
@@ -45,15 +45,22 @@ def test_what_another_shard_costs_is_found(tmp_path, monkeypatch, late):
 
 
 def test_a_shard_that_is_slow_to_open_is_seen_through_the_engine(tmp_path, monkeypatch):
-    shard = TokenStream.shard
+    """By a clock on which a step takes STEP seconds and the opening of a shard PAUSE, however fast the machine is."""
+    shard, spent = TokenStream.shard, []
 
     def slowly(self, number):
         if number and number not in self._maps:
-            time.sleep(PAUSE)
+            spent.append(PAUSE)
         return shard(self, number)
 
+    def read_clock():
+        spent.append(STEP)
+        return sum(spent)
+
     monkeypatch.setattr(TokenStream, "shard", slowly)
-    assert pauses.shards(TOY, tmp_path)["median"] > PAUSE / 2
+    monkeypatch.setattr(pauses, "time", SimpleNamespace(perf_counter=read_clock))
+    found = pauses.shards(TOY, tmp_path)
+    assert found["usual"] == pytest.approx(STEP) and found["extra"] == pytest.approx([PAUSE] * len(found["extra"]))
 
 
 def test_the_toys_run_through_the_engine(monkeypatch, capsys, tmp_path):
