@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis
 import pytest
@@ -35,12 +37,33 @@ hypothesis.settings.load_profile("same")
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
     def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, "it never happened"
             time.sleep(0.01)
 
     return wait
+
+
+@pytest.fixture
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every training step take 1/8 s by a clock that stands still otherwise, however fast the machine is."""
+    from ingot.backends.torch import pending
+    from ingot.backends.torch.backend import TorchBackend
+    from ingot.train import trainer
+
+    taken, step, clock = [0], TorchBackend.step, trainer.Clock
+
+    def timed_step(backend: TorchBackend, *given: Any) -> Any:
+        taken[0] += 1
+        return step(backend, *given)
+
+    def now() -> float:
+        return taken[0] / 8
+
+    monkeypatch.setattr(TorchBackend, "step", timed_step)
+    monkeypatch.setattr(pending, "time", SimpleNamespace(perf_counter=now))
+    monkeypatch.setattr(trainer, "Clock", lambda spent: clock(spent, now))
 
 
 @pytest.fixture

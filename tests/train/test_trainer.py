@@ -53,9 +53,9 @@ class Meeting:
 
     def maximum(self, rank: int, values: Sequence[float]) -> list[float]:
         self.said[rank] = values
-        self.barrier.wait(timeout=10)
+        self.barrier.wait(timeout=60)
         answer = [max(column) for column in zip(*self.said.values(), strict=True)]
-        self.barrier.wait(timeout=10)
+        self.barrier.wait(timeout=60)
         return answer
 
 

@@ -40,9 +40,9 @@ def ask(engine, ids, tokens=12, seed=0, **options):
 
 
 def pieces(found):
-    told = [found.get(timeout=20)]
+    told = [found.get(timeout=60)]
     while told[-1].finish is None:
-        told.append(found.get(timeout=20))
+        told.append(found.get(timeout=60))
     return told
 
 
@@ -156,7 +156,7 @@ def test_a_text_goes_on_between_the_passes_over_many_prompts(engine, monkeypatch
     go_on.set()
     order = []
     while order.count("scored") < 6:
-        order.append(told.get(timeout=20))
+        order.append(told.get(timeout=60))
     assert "written" in order[order.index("scored") :]
 
 
@@ -179,7 +179,7 @@ def test_texts_that_are_not_done_when_the_engine_is_closed_fail_and_so_do_later_
     engine = Engine(model)
     kinds = [{"temperature": 0.1 * number} for number in range(1, 8)]  # four batches at once; the others wait
     asked = [ask(engine, [1, 70], tokens=10**6, stream=True, **kind)[1] for kind in kinds]
-    asked[0].get(timeout=20)
+    asked[0].get(timeout=60)
     engine.close()
     asked.append(ask(engine, [1, 70])[1])
     for found in asked:

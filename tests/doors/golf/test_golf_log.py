@@ -137,16 +137,16 @@ def test_a_run_that_takes_all_its_steps_does_not_stop_early(golf: Golf) -> None:
     assert list(ran.evaluations) == [5] and max(ran.losses) == 5 and "stopping_early" not in ran.out
 
 
-def test_a_cap_ends_the_run_with_the_step_in_which_it_is_reached(golf: Golf) -> None:
-    ran = golf(MAX_WALLCLOCK_SECONDS="0.05", ITERATIONS="100000", WARMDOWN_ITERS="3", VAL_LOSS_EVERY="1000")
+def test_a_cap_ends_the_run_with_the_step_in_which_it_is_reached(golf: Golf, step_clock: None) -> None:
+    ran = golf(MAX_WALLCLOCK_SECONDS="0.45", ITERATIONS="100000", WARMDOWN_ITERS="3", VAL_LOSS_EVERY="1000")
     last = max(number for number, line in enumerate(ran.lines) if line.startswith("step:"))
     found = re.fullmatch(r"step:(\d+)/100000 val_loss:\S+ val_bpb:\S+ train_time:(\d+)ms step_avg:\S+ms", ran.lines[last])
     assert found is not None
     step, milliseconds = found.groups()
     assert ran.lines[last + 1] == f"stopping_early: wallclock_cap train_time:{milliseconds}ms step:{step}/100000"
-    assert int(milliseconds) >= 50 and ran.value("max_wallclock_seconds") == "0.050"
+    assert (step, milliseconds) == ("4", "500") and ran.value("max_wallclock_seconds") == "0.450"
     times = [int(found) for found in re.findall(r"train_loss:\S+ train_time:(\d+)ms", ran.out)]
-    assert all(found <= 50 for found in times[: int(step) - 1])  # no earlier step had reached it
+    assert times == [125, 250, 375, 500]  # no earlier step had reached it
 
 
 def test_the_training_data_announce_that_they_begin_again(golf: Golf) -> None:

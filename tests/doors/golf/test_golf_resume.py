@@ -69,12 +69,12 @@ def test_a_run_stopped_in_its_second_pass_does_not_announce_that_pass_again(golf
 
 
 def test_with_a_cap_the_seconds_spent_are_remembered_and_the_rate_goes_on_where_it_was(
-    golf: Golf, stop: None, tmp_path: Path
+    golf: Golf, stop: None, step_clock: None, tmp_path: Path
 ) -> None:
     capped = {"MAX_WALLCLOCK_SECONDS": "600", "ITERATIONS": "100000", "WARMDOWN_ITERS": "20", "TRAIN_LOG_EVERY": "1"}
     golf(**capped, STOP_AT="step:5/")
     spent = json.loads((tmp_path / "logs/toy/state.json").read_text())["elapsed_seconds"]
-    cap = spent + 1.0  # however long the first steps took
+    cap = spent + 1.0
     second = golf(**capped | {"MAX_WALLCLOCK_SECONDS": str(cap)})
     steps = [json.loads(line) for line in (tmp_path / "logs/toy/metrics.jsonl").read_text().splitlines()]
     steps = [line for line in steps if line["kind"] == "train"]

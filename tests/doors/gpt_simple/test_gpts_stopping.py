@@ -90,7 +90,7 @@ def test_a_session_ends_by_the_wall_clock_and_the_key_goes_before_the_variable(
     door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPT_SIMPLE_MAX_RUNTIME", "0.5")
-    monkeypatch.setenv(STARTED_AT, str(time.time()))
+    monkeypatch.setenv(STARTED_AT, str(time.time() - 3600))
     said = door(*TRAIN, "--training.max_steps", 90, "--training.walltime_reserve_seconds", 0, "--stop-exit-code", 75, code=75)
     assert re.search(r"Stopped at step \d+ \(walltime\)\. Resume with: ", said.err)
     long = ("--training.max_runtime_seconds", 10_000)
