@@ -72,9 +72,9 @@ def test_a_job_in_pieces_is_the_unbroken_job(ranks: tuple[int, ...], pieces: int
         training = {"max_steps": STEPS, "logging_steps": 1, "save_steps": 4, "output_dir": run}
         write_config(gpts / f"{run}.yaml", data={"curriculum": PHASES}, training=training)
     finish(ingot, gpts, "whole")
-    seed = int(os.environ.get("PIECES_SEED", time.time()))
+    seed = int(os.environ.get("PIECES_SEED", 1))
     draw = random.Random(seed)
-    print(f"PIECES_SEED={seed}")  # shown where it fails
+    print(f"PIECES_SEED={seed}")  # another one searches for other moments; shown where it fails
     ends = [*ENDS, *ENDS, *draw.choices(ENDS, k=pieces)]
     draw.shuffle(ends)
     ends = ["SIGTERM", *ends]  # the ranks of the first start decide the batch, once a checkpoint tells it
