@@ -185,6 +185,7 @@ def test_two_settings_and_three_seeds_are_compared_and_a_model_writes(shown: Any
     seen.page.locator(".samples").wait_for(timeout=PATIENCE)
     seen.tab("playground")
     seen.page.fill("#prompt", "the")
+    seen.page.fill("#open-token", seen.token)
     seen.page.locator("#write").click()
     seen.page.locator(".token").nth(20).wait_for(timeout=PATIENCE)
     seen.page.locator(".token").nth(10).hover()

@@ -1,6 +1,7 @@
 """`ingot ui` as a browser knows it: what the server tells of runs, whom it answers, and what it never does."""
 
 import base64
+import hashlib
 import json
 import math
 import os
@@ -19,11 +20,14 @@ from web import Web
 
 from ingot.doors.cli.app import app
 from ingot.errors import CheckpointError, ConfigError
+from ingot.runs.checkpoints import save_checkpoint
+from ingot.runs.finding import find_checkpoint
 
 pytest.importorskip("uvicorn", reason="the extra ui is not installed")
 pytest.importorskip("fastapi", reason="the extra ui is not installed")
 
 TOKEN = "a-token"
+ALLOWED = {"authorization": f"Bearer {TOKEN}"}
 
 
 def numbers(packed):
@@ -39,8 +43,8 @@ def opened(tmp_path):
 
     found = []
 
-    def call(*folders):
-        app = make_app(Watcher(folders, tmp_path / "cache"), TOKEN)
+    def call(*folders, **options):
+        app = make_app(Watcher(folders, tmp_path / "cache"), TOKEN, **options)
         web = Web(app)
         found.append(web)
         return web
@@ -238,18 +242,18 @@ def test_the_playground_writes_what_the_model_writes_with_each_tokens_score(open
     web = opened(reference)
     with Events(web) as events:
         run = events.loaded(1).runs["reference"]["id"]
-    status, about = web.ask(f"/api/runs/{run}/open", b"ab")
+    status, about = web.ask(f"/api/runs/{run}/open", b"ab", **ALLOWED)
     assert (
         status == 200 and about["checkpoint"] == "step-00000040" and (about["context"], about["room"]) == (32, 29)
     )  # a mark and two bytes
     asked = {"prompt": "ab", "max_tokens": 8, "temperature": 0.5, "seed": 3, "logprobs": 5, "echo": True}
-    status, told = web.ask(f"/api/runs/{run}/completions", asked)
+    status, told = web.ask(f"/api/runs/{run}/completions", asked, **ALLOWED)
     assert status == 200
     choice = told["choices"][0]
     assert choice["text"] == expected
     assert len(choice["logprobs"]["tokens"]) == 1 + 2 + 8 and all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
     assert all(len(top) == 5 for top in choice["logprobs"]["top_logprobs"][1:])
-    status, told = web.ask(f"/api/runs/{run}/completions", {**asked, "max_tokens": 10_000})
+    status, told = web.ask(f"/api/runs/{run}/completions", {**asked, "max_tokens": 10_000}, **ALLOWED)
     assert status == 400 and "sees" in told["error"]["message"]
 
 
@@ -259,7 +263,7 @@ def test_a_text_that_is_being_written_ends_with_an_error_when_another_model_is_o
     web = opened(tmp_path / "runs")
     with Events(web) as events:
         a, b = (events.loaded(2).runs[name]["id"] for name in ("a", "b"))
-    web.ask(f"/api/runs/{a}/open", b"")
+    web.ask(f"/api/runs/{a}/open", b"", **ALLOWED)
     engine = web.app.state.playground._opened[1]
     write = engine.model.backend.generate
 
@@ -270,9 +274,10 @@ def test_a_text_that_is_being_written_ends_with_an_error_when_another_model_is_o
                 time.sleep(0.01)
 
     engine.model.backend.generate = generate
-    with web.open(f"/api/runs/{a}/completions", {"prompt": "a", "max_tokens": 20, "seed": 3, "stream": True}) as stream:
+    asked = {"prompt": "a", "max_tokens": 20, "seed": 3, "stream": True}
+    with web.open(f"/api/runs/{a}/completions", asked, **ALLOWED) as stream:
         assert stream.readline().startswith(b"data: ")
-        assert web.ask(f"/api/runs/{b}/open", b"")[0] == 200
+        assert web.ask(f"/api/runs/{b}/open", b"", **ALLOWED)[0] == 200
         assert b"the model was closed before this text was done" in stream.read()
 
 
@@ -280,8 +285,36 @@ def test_a_run_without_a_checkpoint_says_so_in_the_playground(opened, folder):
     web = opened(folder / "old")
     with Events(web) as events:
         run = events.loaded(1).runs["old"]["id"]
-    status, told = web.ask(f"/api/runs/{run}/open", b"")
+    status, told = web.ask(f"/api/runs/{run}/open", b"", **ALLOWED)
     assert status == 409 and "has no checkpoint yet" in told["error"]["message"]
+
+
+def test_without_the_token_no_model_is_opened(opened, reference):
+    web = opened(reference)
+    with Events(web) as events:
+        run = events.loaded(1).runs["reference"]["id"]
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        for path, body in (("open", b"ab"), ("completions", {"prompt": "ab", "max_tokens": 1})):
+            status, told = web.ask(f"/api/runs/{run}/{path}", body, **headers)
+            assert status == 401 and "token" in told["error"]["message"]
+    assert web.app.state.playground._opened is None
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_code_of_a_custom_model_runs_only_if_the_server_allows_custom_models(opened, reference, tmp_path, allowed):
+    shutil.copytree(reference, tmp_path / "run")
+    code = f"open({str(tmp_path / 'ran')!r}, 'x')\nraise ValueError\n"
+    (tmp_path / "run" / "model.py").write_text(code)
+    saved = find_checkpoint(reference)
+    config = {**saved.progress["config"], "model": {"family": "file", "file": "model.py"}}
+    progress = {**saved.progress, "config": config, "model_file_sha256": hashlib.sha256(code.encode()).hexdigest()}
+    save_checkpoint(tmp_path / "run" / "checkpoints", 41, {"model": list(saved.weights.values())}, progress)
+    web = opened(tmp_path / "run", allow_custom_models=allowed)
+    with Events(web) as events:
+        run = events.loaded(1).runs["run"]["id"]
+    status, told = web.ask(f"/api/runs/{run}/open", b"", **ALLOWED)
+    assert (tmp_path / "ran").exists() == allowed
+    assert (status, "--allow-custom-models" in told["error"]["message"]) == ((409, False) if allowed else (403, True))
 
 
 def test_a_page_that_is_closed_is_forgotten(opened, folder):

@@ -21,6 +21,10 @@ def ui(
     ] = None,
     port: Annotated[int, typer.Option(metavar="N", help="0: any that is free.", min=0, max=65535)] = 8080,
     device: DeviceName = "cpu",
+    allow_custom_models: Annotated[
+        bool,
+        typer.Option("--allow-custom-models", help="Let the page open models that run a Python file (model.file)."),
+    ] = False,
 ) -> None:
     """Show runs as they go on in a page: curves, seeds, settings, samples, and a place to try them; needs the extra `ui`."""
     try:
@@ -39,7 +43,7 @@ def ui(
     folders = runs or [RUNS]
     listening = listen("127.0.0.1", port)
     token = secrets.token_hex(8)
-    app = make_app(Watcher(folders, cache_root() / "ui"), token, device)
+    app = make_app(Watcher(folders, cache_root() / "ui"), token, device, allow_custom_models)
     print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
-    print(f"to stop a run from the page, give it this token: {token}", flush=True)
+    print(f"to stop a run or open a model from the page, give it this token: {token}", flush=True)
     serve_until_stopped(app, listening)

@@ -1,7 +1,7 @@
 """The web server of the live page: what can be asked, and by whom.
 
-It reads only the run folders it was given, and a client names a run by a number of ours, never by a path. Stopping a run is the
-one thing that changes something, and needs the token. A name in the Host header that is not this machine's is refused, as are web
+It reads only the run folders it was given, and a client names a run by a number of ours, never by a path. Stopping a run
+and opening a model need the token. A name in the Host header that is not this machine's is refused, as are web
 pages of others: a page somewhere cannot read runs through the browser of who looks at it.
 """
 
@@ -31,9 +31,9 @@ POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src '
 SILENT_SECONDS = 15.0  # then a comment is sent, by which a browser that is gone is found
 
 
-def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
+def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_models: bool = False) -> FastAPI:
     """The server of one page."""
-    playground = Playground(device)
+    playground = Playground(device, allow_custom_models)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -51,7 +51,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu") -> FastAPI:
     _tell_errors(app)
     _serve_page(app)
     _serve_runs(app, watcher, token)
-    _serve_playground(app, watcher, playground)
+    _serve_playground(app, watcher, playground, token)
     return app
 
 
@@ -104,15 +104,15 @@ def _serve_runs(app: FastAPI, watcher: Watcher, token: str) -> None:
     @app.post("/api/runs/{run}/stop")
     async def stop(request: Request, run: str) -> dict[str, Any]:
         watched = _run(watcher, run)
-        if not is_token(request, token):
-            raise Refused("stopping a run needs the token that ingot ui printed when it was started", status=401)
+        _require_token(request, token, "stopping a run")
         found = await asyncio.to_thread(watched.run.stop)
         return {"step": found.state.step if found is not None else 0}
 
 
-def _serve_playground(app: FastAPI, watcher: Watcher, playground: Playground) -> None:
+def _serve_playground(app: FastAPI, watcher: Watcher, playground: Playground, token: str) -> None:
     @app.post("/api/runs/{run}/open")
     async def open_model(request: Request, run: str) -> dict[str, Any]:
+        _require_token(request, token, "opening a model")
         engine, path = await playground.engine(_run(watcher, run).run)
         prompt, model = (await read_body(request)).decode(errors="replace"), engine.model
         check_size(prompt, model.tokenizer, model.context)
@@ -121,9 +121,15 @@ def _serve_playground(app: FastAPI, watcher: Watcher, playground: Playground) ->
 
     @app.post("/api/runs/{run}/completions")
     async def completions(request: Request, run: str) -> Response:
+        _require_token(request, token, "asking for a completion")
         watched = _run(watcher, run)
         engine, _ = await playground.engine(watched.run)
         return await complete(request, engine, watched.name)
+
+
+def _require_token(request: Request, token: str, action: str) -> None:
+    if not is_token(request, token):
+        raise Refused(f"{action} needs the token that ingot ui printed when it was started", status=401)
 
 
 def _run(watcher: Watcher, asked: str) -> Watched:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ingot.doors.serve.requests import Refused
 from ingot.errors import CheckpointError
 from ingot.runs.run import Run
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 class Playground:
     """Opens models when they are asked for."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, allow_custom_models: bool) -> None:
+        self.device, self._allow_custom_models = device, allow_custom_models
         self._lock = asyncio.Lock()
         self._opened: tuple[Path, Engine] | None = None
 
@@ -30,7 +31,7 @@ class Playground:
         async with self._lock:
             if self._opened is None or self._opened[0] != newest:
                 await asyncio.to_thread(self.close)
-                self._opened = (newest, await asyncio.to_thread(_open, newest, self.device))
+                self._opened = (newest, await asyncio.to_thread(_open, newest, self.device, self._allow_custom_models))
             return self._opened[1], newest
 
     def close(self) -> None:
@@ -40,8 +41,13 @@ class Playground:
             self._opened = None
 
 
-def _open(path: Path, device: str) -> Engine:
-    from ingot.api import load
+def _open(path: Path, device: str, allow_custom_models: bool) -> Engine:
+    from ingot.trained.model import find_tokenizer, open_model
     from ingot.trained.serving import Engine
+    from ingot.trained.weights import open_weights
 
-    return Engine(load(path, device=device))
+    weights = open_weights(path)
+    if weights.config.model.family == "file" and not allow_custom_models:
+        said = f"{path} has a custom model, whose Python file would run; start ingot ui with --allow-custom-models to open it"
+        raise Refused(said, status=403)
+    return Engine(open_model(weights, find_tokenizer(weights), device))

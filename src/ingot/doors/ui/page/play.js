@@ -12,13 +12,14 @@ export function playTab() {
     top_p: number("top-p", 1, 0.01, 1, 0.05),
     seed: number("seed", 1, 0, 1e9, 1),
   };
+  const secret = h("input", { type: "password", id: "open-token", placeholder: "as ingot ui printed it", autocomplete: "off" });
   const choice = h("select", { id: "model", "aria-label": "Run that writes" });
   const go = h("button", { type: "button", class: "strong", id: "write" }, "Write");
   const text = h("div", { class: "written", id: "written" });
   const about = h("div", { class: "about" }, "Point at a token.");
   const said = h("p", { class: "note", id: "said" });
   const scale = h("p", { class: "scale" }, "bits per token: 0 ", h("i"), ` ${DULL_BITS} and more`);
-  const element = h("div", { class: "play" }, h("div", { class: "controls" }, choice, Object.values(inputs).map((one) => one.label), go), prompt, said,
+  const element = h("div", { class: "play" }, h("div", { class: "controls" }, choice, Object.values(inputs).map((one) => one.label), h("label", {}, "token ", secret), go), prompt, said,
     h("div", { class: "result", hidden: true }, text, h("aside", {}, about, scale)));
   let leaving = null;
 
@@ -29,7 +30,8 @@ export function playTab() {
     element.lastElementChild.hidden = false;
     text.replaceChildren();
     try {
-      await write(choice.value, request(), text, about, said, leaving.signal);
+      const given = secret.value.trim() || (sessionStorage.getItem("token") ?? "");
+      await write(choice.value, request(), given, text, about, said, leaving.signal);
     } catch (error) {
       if (error.name !== "AbortError") said.textContent = error.message;
     }
@@ -63,15 +65,17 @@ function number(words, value, min, max, step) {
   return { input, label: h("label", {}, `${words} `, input) };
 }
 
-async function write(id, body, text, about, said, signal) {
+async function write(id, body, secret, text, about, said, signal) {
   said.textContent = "opening the model";
-  const model = await ask(`/api/runs/${id}/open`, { method: "POST", body: body.prompt, signal });
+  const headers = { Authorization: `Bearer ${secret}` };
+  const model = await ask(`/api/runs/${id}/open`, { method: "POST", headers, body: body.prompt, signal });
+  sessionStorage.setItem("token", secret);
   const of = `${model.checkpoint} on ${model.device}`;
   if (model.room !== null && model.room < 1) throw new Error(`the prompt fills the ${whole(model.context)} tokens that the model sees; shorten it`);
   const cut = model.room !== null && body.max_tokens > model.room;
   if (cut) body.max_tokens = model.room;
   said.textContent = `${of}: writing`;
-  const answer = await fetch(`/api/runs/${id}/completions`, { method: "POST", body: JSON.stringify(body), signal });
+  const answer = await fetch(`/api/runs/${id}/completions`, { method: "POST", headers, body: JSON.stringify(body), signal });
   if (!answer.ok) throw new Error((await answer.json()).error.message);
   const count = { tokens: 0, bytes: 0, bits: 0 };
   for await (const record of events(answer.body)) {
