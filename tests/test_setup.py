@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -72,3 +73,13 @@ def test_what_everybody_installs_is_no_more_than_this() -> None:
     assert {"serve", "flash", "gguf", "lm-eval", "trackio", "wandb", "tensorboard", "plots", "parquet"} <= project[
         "optional-dependencies"
     ].keys()
+
+
+def test_every_hint_to_install_an_extra_names_this_distribution_and_one_of_its_extras():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["name"], project["version"]) == ("ingot-lm", importlib.metadata.version("ingot-lm"))
+    texts = [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
+    hints = [hint for path in texts for hint in re.findall(r"pip install ('?)([\w-]+)\[([\w-]+)\]", path.read_text())]
+    assert len(hints) > 30 and all(quote for quote, *_ in hints)  # a shell may expand brackets that are not quoted
+    assert "ingot" not in {name for _, name, _ in hints}
+    assert {extra for _, name, extra in hints if name == "ingot-lm"} <= project["optional-dependencies"].keys()

@@ -232,7 +232,7 @@ def test_metadata_of_any_shape_is_no_traceback(tmp_path, metadata):
 def test_a_codec_that_is_not_installed_is_no_damage(tmp_path, monkeypatch):
     write(tmp_path / "a", codec="brotli")
     monkeypatch.setitem(sys.modules, "brotli", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ingot\[codecs\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'ingot-lm\[codecs\]'"):
         read_artifact(tmp_path / "a")
 
 

@@ -127,7 +127,7 @@ def test_an_unknown_codec_is_refused_with_the_choices():
 @pytest.mark.parametrize(("codec", "package"), [("zstd", "zstandard"), ("brotli", "brotli")])
 def test_a_codec_that_is_not_installed_says_how_to_install_it(codec, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"the codec {codec} needs the package {package}: pip install 'ingot\[codecs\]'"):
+    with pytest.raises(ConfigError, match=rf"the codec {codec} needs the package {package}: pip install 'ingot-lm\[codecs\]'"):
         check_codec(codec)
     with pytest.raises(ConfigError, match=r"pip install"):
         compress(codec, [b"x"])

@@ -29,7 +29,7 @@ PROMPT = [1, 70, 105, 112, 112, 115, 36, 123, 115, 118, 112, 104]
 def test_without_the_package_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     settings = settings_of("gpt2")
-    with pytest.raises(ConfigError, match=r"needs the package gguf; pip install 'ingot\[gguf\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package gguf; pip install 'ingot-lm\[gguf\]'"):
         write_gguf(tmp_path / "out", model_records(random_model(settings)), settings, BYTE)
     assert not list(tmp_path.iterdir())
 

@@ -68,7 +68,7 @@ def test_without_mlx_its_device_is_refused_with_the_command_that_installs_it(mod
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert "device=mlx needs mlx, which is not installed; pip install 'ingot[mlx]' (Linux: pip install 'mlx[cpu]')" in line
+    assert "device=mlx needs mlx, which is not installed; pip install 'ingot-lm[mlx]' (Linux: pip install 'mlx[cpu]')" in line
 
 
 def test_the_door_to_the_frameworks_loads_none_of_them():

@@ -151,4 +151,4 @@ def test_lines_are_cut_to_the_terminal_by_what_is_seen_of_them(size, columns, ro
 def test_without_matplotlib_it_is_said_what_to_install(call, runs, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = call("report", runs[0], "-o", tmp_path / "r.html")
-    assert isinstance(result.exception, ConfigError) and "pip install 'ingot[plots]'" in str(result.exception)
+    assert isinstance(result.exception, ConfigError) and "pip install 'ingot-lm[plots]'" in str(result.exception)

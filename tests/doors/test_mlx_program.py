@@ -16,7 +16,7 @@ from ingot.doors.cli.app import app
 from ingot.runs.result import TrainingResult
 from ingot.train.start import run as run_config
 
-pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot[mlx]'", exc_type=ImportError)
+pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot-lm[mlx]'", exc_type=ImportError)
 torch.set_num_threads(1)
 
 

@@ -94,6 +94,6 @@ def test_a_row_that_is_not_an_item_is_told_with_the_dataset_and_its_number(hub):
 
 def test_without_pyarrow_nothing_is_fetched_and_the_extra_is_named(hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"reading the task piqa from the hub needs the package pyarrow.*ingot\[parquet\]"):
+    with pytest.raises(ConfigError, match=r"reading the task piqa from the hub needs the package pyarrow.*ingot-lm\[parquet\]"):
         read_task("piqa", None)
     assert hub.requests == []

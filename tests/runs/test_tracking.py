@@ -118,7 +118,7 @@ def test_without_the_package_there_is_one_warning_and_the_others_go_on(tmp_path:
             tracking.step(step_report(step), log=True)
     assert ["wandb" in said[0], "trackio" in said[1], len(said)] == [True, True, 2]
     for name, line in zip(("wandb", "trackio"), said, strict=True):
-        assert f"pip install 'ingot[{name}]'" in line and line.endswith("training goes on without it")
+        assert f"pip install 'ingot-lm[{name}]'" in line and line.endswith("training goes on without it")
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 

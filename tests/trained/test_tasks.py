@@ -260,7 +260,7 @@ def test_the_class_for_lm_eval_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     monkeypatch.delitem(sys.modules, "ingot.doors.lm_eval", raising=False)
-    with pytest.raises(ConfigError, match=r"pip install 'ingot\[lm-eval\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'ingot-lm\[lm-eval\]'"):
         __import__("ingot.doors.lm_eval")
 
 

@@ -148,7 +148,7 @@ def _module(codec: str) -> Any:
     try:
         module = import_module(name)
     except ImportError:
-        raise ConfigError(f"the codec {codec} needs the package {name}: pip install 'ingot[codecs]'") from None
+        raise ConfigError(f"the codec {codec} needs the package {name}: pip install 'ingot-lm[codecs]'") from None
     if codec == "brotli" and not hasattr(module.Decompressor, "can_accept_more_data"):
-        raise ConfigError("the codec brotli needs the package brotli in version 1.2 or newer: pip install 'ingot[codecs]'")
+        raise ConfigError("the codec brotli needs the package brotli in version 1.2 or newer: pip install 'ingot-lm[codecs]'")
     return module

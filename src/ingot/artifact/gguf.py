@@ -42,7 +42,7 @@ def require_gguf() -> Any:
     try:
         import gguf
     except ImportError:
-        raise ConfigError("--format gguf needs the package gguf", advice="pip install 'ingot[gguf]'") from None
+        raise ConfigError("--format gguf needs the package gguf", advice="pip install 'ingot-lm[gguf]'") from None
     return gguf
 
 

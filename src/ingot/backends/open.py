@@ -111,7 +111,7 @@ def _mlx_installed() -> Iterator[None]:
         raise ConfigError(
             "{0} needs mlx, which is not installed",
             Setting("training.device", MLX),
-            advice="pip install 'ingot[mlx]' (Linux: pip install 'mlx[cpu]')",
+            advice="pip install 'ingot-lm[mlx]' (Linux: pip install 'mlx[cpu]')",
         ) from None
 
 

@@ -23,7 +23,7 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError:
-    raise ConfigError("this needs the package lm-eval", advice="pip install 'ingot[lm-eval]'") from None
+    raise ConfigError("this needs the package lm-eval", advice="pip install 'ingot-lm[lm-eval]'") from None
 
 MOST_NEW = 256  # tokens that are written where a task does not say
 

@@ -29,7 +29,7 @@ class TrackioRun:
         try:
             self._package = importlib.import_module("trackio")
         except ImportError:
-            advice = "install it with: pip install 'ingot[trackio]'"
+            advice = "install it with: pip install 'ingot-lm[trackio]'"
             raise ConfigError(f"tracking.trackio_project={project} needs trackio", advice=advice) from None
         known = read_id(folder / TRACKIO_ID) if goes_on else None
         name = known or f"{folder.resolve().name}-{secrets.token_hex(4)}"

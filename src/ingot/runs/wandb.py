@@ -21,7 +21,7 @@ def check_installed(setting: str) -> None:
     try:
         importlib.import_module("wandb")
     except ImportError:
-        raise ConfigError(f"{setting} needs Weights & Biases; install it with: pip install 'ingot[wandb]'") from None
+        raise ConfigError(f"{setting} needs Weights & Biases; install it with: pip install 'ingot-lm[wandb]'") from None
 
 
 class WandbRun:

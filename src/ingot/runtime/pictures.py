@@ -16,7 +16,7 @@ SUFFIXES = (".png", ".svg")
 def check_picture(file: Path, option: str) -> None:
     """Refuse a picture that could not be drawn later; `option` is how the user named it."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(f"{option} needs matplotlib, which is not installed; install it with: pip install 'ingot[plots]'")
+        raise ConfigError(f"{option} needs matplotlib, which is not installed; install it with: pip install 'ingot-lm[plots]'")
     if file.suffix.lower() not in SUFFIXES or file.is_dir():
         raise ConfigError(f"{option} {file} is not a name for a picture; give one that ends in {' or '.join(SUFFIXES)}")
     if not file.parent.is_dir():

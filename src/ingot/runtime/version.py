@@ -10,6 +10,6 @@ NOT_INSTALLED = "ingot (not installed)"
 def made_by() -> str:
     """What data says of its maker."""
     try:
-        return f"ingot {importlib.metadata.version('ingot')}"
+        return f"ingot {importlib.metadata.version('ingot-lm')}"
     except importlib.metadata.PackageNotFoundError:
         return NOT_INSTALLED

@@ -12,7 +12,7 @@ from ingot.train.plan import Position, plan_step
 
 __all__ = ["MODELS", "ROWS", "SEQ_LEN", "SHAPE", "VOCABULARY", "Position", "Pupil", "both", "far", "plan_step", "to_record"]
 
-pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot[mlx]'", exc_type=ImportError)
+pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot-lm[mlx]'", exc_type=ImportError)
 torch.set_num_threads(1)
 
 VOCABULARY, SEQ_LEN, ROWS = 40, 16, 7

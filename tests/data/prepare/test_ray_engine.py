@@ -82,7 +82,7 @@ def test_a_cluster_of_this_machine_runs_no_file_of_the_current_folder(tmp_path, 
 
 def test_a_missing_ray_is_told_before_anything_is_written(tmp_path, corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ingot\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'ingot-lm\[ray\]'"):
         prepare([corpus], tmp_path / "out", "byte", engine="ray")
     assert list(tmp_path.iterdir()) == [corpus]
 

@@ -190,4 +190,4 @@ def test_a_picture_without_matplotlib_says_what_to_install(command, folder, tmp_
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = command(folder, "--plot", tmp_path / "a.png")
     assert isinstance(result.exception, ConfigError)
-    assert "pip install 'ingot[plots]'" in str(result.exception)
+    assert "pip install 'ingot-lm[plots]'" in str(result.exception)

@@ -304,7 +304,7 @@ def test_a_session_names_a_token_that_is_none(work):
 
 
 def test_train_runs_on_mlx_as_on_torch_and_sample_says_that_it_does_not(train, capfd):
-    pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot[mlx]'", exc_type=ImportError)
+    pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot-lm[mlx]'", exc_type=ImportError)
     ours, theirs = train(words(device="mlx", out_dir="mlx", mfu_peak=None)), train(words(out_dir="torch"))
     assert ours.losses.keys() == theirs.losses.keys()
     assert all(float(loss) == pytest.approx(float(theirs.losses[step]), abs=1e-3) for step, loss in ours.losses.items())

@@ -34,6 +34,6 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(
-        ConfigError, match=r"wandb_log=True needs Weights & Biases; install it with: pip install 'ingot\[wandb\]'"
+        ConfigError, match=r"wandb_log=True needs Weights & Biases; install it with: pip install 'ingot-lm\[wandb\]'"
     ):
         check_installed("wandb_log=True")

@@ -1,7 +1,7 @@
 """The accuracies of `ingot eval --tasks` are lm-eval's to the last digit: on the exported model, and through `ingot serve`.
 
 The questions are lm-eval's own tasks, given the published items in the columns that they have on the hub. Needs lm-eval
-(`pip install 'ingot[lm-eval]'`, `tenacity` and `aiohttp` for its client) and the real items, and is skipped without them.
+(`pip install 'ingot-lm[lm-eval]'`, `tenacity` and `aiohttp` for its client) and the real items, and is skipped without them.
 """
 
 import json

@@ -270,7 +270,7 @@ def test_without_the_packages_it_is_said_what_to_install(file, monkeypatch):
     for name in ("uvicorn", "ingot.doors.serve.server"):
         monkeypatch.setitem(sys.modules, name, None)
     error = call(file[0])
-    assert isinstance(error, ConfigError) and "pip install 'ingot[serve]'" in str(error)
+    assert isinstance(error, ConfigError) and "pip install 'ingot-lm[serve]'" in str(error)
 
 
 def test_an_address_that_others_reach_needs_a_token_and_one_that_is_taken_is_told(file, monkeypatch):

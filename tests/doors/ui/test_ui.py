@@ -370,7 +370,7 @@ def test_without_the_extra_it_says_which_to_install(monkeypatch, folder):
     for name in ("uvicorn", "ingot.doors.serve.server"):
         monkeypatch.setitem(sys.modules, name, None)
     error = call(folder).exception
-    assert isinstance(error, ConfigError) and "pip install 'ingot[ui]'" in str(error)
+    assert isinstance(error, ConfigError) and "pip install 'ingot-lm[ui]'" in str(error)
 
 
 def test_the_page_is_served_without_torch():

@@ -40,7 +40,7 @@ def ray_engine(tokenizer: Tokenizer, address: str | None, workers: int | None) -
     try:
         ray: Any = import_module("ray")
     except ImportError:
-        raise ConfigError("--engine ray needs the package ray; install it with: pip install 'ingot[ray]'") from None
+        raise ConfigError("--engine ray needs the package ray; install it with: pip install 'ingot-lm[ray]'") from None
     with ExitStack() as undo:
         undo.enter_context(redirect_stdout(sys.stderr))  # what Ray says of the cluster is not a result
         address = address or os.environ.get("RAY_ADDRESS") or LOCAL

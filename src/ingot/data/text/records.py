@@ -132,7 +132,7 @@ def check_pyarrow(what: str) -> None:
     try:
         import pyarrow  # type: ignore[import-not-found, import-untyped] # noqa: F401
     except ImportError:
-        raise ConfigError(f"reading {what} needs the package pyarrow; install it with: pip install ingot[parquet]") from None
+        raise ConfigError(f"reading {what} needs the package pyarrow; install it with: pip install 'ingot-lm[parquet]'") from None
 
 
 def parquet_rows(

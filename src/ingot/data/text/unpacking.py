@@ -88,7 +88,9 @@ def _codec(name: str, path: Path) -> tuple[Callable[[], Any], type[Exception]]:
     try:
         import zstandard
     except ImportError:
-        raise ConfigError(f"reading {path} needs the package zstandard; install it with: pip install ingot[codecs]") from None
+        raise ConfigError(
+            f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[codecs]'"
+        ) from None
     return zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
 
 

@@ -36,7 +36,7 @@ def serve(
         from ingot.doors.serve.app import make_app
         from ingot.doors.serve.server import serve_until_stopped
     except ImportError:
-        raise ConfigError("ingot serve needs the packages fastapi and uvicorn", advice="pip install 'ingot[serve]'") from None
+        raise ConfigError("ingot serve needs the packages fastapi and uvicorn", advice="pip install 'ingot-lm[serve]'") from None
     token = token or os.environ.get(TOKEN) or None
     if token is None and not _is_own(host):
         raise ConfigError(

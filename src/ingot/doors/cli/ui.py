@@ -31,7 +31,7 @@ def ui(
         from ingot.doors.serve.server import serve_until_stopped
         from ingot.doors.ui.app import make_app
     except ImportError:
-        raise ConfigError("ingot ui needs the packages fastapi and uvicorn", advice="pip install 'ingot[ui]'") from None
+        raise ConfigError("ingot ui needs the packages fastapi and uvicorn", advice="pip install 'ingot-lm[ui]'") from None
     from ingot.doors.cli.serve import listen
     from ingot.doors.facts import RUNS
     from ingot.doors.ui.watcher import Watcher

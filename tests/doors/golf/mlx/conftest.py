@@ -18,7 +18,7 @@ from ingot.doors.golf.mlx.main import main
 @pytest.fixture(scope="session")
 def installed() -> None:
     """Skip, with the reason, where mlx is not."""
-    pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot[mlx]'", exc_type=ImportError)
+    pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot-lm[mlx]'", exc_type=ImportError)
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_without_mlx_the_script_says_how_to_install_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "") and not list(tmp_path.iterdir())
     assert done.stderr == (
         "train_gpt_mlx.py: error: train_gpt_mlx.py needs mlx, which is not installed; "
-        "pip install 'ingot[mlx]' (Linux: pip install 'mlx[cpu]')\n"
+        "pip install 'ingot-lm[mlx]' (Linux: pip install 'mlx[cpu]')\n"
     )
 
 
