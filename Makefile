@@ -55,9 +55,9 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 # The original gpt-simple, which tests run beside the door; without its dependencies, in a folder of its own.
-$(ORIGINAL)/.ready: $(READY) tests/doors/gpt_simple/requirements.txt
+$(ORIGINAL)/.ready: $(READY) tests/compat/gpt_simple/requirements.txt
 	rm -rf $(ORIGINAL)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ORIGINAL) -r tests/doors/gpt_simple/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ORIGINAL) -r tests/compat/gpt_simple/requirements.txt
 	@touch $@
 
 # Tried once: where there is no wheel (glibc older than 2.35, a Mac without Apple silicon), the tests of MLX are skipped.

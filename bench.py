@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from ingot.doors.nanogpt.bench import main
+    from ingot.compat.nanogpt.bench import main
 except ModuleNotFoundError as missing:
     sys.exit(
         f"bench.py: {missing.name} is not installed here: run `make train` once and use .venv/bin/python, or pip install -e ."

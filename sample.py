@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from ingot.doors.nanogpt.sample import main
+    from ingot.compat.nanogpt.sample import main
 except ModuleNotFoundError as missing:
     sys.exit(
         f"sample.py: {missing.name} is not installed here: run `make train` once and use .venv/bin/python, or pip install -e ."

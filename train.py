@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from ingot.doors.nanogpt.train import main
+    from ingot.compat.nanogpt.train import main
 except ModuleNotFoundError as missing:
     sys.exit(
         f"train.py: {missing.name} is not installed here: run `make train` once and use .venv/bin/python, or pip install -e ."

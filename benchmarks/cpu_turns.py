@@ -55,7 +55,7 @@ LOOP: dict[str, Any] = {
 def train(shape: str, settings: dict[str, Any]) -> None:
     """Train without end, and after each block of steps wait for a line that says how many the next has; no line ends it."""
     from ingot.config.loading import load_config
-    from ingot.runs.report import Reporter, StepReport
+    from ingot.runs.reporter import Reporter, StepReport
     from ingot.train.start import run
 
     class Turns(Reporter):

@@ -33,7 +33,7 @@ from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import Evaluator
 from ingot.runtime.ranks import Ranks
-from ingot.train.plan import Position, following, plan_step, shapes
+from ingot.train.step_plan import Position, following, plan_step, shapes
 
 TINY_SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"  # where the tests look too
 SLICES = 20

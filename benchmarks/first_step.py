@@ -170,7 +170,7 @@ def without_bytecode() -> int:
 
 def priming_names(config: Any) -> list[str]:
     """What each priming step is called, and the undoing after the last."""
-    from ingot.train.plan import shapes
+    from ingot.train.step_plan import shapes
 
     plans, steps = shapes(config), config.training.priming_steps
     where = [f", stage {plan.stage + 1} (rows of {plan.seq_len})" if len(plans) > 1 else "" for plan in plans]
@@ -179,7 +179,8 @@ def priming_names(config: Any) -> list[str]:
 
 def time_parts(phases: Phases) -> None:
     """Let the backend time what it calls, and each kernel that it tries."""
-    from ingot.backends.torch import backend, kernels
+    from ingot.backends.torch import backend
+    from ingot.backends.torch import tune as kernels
 
     for name in PARTS:
         owner = backend if hasattr(backend, name) else backend.TorchBackend
@@ -202,10 +203,10 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     if settings.pop("driver", False):
         threading.Thread(target=wake_driver, args=[phases], name="driver", daemon=True).start()
     phases.mark("imports")
-    from ingot.backends.torch import builders
+    from ingot.backends.torch import startup as builders
     from ingot.config.loading import load_config
-    from ingot.plan.validate import check_before_training
-    from ingot.runs.report import Reporter
+    from ingot.preflight.validate import check_before_training
+    from ingot.runs.reporter import Reporter
     from ingot.runtime.ranks import Ranks
     from ingot.train.start import run
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from frontier.engine import Case, add_options, finished, learn_tokenizer, prepare, run_all, say, step_records
 
+from ingot.compat.golf.settings_run import packed_code
 from ingot.config.loading import load_config
-from ingot.doors.golf.settings_run import packed_code
 from ingot.eval.statistics import one_sample_p
 
 RECIPES = {1: "golf/frontier", 2: "frontier"}

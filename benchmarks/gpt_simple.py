@@ -144,7 +144,7 @@ def original(folder: Path, site: Path) -> dict[str, Any]:
 
 
 def ours(folder: Path, name: str) -> dict[str, Any]:
-    call(["-m", "ingot.doors.gpt_simple", "-q", "train", "--config", f"{name}.yaml", "--skip-runtime-probe"], folder,
+    call(["-m", "ingot.compat.gpt_simple", "-q", "train", "--config", f"{name}.yaml", "--skip-runtime-probe"], folder,
          os.environ.get("PYTHONPATH", ""))  # fmt: skip
     records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "train"]

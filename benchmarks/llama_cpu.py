@@ -23,7 +23,7 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.open import open_dataset
 from ingot.model.llama import Llama
-from ingot.runs.report import Reporter, StepReport
+from ingot.runs.reporter import Reporter, StepReport
 from ingot.train.start import run
 
 SKIPPED = 5  # first steps of ours

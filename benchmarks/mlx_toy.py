@@ -35,7 +35,7 @@ TOY = {
 
 def ingot(*words: str) -> None:
     """Run a verb of the command line."""
-    subprocess.run([sys.executable, "-c", "from ingot.doors.cli.main import run; run()", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", "from ingot.cli.main import run; run()", *words], check=True, capture_output=True)
 
 
 def prepare() -> None:

@@ -22,7 +22,7 @@ from ingot.backends.open import find_device
 from ingot.config.schema import OptimizerSection
 from ingot.model.golf import Golf
 from ingot.optim.groups import block_matrices, muon
-from ingot.optim.orthogonal import orthogonalise, polynomials
+from ingot.optim.muon import orthogonalise, polynomials
 
 SETTINGS = [("newton-schulz", 5), ("polar-express", 5), ("polar-express", 4)]
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from ingot.backends.open import find_device
-from ingot.doors.nanogpt.command_line import read_arguments
-from ingot.doors.nanogpt.prepare import shakespeare_char
-from ingot.doors.nanogpt.train import main as train
-from ingot.doors.nanogpt.translate import fresh_args, learning_rate, settle, translate, vocabulary
+from ingot.compat.nanogpt.command_line import read_arguments
+from ingot.compat.nanogpt.prepare import shakespeare_char
+from ingot.compat.nanogpt.train import main as train
+from ingot.compat.nanogpt.translate import fresh_args, learning_rate, settle, translate, vocabulary
 from ingot.model.gpt2 import GPT2
 from ingot.runs.metrics import Metrics
 

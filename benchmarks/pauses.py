@@ -45,8 +45,8 @@ ALWAYS = {
 def told_at(shape: Shape, changes: dict[str, Any]) -> list[float]:
     """When each step of a run was told of, in seconds."""
     from ingot.config.loading import load_config
-    from ingot.plan.validate import check_before_training
-    from ingot.runs.report import Reporter
+    from ingot.preflight.validate import check_before_training
+    from ingot.runs.reporter import Reporter
     from ingot.train.start import run
 
     class Noting(Reporter):

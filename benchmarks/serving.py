@@ -15,15 +15,13 @@ import time
 from pathlib import Path
 
 from ingot.backends.open import open_backend, open_inference
+from ingot.backends.sampling import Sampling
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import GPT2Tokenizer
-from ingot.generate.sampling import Sampling
+from ingot.inference.engine import Engine, Piece, Text
+from ingot.inference.model import LoadedModel, foreign_weights
+from ingot.inference.scoring import read_items, score_rows, score_tasks, task_rows
 from ingot.runtime.ranks import Ranks
-from ingot.trained.model import LoadedModel
-from ingot.trained.scoring import score_rows
-from ingot.trained.serving import Engine, Piece, Text
-from ingot.trained.tasks import read_items, score_tasks, task_rows
-from ingot.trained.weights import foreign_weights
 
 
 def main() -> None:

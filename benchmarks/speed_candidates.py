@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine, settings_of
 from torch import Tensor
 
-from ingot.backends.torch.kernels import NAMES, has_kernel
+from ingot.backends.torch.tune import NAMES, has_kernel
 from ingot.model.kernels.mlp import ACTIVATIONS, fused_mlp
 from ingot.model.kernels.rotary import EPSILON, fused_rotation
 from ingot.model.layers import Rotation, rotate

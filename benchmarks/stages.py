@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from ingot.config.loading import load_config
-from ingot.runs.report import BeginReport, Reporter, StepReport
+from ingot.runs.reporter import BeginReport, Reporter, StepReport
 from ingot.train.start import run
 
 AROUND = 3  # steps shown on each side of a border

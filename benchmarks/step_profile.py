@@ -43,7 +43,7 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.optim.groups import block_matrices
 from ingot.runtime.ranks import Ranks
-from ingot.train.plan import shapes
+from ingot.train.step_plan import shapes
 
 FLOPS, BANDWIDTH = 782e12, 4.3e12  # per second
 PROFILED, WARM_UP = 3, 4  # steps

@@ -125,10 +125,10 @@ def load() -> None:
 
     import ingot.api
     import ingot.backends.torch.backend
-    import ingot.doors.cli.app
-    import ingot.doors.gpt_simple.main
-    import ingot.doors.nanogpt.train
-    import ingot.plan.validate
+    import ingot.cli.app
+    import ingot.compat.gpt_simple.main
+    import ingot.compat.nanogpt.train
+    import ingot.preflight.validate
     import ingot.train.start  # noqa: F401
 
 

@@ -6,8 +6,8 @@ from ingot.api import load
 from ingot.artifact.container import write_artifact
 from ingot.backends.torch.state import model_records
 from ingot.data.tokenizers import ByteTokenizer
+from ingot.inference.model import foreign_weights
 from ingot.model.registry import build
-from ingot.trained.weights import foreign_weights
 
 SETTINGS = {"family": "llama", "layers": 1, "heads": 2, "width": 32, "context": 64, "vocab_size": 260}
 

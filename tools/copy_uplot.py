@@ -15,7 +15,7 @@ from pathlib import Path
 
 VERSION, SHA256 = "1.6.32", "4b8a8191e425658e3ea8c8c1314b0fc679c861ee3a1af2b20c7b16ba50b5133d"
 FILES = {"dist/uPlot.iife.min.js": "uPlot.iife.min.js", "dist/uPlot.min.css": "uPlot.min.css", "LICENSE": "uPlot.LICENSE"}
-TARGET = Path(__file__).parents[1] / "src/ingot/doors/ui/page"
+TARGET = Path(__file__).parents[1] / "src/ingot/ui/page"
 
 
 def main(archive: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from frontier.arms import Arm
 from frontier.model import compiled
-from ingot.optim.orthogonal import orthogonalise, polynomials
+from ingot.optim.muon import orthogonalise, polynomials
 
 MATRICES = {"q", "k", "v", "o", "fc", "up", "down", "value_projection"}
 SECOND_BETA = 0.95  # of NorMuon's running mean of squares

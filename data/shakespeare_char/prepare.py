@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 try:
-    from ingot.doors.nanogpt.prepare import shakespeare_char
+    from ingot.compat.nanogpt.prepare import shakespeare_char
 except ModuleNotFoundError as missing:
     sys.exit(
         f"prepare.py: {missing.name} is not installed here: run `make train` once and use .venv/bin/python, or pip install -e ."

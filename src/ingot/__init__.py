@@ -13,21 +13,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ingot.api import generate, load
+    from ingot.api import generate, load, train
     from ingot.config.schema import Config
-    from ingot.doors.python import train
     from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, RunError
-    from ingot.runs.result import TrainingResult
-    from ingot.trained.model import LoadedModel
+    from ingot.inference.model import LoadedModel
+    from ingot.runs.state import TrainingResult
 
 # Loaded when they are first asked for: `ingot --help` must not wait for torch.
 _HOMES = {
-    "ingot.api": ("generate", "load"),
-    "ingot.doors.python": ("train",),
+    "ingot.api": ("generate", "load", "train"),
     "ingot.config.schema": ("Config",),
     "ingot.errors": ("CheckpointError", "ConfigError", "DataError", "IngotError", "RunError"),
-    "ingot.runs.result": ("TrainingResult",),
-    "ingot.trained.model": ("LoadedModel",),
+    "ingot.runs.state": ("TrainingResult",),
+    "ingot.inference.model": ("LoadedModel",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [

@@ -4,7 +4,7 @@ from itertools import product
 
 import torch
 
-from ingot.config.families import FAMILIES
+from ingot.config.schema import FAMILIES
 from ingot.model.registry import build
 
 ROWS, CONTEXT = 260, 48  # ids of the byte tokenizer

@@ -11,8 +11,7 @@ import pytest
 import torch
 from portable_kit import random_model, settings_of
 
-from ingot.artifact.gguf import write_gguf
-from ingot.artifact.gguf_tokenizer import is_normalised, vocabulary_of
+from ingot.artifact.gguf import is_normalised, vocabulary_of, write_gguf
 from ingot.backends.torch.state import model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.data.tokenizers.huggingface import from_json

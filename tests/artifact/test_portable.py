@@ -7,11 +7,10 @@ import pytest
 from portable_kit import random_model, settings_of
 
 from ingot.artifact.gguf import write_gguf
-from ingot.artifact.huggingface import write_model
-from ingot.artifact.portable import portable_values, refuse_unportable
+from ingot.artifact.huggingface import portable_values, refuse_unportable, write_model
 from ingot.backends.torch.state import model_records
-from ingot.config.families import FAMILIES
 from ingot.config.render import json_schema
+from ingot.config.schema import FAMILIES
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import ConfigError
 

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files
-from ingot.artifact.tokenizer_json import tokenizer_json
+from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files, tokenizer_json
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.data.tokenizers.plain import CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer

@@ -59,9 +59,9 @@ def test_one_rank_alone_is_a_group():
     group.close()
 
 
-@pytest.mark.parametrize("module", ["ingot.doors.cli.main", "ingot.doors.nanogpt.train"])
+@pytest.mark.parametrize("module", ["ingot.cli.main", "ingot.compat.nanogpt.train"])
 def test_without_mlx_its_device_is_refused_with_the_command_that_installs_it(module, tmp_path):
-    cli = module == "ingot.doors.cli.main"
+    cli = module == "ingot.cli.main"
     words = ["train", "--training.device", "mlx", "--training.max_steps", "1"] if cli else ["--device=mlx"]
     start = "run()" if cli else "sys.exit(main(sys.argv[1:]))"
     program = f"import sys; sys.modules['mlx.core'] = None; from {module} import {'run' if cli else 'main'}; {start}"

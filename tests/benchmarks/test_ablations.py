@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ingot.backends.open import open_backend
 from ingot.config.loading import load_config
-from ingot.experiments.arms import make_arms
+from ingot.experiments.sweep import make_arms
 from ingot.runtime.ranks import Ranks
 
 ARMS = Path(__file__).parents[2] / "benchmarks" / "frontier" / "ablations.yaml"

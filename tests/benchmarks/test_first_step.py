@@ -10,7 +10,8 @@ import first_step
 import pytest
 from step_profile import TOY
 
-from ingot.backends.torch import backend, builders
+from ingot.backends.torch import backend
+from ingot.backends.torch import startup as builders
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from frontier.optimizer import Optimizer as BenchOptimizer
 from ingot.backends.open import open_backend
 from ingot.config.loading import load_config
 from ingot.runtime.ranks import Ranks
-from ingot.train.plan import Position, plan_step
+from ingot.train.step_plan import Position, plan_step
 
 CPU, VOCABULARY, LENGTH, ROWS, STEPS = torch.device("cpu"), 40, 32, 4, 10
 NEW = {"layers": 5, "pattern": "SSL", "rope_part": 0.5, "key_offset": True, "tokens": ROWS * LENGTH, "rows": (LENGTH,)}

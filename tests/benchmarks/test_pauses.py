@@ -8,7 +8,7 @@ import pauses
 import pytest
 from pauses import TOY
 
-from ingot.data.store.stream import TokenStream
+from ingot.data.store.shards import TokenStream
 
 STEP, PAUSE = 0.1, 0.25
 

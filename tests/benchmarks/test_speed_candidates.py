@@ -5,7 +5,7 @@ import sys
 import speed_candidates
 from step_profile import TOY, open_engine
 
-from ingot.backends.torch.kernels import NAMES
+from ingot.backends.torch.tune import NAMES
 
 
 def run(monkeypatch, capsys, *arguments):

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.config import recipes
-from ingot.config.loading import load_config
-from ingot.config.recipes import find_recipe, list_recipes
+from ingot.config import loading as recipes
+from ingot.config.loading import find_recipe, list_recipes, load_config
 from ingot.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from forks import Forked, Forks
 
 PATIENCE = 300  # seconds until a command is taken for hung; far more than any needs
 COLUMNS = 100
-PYTHON = {"ingot": ["-m", "ingot"], "gpt-simple": ["-m", "ingot.doors.gpt_simple"], "python": []}
+PYTHON = {"ingot": ["-m", "ingot"], "gpt-simple": ["-m", "ingot.compat.gpt_simple"], "python": []}
 
 
 class Forking:

@@ -8,8 +8,8 @@ from ingot.config.loading import load_config
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.packing import PackedRows
 from ingot.eval.evaluator import evaluator_of
-from ingot.runtime.batch import IGNORED
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import IGNORED
 
 VAL = {"books": documents_of("b", 11), "web": documents_of("w", 23)}
 TARGETS = {name: sum(len(document) - 1 for document in documents) for name, documents in VAL.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.doors.cli.main import run
+from ingot.cli.main import run
 from ingot.runs.state import State, this_process, utc_now
 
 

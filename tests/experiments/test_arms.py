@@ -14,7 +14,7 @@ from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.shards import ShardWriter
 from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import ConfigError, DataError
-from ingot.experiments.arms import Arm, make_arms, plan_trials, read_seeds
+from ingot.experiments.sweep import Arm, make_arms, plan_trials, read_seeds
 
 
 def names(*vary, file=None):

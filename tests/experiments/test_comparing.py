@@ -11,8 +11,8 @@ from experiments_kit import said, write_finished
 
 from ingot.errors import CheckpointError, ConfigError
 from ingot.eval.statistics import welch
-from ingot.experiments import seeds
-from ingot.experiments.comparing import compare
+from ingot.experiments import compare as seeds
+from ingot.experiments.compare import compare
 
 A, B = (1.20, 1.21, 1.19), (1.10, 1.12, 1.11)
 

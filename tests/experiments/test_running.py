@@ -16,10 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from ingot.errors import ConfigError
-from ingot.experiments import running
-from ingot.experiments.arms import make_arms, plan_trials
-from ingot.experiments.running import run_trials, train_apart
-from ingot.experiments.summary import summarise
+from ingot.experiments import sweep as running
+from ingot.experiments.sweep import make_arms, plan_trials, run_trials, summarise, train_apart
 from ingot.runs.run import Run
 from ingot.train.start import run
 
@@ -93,7 +91,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, resolve):
 @pytest.fixture
 def long(tmp_path, resolve, monkeypatch):
     """A trial that lasts for many looks at it."""
-    monkeypatch.setattr("ingot.experiments.running.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("ingot.experiments.sweep.LOOK_SECONDS", 0.01)
     settings = ["training.max_steps=400", "training.save_every=1000"]
     return plan_trials(make_arms(settings), [1], tmp_path / "long", resolve)[0]
 

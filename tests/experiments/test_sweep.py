@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from experiments_kit import said
 
-from ingot.doors.cli.sweep import table
-from ingot.experiments.summary import ArmSummary, TrialSummary
+from ingot.cli.sweep import table
+from ingot.experiments.sweep import ArmSummary, TrialSummary
 from ingot.runs.run import Run
 
 VARY = ["sweep", "--vary", "data.sampling=shuffle,redraw", "--seeds", "1,2"]

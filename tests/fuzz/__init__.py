@@ -20,7 +20,7 @@ file of the user's changed.
 | damage.py | files made wrong: bytes, JSON, headers, tensors; with checksums that fit again, to try what comes after them |
 | models.py | models of one's own, sound and broken |
 | world.py | the sound files, made once for each process |
-| doors.py, scenarios.py | the commands that work, and what each may be given and may write |
+| commands.py, scenarios.py | the commands that work, and what each may be given and may write |
 | cases.py | one case, drawn from a seed and a number |
 | confine.py | keeps all of it in one folder: as root, a case that writes to /dev/null would replace it |
 | running.py | runs a case and watches it |
@@ -31,5 +31,5 @@ import sys
 from pathlib import Path
 
 # The toys of other rooms' tests.
-_ROOMS = ("data", "doors/golf", "doors/nanogpt", "doors/gpt_simple", "train")
+_ROOMS = ("data", "compat/golf", "compat/nanogpt", "compat/gpt_simple", "train")
 sys.path.extend(str(Path(__file__).resolve().parents[1] / room) for room in _ROOMS)

@@ -12,9 +12,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from .commands import Scenario
 from .confine import tame
 from .damage import damage
-from .doors import Scenario
 from .knobs import Knob
 from .scenarios import SCENARIOS
 from .values import path_word

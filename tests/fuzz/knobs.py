@@ -15,19 +15,19 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from ingot.config.families import FAMILIES
+from ingot.cli.app import app
+from ingot.compat.golf.mlx.translate import VARIABLES
+from ingot.compat.golf.variables import NAMES
+from ingot.compat.gpt_simple.config import all_keys
+from ingot.compat.gpt_simple.main import make_parser
+from ingot.compat.nanogpt.command_line import KEYS
 from ingot.config.fields import settings
-from ingot.doors.cli.app import app
-from ingot.doors.golf.mlx.translate import VARIABLES
-from ingot.doors.golf.variables import NAMES
-from ingot.doors.gpt_simple.config import all_keys
-from ingot.doors.gpt_simple.main import make_parser
-from ingot.doors.nanogpt.command_line import KEYS
+from ingot.config.schema import FAMILIES
 
 from .values import HUGE, any_word, number_word, path_word
 
 PATH_NAMES = ("path", "dir", "file", "input", "output", "tokenizer", "weights", "resume", "checkpoint", "config", "data", "read")
-# A process or a compilation takes seconds, so they are hardly asked for here; tests/doors has tests of them.
+# A process or a compilation takes seconds, so they are hardly asked for here; tests/cli has tests of them.
 FEW = ("workers", "num_workers", "threads")
 NEVER_TRUE = ("compile", "score")
 NEVER = ("--nproc-per-node", "--nproc_per_node", "--nnodes", "--engine", "--ray-address", "--score", "--probe")

@@ -81,7 +81,7 @@ def run_case(case: Case, home: Path) -> Outcome:
         around.enter_context(patch.object(sys, "argv", [case.scenario.door, *case.words]))
         around.enter_context(patch.object(tempfile, "tempdir", str(case.folder / TEMPORARY)))
         # A program is as old as its process; here every case is a program.
-        around.enter_context(patch("ingot.doors.entry.process_age", lambda: time.monotonic() - began))
+        around.enter_context(patch("ingot.console.entry.process_age", lambda: time.monotonic() - began))
         around.enter_context(chdir(case.at))
         around.enter_context(_shown_warnings())
         around.enter_context(_alarm(SECONDS))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ingot.doors.golf.main import main as golf
-from ingot.doors.golf.mlx.main import main as golf_mlx
-from ingot.doors.nanogpt.bench import main as bench
-from ingot.doors.nanogpt.sample import main as sample
-from ingot.doors.nanogpt.train import main as nanogpt
+from ingot.compat.golf.main import main as golf
+from ingot.compat.golf.mlx.main import main as golf_mlx
+from ingot.compat.nanogpt.bench import main as bench
+from ingot.compat.nanogpt.sample import main as sample
+from ingot.compat.nanogpt.train import main as nanogpt
 
-from .doors import (
+from .commands import (
     SETTINGS,
     Scenario,
     of_golf,

@@ -18,8 +18,8 @@ import pytest
 
 from . import promises, running
 from .cases import Case
+from .commands import Scenario
 from .confine import tame
-from .doors import Scenario
 from .promises import broken
 from .running import run_case
 

@@ -22,9 +22,9 @@ import yaml
 from tiny_runs import write_text
 from toy_tokenizers import byte_level_config, llama_config
 
-from ingot.doors.cli.main import run
-from ingot.doors.gpt_simple.main import main as gpt_simple
-from ingot.doors.nanogpt.train import main as nanogpt
+from ingot.cli.main import run
+from ingot.compat.gpt_simple.main import main as gpt_simple
+from ingot.compat.nanogpt.train import main as nanogpt
 
 from .models import SOUND
 

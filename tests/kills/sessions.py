@@ -25,7 +25,7 @@ import torch._dynamo  # noqa: F401  torch imports it at the first step of an opt
 import ingot.backends.torch.backend  # noqa: F401  torch, once for all children
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.errors import PeerLost
-from ingot.runs.report import Reporter
+from ingot.runs.reporter import Reporter
 from ingot.train.start import run
 
 from .cases import Case, Moment

@@ -9,10 +9,10 @@ import torch
 from model_kit import CONTEXT, SHAPES, VOCABULARY, assert_same, gradients, make, new, tokens_of
 from torch import nn
 
+from ingot.backends.sampling import Sampling
 from ingot.backends.torch.build import checkpoint_blocks
-from ingot.config.families import FAMILIES as SECTIONS
-from ingot.generate.sampling import Sampling
-from ingot.generate.torch.decode import generate
+from ingot.backends.torch.generate import generate
+from ingot.config.schema import FAMILIES as SECTIONS
 from ingot.model.gpt2 import GPT2
 from ingot.model.registry import FAMILIES, build
 

@@ -7,7 +7,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from ingot.config.loading import load_config
 from ingot.model import frontier, layers
 from ingot.model.frontier import Frontier
-from ingot.model.frontier_settings import FrontierSettings
+from ingot.model.settings import FrontierSettings
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -6,8 +6,7 @@ import pytest
 import torch
 from model_kit import assert_same, gradients, make, tokens_of
 
-from ingot.backends.torch.attention import use_form
-from ingot.backends.torch.kernels import NAMES, use_kernels
+from ingot.backends.torch.tune import NAMES, use_form, use_kernels
 from ingot.model.layers import IGNORED
 
 torch.set_num_threads(1)

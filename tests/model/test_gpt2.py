@@ -13,7 +13,7 @@ from ingot.config.schema import Config
 from ingot.data.tokenizers import CharTokenizer
 from ingot.model.gpt2 import GPT2
 from ingot.runtime.ranks import Ranks
-from ingot.train.plan import Position, plan_step
+from ingot.train.step_plan import Position, plan_step
 
 torch.set_num_threads(1)
 

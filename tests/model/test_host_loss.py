@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model import host_loss as module
+from ingot.model import loss as module
 from ingot.model.layers import IGNORED
 from ingot.model.loss import head_logits, head_loss
 

@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.model import layers
-from ingot.model.cache import LayerCache
-from ingot.model.layers import Rotation, causal_attention, document_mask, is_fused, positions, rotate
+from ingot.model.layers import LayerCache, Rotation, causal_attention, document_mask, is_fused, positions, rotate
 from ingot.model.registry import build
 
 torch.set_num_threads(1)

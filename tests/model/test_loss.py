@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.model.layers import IGNORED
 from ingot.model.loss import head_logits, head_loss
-from ingot.runtime import batch
+from ingot.runtime import tensors as batch
 
 torch.set_num_threads(1)
 

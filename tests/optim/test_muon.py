@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from ingot.config.schema import OptimizerSection
-from ingot.optim.muon import Muon, equal_rows
-from ingot.optim.normuon import even_out
+from ingot.optim.muon import Muon, equal_rows, even_out
 
 torch.set_num_threads(1)
 

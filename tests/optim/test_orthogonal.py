@@ -4,8 +4,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ingot.optim.orthogonal import iterate, iterate_gathered, orthogonalise, polynomials
-from ingot.optim.polar_express import nearest_to_one, polar_express
+from ingot.optim.muon import iterate, iterate_gathered, nearest_to_one, orthogonalise, polar_express, polynomials
 
 torch.set_num_threads(1)
 

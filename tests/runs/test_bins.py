@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.runs.bins import MOST_BINS, Bins
+from ingot.runs.series import MOST_BINS, Bins
 
 
 def pushed(columns, cuts=()):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import _checksum, load_checkpoint, save_checkpoint
-from ingot.runs.steps import INDEX
+from ingot.runs.checkpoints import INDEX, _checksum, load_checkpoint, save_checkpoint
 from ingot.runtime.tensors import to_array, to_record, write_tensors
 
 WHOLE = np.arange(35, dtype=np.float32).reshape(5, 7)

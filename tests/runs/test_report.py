@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
-from ingot.runs.report import BeginReport, EvaluationReport, LineReporter, MultiReporter, Reporter, StepReport, step_line
+from ingot.runs.reporter import BeginReport, EvaluationReport, LineReporter, MultiReporter, Reporter, StepReport, step_line
 
 BEGIN = BeginReport("r", "cpu", "fp32", 2, 1234, 5000, 64, 4, "default", 0)
 STEP = StepReport(

@@ -18,9 +18,8 @@ from ingot.config.render import dump_yaml
 from ingot.errors import CheckpointError
 from ingot.runs.folder import RunFolder
 from ingot.runs.metrics import Mark
-from ingot.runs.result import TrainingResult, result_of
 from ingot.runs.run import Run
-from ingot.runs.state import State, this_process
+from ingot.runs.state import State, TrainingResult, result_of, this_process
 from ingot.runtime.files import to_json, write_atomically
 
 # A run that is killed and resumed over and over: it goes on from a step that was, like every other time, in the middle.

@@ -13,7 +13,7 @@ import pytest
 from ingot.errors import CheckpointError, RunError
 from ingot.runs.folder import RunFolder, new_run_dir
 from ingot.runs.state import Heartbeat
-from ingot.runtime.version import made_by
+from ingot.runtime.machine import made_by
 
 NOON = datetime(2026, 11, 15, 12, 0, 5)
 MAKE_MANY = """

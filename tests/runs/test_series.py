@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from ingot.runs import series as module
-from ingot.runs.series import STEP_SECONDS, Series, parse_lines
-from ingot.runs.timing import step_times
+from ingot.runs.series import STEP_SECONDS, Series, parse_lines, step_times
 
 
 def line(step, kind="train", **more):

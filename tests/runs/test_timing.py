@@ -1,4 +1,4 @@
-from ingot.runs.timing import step_times
+from ingot.runs.series import step_times
 
 
 def records(times, session=1, every=1):

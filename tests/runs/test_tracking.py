@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from ingot.config.schema import TrackingSection
-from ingot.runs import tensorboard
-from ingot.runs.report import EvaluationReport, StepReport
-from ingot.runs.tensorboard import EventFile
-from ingot.runs.tracking import Tracking, open_tracking
+from ingot.runs import tracking as tensorboard
+from ingot.runs.reporter import EvaluationReport, StepReport
+from ingot.runs.tracking import EventFile, Tracking, open_tracking
 
 WRITTEN_BY_TENSORBOARD = (
     "1800000000000000a37f4b220900001040fc54d9411a0d627261696e2e4576656e743a32338d2fe92100000000000000017becf60900"
@@ -158,7 +157,7 @@ IN_TRACKIO = """
 import json, sys
 from pathlib import Path
 from ingot.config.schema import TrackingSection
-from ingot.runs.report import EvaluationReport, StepReport
+from ingot.runs.reporter import EvaluationReport, StepReport
 from ingot.runs.tracking import open_tracking
 
 settings, words = TrackingSection(trackio_project="words"), lambda report: None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.runtime.children import import_path, python_command
+from ingot.runtime.processes import import_path, python_command
 
 SOURCE = str(Path(ingot.__file__).parents[1])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE}
@@ -40,7 +40,7 @@ def test_a_child_imports_nothing_from_the_current_folder(planted: Path, monkeypa
 def test_a_child_imports_nothing_from_the_folder_of_the_script(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     script = planted / "script.py"
     script.write_text(
-        "import sys\nsys.path.pop(0)\nfrom ingot.runtime.children import import_path\n"
+        "import sys\nsys.path.pop(0)\nfrom ingot.runtime.processes import import_path\n"
         f"sys.path.insert(0, {str(planted)!r})\nimport json as j\nprint(import_path())\n"
     )
     (planted / "json.py").unlink()
@@ -69,7 +69,7 @@ def test_a_child_finds_ingot_where_the_current_folder_holds_it(monkeypatch: pyte
 def test_workers_of_torch_compile_import_nothing_from_the_current_folder(planted: Path) -> None:
     program = (
         "import sys; sys.path.remove(''); import torch._inductor.utils as u, json; sys.path.insert(0, '');"
-        "from ingot.runtime.children import shield_compile_workers; shield_compile_workers();"
+        "from ingot.runtime.processes import shield_compile_workers; shield_compile_workers();"
         "print(json.dumps(u.python_subprocess_env()['PYTHONPATH'].split(':')))"
     )
     done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runtime.leftovers import replace_users_file
+from ingot.runtime.files import replace_users_file
 
 
 def put(path: Path, age: float = 3600.0) -> Path:

@@ -8,7 +8,7 @@ import resource
 import numpy as np
 import pytest
 
-from ingot.runtime.memory import collected_later, keep_freed_memory
+from ingot.runtime.machine import collected_later, keep_freed_memory
 
 MEBIBYTE = 1 << 20
 

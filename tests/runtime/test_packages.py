@@ -3,7 +3,7 @@
 import numpy as np
 
 from ingot.backends.open import packages
-from ingot.runtime.packages import OF_KERNELS, installed
+from ingot.runtime.machine import OF_KERNELS, installed
 
 
 def test_versions_are_told_of_what_is_installed_alone():

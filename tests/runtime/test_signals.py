@@ -12,13 +12,13 @@ import ingot
 
 PROGRAM = """
 import os, signal, sys
-from ingot.doors.entry import explained, stop_exit_code
+from ingot.console.entry import explained, stop_exit_code
 from ingot.runtime.signals import heard_early, listening_early
 
 number = getattr(signal, sys.argv[1])
 with explained("toy", stopped=stop_exit_code(sys.argv)) as outcome, listening_early():
     os.kill(os.getpid(), number)
-    from ingot.train.stopping import Shutdown
+    from ingot.train.stop import Shutdown
     with Shutdown() as shutdown:
         print("asked", shutdown.requested, "again", heard_early(), flush=True)
     if "RANK" in os.environ:

@@ -10,10 +10,10 @@ import pytest
 from test_trainer import Device, Meeting, Time, make
 from tiny_runs import Train, records
 
-from ingot.runs.report import EvaluationReport, Reporter
+from ingot.runs.reporter import EvaluationReport, Reporter
 from ingot.runtime.ranks import Ranks
 from ingot.train.progress import Progress
-from ingot.train.stopping import Shutdown
+from ingot.train.stop import Shutdown
 
 
 @dataclass

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ingot.train.clock import Clock, fits
+from ingot.train.stop import Clock, fits
 
 
 class Time:

@@ -21,6 +21,7 @@ from ingot.errors import CheckpointError, Unreadable
 from ingot.runs.checkpoints import (
     Checkpoint,
     _checksum,
+    find_checkpoint,
     load_checkpoint,
     newest_sound,
     note_progress,
@@ -30,12 +31,10 @@ from ingot.runs.checkpoints import (
     saved_steps,
     sweep,
 )
-from ingot.runs.finding import find_checkpoint
 from ingot.runtime.tensors import TensorRecord
 from ingot.train import saver as saving
 from ingot.train.progress import Progress
-from ingot.train.reading import read_progress
-from ingot.train.resume import check_fits, resume
+from ingot.train.resume import check_fits, read_progress, resume
 from ingot.train.saver import Saver, retain
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}

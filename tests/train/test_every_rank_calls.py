@@ -15,7 +15,7 @@ from forks import forks, rank_variables
 from tiny_runs import records
 
 import ingot
-from ingot.trained.tasks import read_items, score_tasks, task_rows
+from ingot.inference.scoring import read_items, score_tasks, task_rows
 
 GATHERING = ("tune", "score", "score_rows", "generate", "snapshot", "weights", "step")
 
@@ -36,8 +36,8 @@ for name in {names}:
         return found
     setattr(TorchBackend, name, watched)
 data, folder, out = map(Path, sys.argv[1:])
-import ingot.trained.scoring
-ingot.trained.scoring.BATCH_TOKENS = 25  # of the task's rows few are scored at once, and of the last batch not all ranks have any
+import ingot.inference.scoring
+ingot.inference.scoring.BATCH_TOKENS = 25  # few of the task's rows at once: not every rank has rows of the last batch
 # 3 ranks share 5 rows a step and score 7 rows, 2 at a time: one rank has 3 of them and two batches, the others 2 and one.
 train_tiny(data, folder, **{settings})
 import os

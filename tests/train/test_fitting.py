@@ -8,7 +8,7 @@ import pytest
 
 from ingot.config.loading import load_config
 from ingot.errors import DataError
-from ingot.plan.validate import check_before_training
+from ingot.preflight.validate import check_before_training
 from ingot.train.start import open_data
 
 

@@ -14,11 +14,10 @@ from tiny_runs import TINY, Train, records, state_of
 
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, RunError
-from ingot.runs.checkpoints import read_kind
+from ingot.runs.checkpoints import read_kind, saved_steps
 from ingot.runs.folder import RunFolder
-from ingot.runs.report import Reporter, StepReport
+from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.state import utc_now
-from ingot.runs.steps import saved_steps
 from ingot.runtime.files import write_atomically
 from ingot.train.start import run
 

@@ -9,11 +9,11 @@ import pytest
 from tiny_runs import killed_after, records, state_of
 
 import ingot
+from ingot.backends.sampling import GenerationOptions
+from ingot.cli.app import call
 from ingot.config.loading import load_config
-from ingot.doors.cli.app import call
 from ingot.errors import ConfigError, RunError
-from ingot.generate.sampling import GenerationOptions
-from ingot.runs.result import TrainingResult, result_of
+from ingot.runs.state import TrainingResult, result_of
 from ingot.train.start import run
 
 RECIPES = ("golf/frontier", "frontier", "speedrun/124m")

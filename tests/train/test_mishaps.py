@@ -16,12 +16,12 @@ from ingot.artifact import fresh_process
 from ingot.backends.torch.inference import TorchInference
 from ingot.config.schema import Config
 from ingot.errors import CannotContinue, CheckpointError, DataError, IngotError
-from ingot.plan.validate import check_before_training
-from ingot.runs import folder, lines
-from ingot.runs.checkpoints import save_checkpoint
-from ingot.runs.report import Reporter, StepReport
+from ingot.preflight.validate import check_before_training
+from ingot.runs import folder
+from ingot.runs import metrics as lines
+from ingot.runs.checkpoints import PARTIAL, save_checkpoint, saved_steps
+from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.run import Run
-from ingot.runs.steps import PARTIAL, saved_steps
 from ingot.train import saver
 from ingot.train.resume import changes
 

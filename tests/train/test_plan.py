@@ -15,7 +15,7 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.reader import RankBatch
 from ingot.optim.schedules import learning_rate_scale
-from ingot.train.plan import Position, following, plan_step, shapes, starts_with
+from ingot.train.step_plan import Position, following, plan_step, shapes, starts_with
 
 STAGES = [
     {"steps": 10, "tokens_per_step": 128, "seq_len": 32},

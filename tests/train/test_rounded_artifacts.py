@@ -17,13 +17,13 @@ import ingot
 from ingot.artifact.container import read_artifact
 from ingot.backends.base import Rounding
 from ingot.backends.torch.inference import TorchInference
+from ingot.cli.app import call
 from ingot.data.loading.open import open_dataset
-from ingot.doors.cli.app import call
 from ingot.errors import ConfigError, RunError
-from ingot.runs.report import Reporter
-from ingot.runs.result import TrainingResult
-from ingot.runtime.batch import IGNORED
-from ingot.train import rounding
+from ingot.runs.reporter import Reporter
+from ingot.runs.state import TrainingResult
+from ingot.runtime.tensors import IGNORED
+from ingot.train import fit_artifact as rounding
 
 LARGER: dict[str, Any] = {"model__width": 64, "training__max_steps": 6, "training__threads": 1, "artifact__codec": "rans"}
 LIMIT = 48_000

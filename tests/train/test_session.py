@@ -24,13 +24,12 @@ from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import CheckpointError, ConfigError, RunError, Unreadable
-from ingot.runs.checkpoints import load_checkpoint
-from ingot.runs.report import BeginReport, Reporter, StepReport
+from ingot.runs.checkpoints import load_checkpoint, saved_steps
+from ingot.runs.reporter import BeginReport, Reporter, StepReport
 from ingot.runs.run import Run
-from ingot.runs.steps import saved_steps
 from ingot.runtime.tensors import read_tensors
-from ingot.train.export import Exported
-from ingot.train.finished import completed
+from ingot.train.end import Exported
+from ingot.train.resume import completed
 from ingot.train.start import run
 
 

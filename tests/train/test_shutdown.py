@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.train.stopping import Shutdown
+from ingot.train.stop import Shutdown
 
 TWICE = """
 import os, signal, sys
-from ingot.train.stopping import Shutdown
+from ingot.train.stop import Shutdown
 with Shutdown() as shutdown:
     os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     print("still here", shutdown.requested, end="", flush=True)
@@ -53,7 +53,7 @@ def test_a_terminal_that_closes_is_no_reason_to_stop_under_nohup():
 def test_what_is_printed_after_the_terminal_was_closed_goes_nowhere():
     code = """
 import os, pty, signal, sys
-from ingot.train.stopping import Shutdown
+from ingot.train.stop import Shutdown
 ours, theirs = pty.openpty()
 os.dup2(theirs, 1)
 os.dup2(theirs, 2)

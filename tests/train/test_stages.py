@@ -18,12 +18,11 @@ from ingot.data.loading.open import open_dataset
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import load_checkpoint, note_progress
-from ingot.runs.report import Reporter, StepReport
-from ingot.runs.steps import saved_steps
+from ingot.runs.checkpoints import load_checkpoint, note_progress, saved_steps
+from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
-from ingot.train.plan import Position, plan_step, starts_with
 from ingot.train.start import open_data
+from ingot.train.step_plan import Position, plan_step, starts_with
 
 # The batch doubles twice and the rows double once.
 STAGES: list[dict[str, Any]] = [

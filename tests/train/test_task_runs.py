@@ -14,9 +14,9 @@ from tiny_runs import TINY, Train, records, state_of
 import ingot
 from ingot.config.loading import load_config
 from ingot.errors import IngotError
-from ingot.plan.validate import validate
-from ingot.runs.report import Reporter
-from ingot.trained.tasks import read_items, score_tasks, task_rows
+from ingot.inference.scoring import read_items, score_tasks, task_rows
+from ingot.preflight.validate import validate
+from ingot.runs.reporter import Reporter
 
 LINES = [{"text": "ab cd"}, {"text": "a a a"}, {"text": "bb c d"}]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tiny_runs import Train
 
-from ingot.runs.finding import find_checkpoint
-from ingot.runs.report import EvaluationReport, Reporter, StepReport
+from ingot.runs.checkpoints import find_checkpoint
+from ingot.runs.reporter import EvaluationReport, Reporter, StepReport
 
 
 class Package:

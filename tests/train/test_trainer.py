@@ -22,12 +22,11 @@ from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import PeerLost, RunError
 from ingot.optim.schedules import learning_rate_scale
-from ingot.runs.report import Reporter, StepReport
+from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
-from ingot.train.clock import Clock
 from ingot.train.progress import Progress
-from ingot.train.stopping import Shutdown
+from ingot.train.stop import Clock, Shutdown
 from ingot.train.trainer import Trainer
 
 PEAK = 0.5  # of the learning rate

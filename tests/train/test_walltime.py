@@ -19,13 +19,12 @@ from tiny_runs import Train, records, state_of
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.schema import TrainingSection
 from ingot.errors import ConfigError
-from ingot.runs.report import Reporter, StepReport
-from ingot.runs.steps import Kind
+from ingot.runs.checkpoints import Kind
+from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
-from ingot.train import walltime
+from ingot.train import stop as walltime
 from ingot.train.progress import Progress
-from ingot.train.stopping import Shutdown
-from ingot.train.walltime import Walltime, find_walltime
+from ingot.train.stop import Shutdown, Walltime, find_walltime
 
 AHEAD = str(int(time.time()) + 100_000)
 

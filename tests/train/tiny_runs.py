@@ -13,9 +13,9 @@ from typing import Any
 from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
-from ingot.runs.report import Reporter
-from ingot.runs.result import TrainingResult
-from ingot.runs.steps import saved_steps
+from ingot.runs.checkpoints import saved_steps
+from ingot.runs.reporter import Reporter
+from ingot.runs.state import TrainingResult
 from ingot.runtime.tensors import read_tensors
 from ingot.train.start import run
 

@@ -20,8 +20,7 @@ from typing import Any
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
 from ingot.artifact.quantise import dequantise, quantise
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runtime.files import open_to_read, readable, to_json
-from ingot.runtime.leftovers import replace_users_file
+from ingot.runtime.files import open_to_read, readable, replace_users_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
 MAGIC = b"\x89INGOT\r\n"  # no text, and not whole after a transfer that changes line ends

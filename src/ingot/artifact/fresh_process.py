@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import RunError
-from ingot.runtime.children import python_command
+from ingot.runtime.processes import python_command
 from ingot.runtime.ranks import without_ranks
 
-RUN_INGOT = "from ingot.runtime.children import end_with_parent; end_with_parent(); from ingot.doors.cli.main import run; run()"
+RUN_INGOT = "from ingot.runtime.processes import end_with_parent; end_with_parent(); from ingot.cli.main import run; run()"
 SCORING = "scoring the artifact"  # what is waited for meanwhile
 ROWS = re.compile(r"rows (\d+) of (\d+)")  # how far the process is, on its stderr
 LOOK_SECONDS = 0.25  # between two looks whether to stop: it says nothing while it loads the model, nor during a long batch

@@ -6,22 +6,304 @@ What differs between the families is in hf_layouts.py.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ingot.artifact.hf_layouts import LAYOUTS, Layout, Shapes, layout_of
 from ingot.artifact.hf_tokenizer import MERGES, OURS, THEIRS, VOCABULARY, check_no_other_tokenizer, tokenizer_files
-from ingot.artifact.portable import refuse_unportable
+from ingot.config.schema import FAMILIES
 from ingot.data.formats.base import ends_of
-from ingot.errors import CheckpointError, DataError, IngotError
+from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
+from ingot.model.settings import ModelSettings, mlp_width
 from ingot.runtime.files import read_json, readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
+
+# GPT-2 and Llama as Hugging Face lays them out: the keys of config.json and the names and shapes of tensors.
+
+Shapes = dict[str, tuple[int, ...]]
+GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}
+# Tensors of a Llama block there and here.
+BLOCK = {
+    "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn.q_proj": "attn.q_proj",
+    "self_attn.k_proj": "attn.k_proj", "self_attn.v_proj": "attn.v_proj", "self_attn.o_proj": "attn.c_proj",
+    "mlp.gate_proj": "mlp.c_gate", "mlp.up_proj": "mlp.c_up", "mlp.down_proj": "mlp.c_down",
+}  # fmt: skip
+ENDS = {"embed_tokens.weight": "wte.weight", "norm.weight": "ln_f.weight", "lm_head.weight": "lm_head.weight"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How models of one family lie in a folder. Names of tensors are without `prefix`, which some files have and some lack."""
+
+    family: str
+    shown: str
+    prefix: str
+    embedding: str
+    transposed: tuple[str, ...]
+    buffers: re.Pattern[str]  # tensors of old files that follow from the settings
+    fixed: Mapping[str, tuple[object, ...]]  # keys that would make it another model, and the values that do not
+    settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # our section `model` of their config.json
+    config: Callable[[Mapping[str, Any]], dict[str, Any]]  # their config.json of our section
+    shapes: Callable[[Mapping[str, Any]], Shapes]  # names and shapes there
+    ours: Callable[[str], str]  # our name of a tensor of theirs
+
+    def stored(self, name: str) -> str:
+        """The name of a tensor in a file of ours: GPT-2's without a prefix, as on the hub, because MLX knows no other."""
+        return name if name == "lm_head.weight" or self.family == "gpt2" else self.prefix + name
+
+
+def layout_of(config: Mapping[str, Any], path: Path, families: tuple[str, ...]) -> Layout:
+    """The layout that a config.json names, if it is one of these families."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in families:
+        names, word = " and ".join(map(repr, families)), "family" if len(families) == 1 else "families"
+        raise ConfigError(
+            f"{path}: model_type is {kind!r:.60}, and only {names} can be read into the {' and '.join(families)} {word}"
+        )
+    layout = LAYOUTS[kind]
+    for name, allowed in layout.fixed.items():
+        if config.get(name, allowed[0]) not in allowed:
+            raise ConfigError(
+                f"{path}: {name} is {config.get(name)!r:.60}, and only {allowed[0]!r} can be read into the {kind} family"
+            )
+    return layout
+
+
+def _count(config: Mapping[str, Any], path: Path, *names: str) -> int:
+    """A number of a config.json, under the first of these names that it has."""
+    value = next((config[name] for name in names if config.get(name) is not None), None)
+    if type(value) is not int or not 0 < value < 1 << 31:
+        raise CheckpointError(f"{path}: {names[0]} is {value!r:.60}, and must be a number above 0")
+    return value
+
+
+def _real(config: Mapping[str, Any], path: Path, name: str, default: float) -> float:
+    value = config.get(name, default)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{path}: {name} is {value!r:.60}, and must be a number above 0")
+    return float(value)
+
+
+def _word(config: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str]) -> str:
+    value = config.get(name, default)
+    if not isinstance(value, str) or value not in known:
+        raise ConfigError(f"{path}: {name} is {value!r:.60}; only {', '.join(known)} can be read")
+    return known[value]
+
+
+def _gpt2_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    gelu = _word(config, path, "activation_function", "gelu_new", GELU)
+    settings: dict[str, Any] = {"family": "gpt2", "bias": True, "gelu": gelu, "dropout": 0.0}
+    settings |= {"layers": _count(config, path, "n_layer"), "heads": _count(config, path, "n_head")}
+    settings |= {"width": _count(config, path, "n_embd"), "context": _count(config, path, "n_positions", "n_ctx")}
+    settings["vocab_size"] = _count(config, path, "vocab_size")
+    if config.get("n_inner") not in (None, 4 * settings["width"]):
+        raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, and only {4 * settings['width']} can be read")
+    return settings
+
+
+def _gpt2_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": settings["vocab_size"],
+        "n_positions": settings["context"],
+        "n_ctx": settings["context"],
+        "n_embd": settings["width"],
+        "n_layer": settings["layers"],
+        "n_head": settings["heads"],
+        "n_inner": None,
+        "activation_function": "gelu_new" if settings["gelu"] == "tanh" else "gelu",
+        "layer_norm_epsilon": 1e-5,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), settings["dropout"]),
+        "tie_word_embeddings": True,
+    }
+
+
+def _gpt2_shapes(settings: Mapping[str, Any]) -> Shapes:
+    """Matrices are stored (inputs, outputs)."""
+    C = settings["width"]
+    block = {
+        "ln_1.weight": (C,), "ln_1.bias": (C,), "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,),
+        "attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,), "ln_2.weight": (C,), "ln_2.bias": (C,),
+        "mlp.c_fc.weight": (C, 4 * C), "mlp.c_fc.bias": (4 * C,), "mlp.c_proj.weight": (4 * C, C), "mlp.c_proj.bias": (C,),
+    }  # fmt: skip
+    blocks = {f"h.{i}.{name}": shape for i in range(settings["layers"]) for name, shape in block.items()}
+    ends = {"wte.weight": (settings["vocab_size"], C), "wpe.weight": (settings["context"], C)}
+    return {**ends, **blocks, "ln_f.weight": (C,), "ln_f.bias": (C,)}
+
+
+def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    heads, width = _count(config, path, "num_attention_heads"), _count(config, path, "hidden_size")
+    kv_heads = heads if config.get("num_key_value_heads") is None else _count(config, path, "num_key_value_heads")
+    if config.get("head_dim") not in (None, width // heads):
+        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, and only {width // heads} can be read")
+    scaling, base = _rotary(config, path)
+    return {
+        "family": "llama",
+        "layers": _count(config, path, "num_hidden_layers"),
+        "heads": heads,
+        "width": width,
+        "context": _count(config, path, "max_position_embeddings"),
+        "vocab_size": _count(config, path, "vocab_size"),
+        "dropout": 0.0,
+        "kv_heads": kv_heads,
+        "rope_base": base,
+        "bias": False,
+        "qkv_bias": bool(config.get("attention_bias")),
+        "attention_out_bias": bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "activation": _word(config, path, "hidden_act", "silu", ACTIVATIONS),
+        "mlp": "gated",
+        "inner_width": _count(config, path, "intermediate_size"),
+        "norm": "rmsnorm",
+        "norm_epsilon": _real(config, path, "rms_norm_eps", 1e-6),
+        "tied": bool(config.get("tie_word_embeddings", False)),
+        "rope_scaling": None if scaling is None else "linear",
+        "rope_factor": scaling or 1.0,
+    }
+
+
+def _rotary(config: Mapping[str, Any], path: Path) -> tuple[float | None, float]:
+    """The factor of linear scaling, where there is one, and the base; transformers 5 has them in one mapping, 4 apart."""
+    told = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(told, dict):
+        raise CheckpointError(f"{path}: rope_scaling is {told!r:.60}, and must be a mapping")
+    kind = told.get("rope_type", told.get("type", "default"))
+    if kind not in ("default", "linear") or told.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"{path}: rotary positions are scaled by {kind!r:.60}; only default and linear can be read")
+    factor = _real(told, path, "factor", 1.0) if kind == "linear" else None
+    return factor, _real(told if "rope_theta" in told else config, path, "rope_theta", 10000.0)
+
+
+def _llama_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    linear = settings["rope_scaling"] == "linear"
+    stretched = settings["rope_factor"] if settings["rope_scaling"] == "ntk" else 1.0
+    attention, mlp = _biases(settings)
+    activation = {"gelu": "gelu_pytorch_tanh"}.get(settings["activation"], settings["activation"])
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": settings["vocab_size"],
+        "max_position_embeddings": settings["context"],
+        "hidden_size": settings["width"],
+        "intermediate_size": llama_inner_width(settings),
+        "num_hidden_layers": settings["layers"],
+        "num_attention_heads": settings["heads"],
+        "num_key_value_heads": settings["kv_heads"] or settings["heads"],
+        "hidden_act": activation,
+        "rms_norm_eps": settings["norm_epsilon"],
+        "rope_theta": settings["rope_base"] * stretched,
+        "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": settings["rope_factor"]} if linear else None,
+        "attention_bias": attention,
+        "attention_dropout": settings["dropout"],
+        "mlp_bias": mlp,
+        "tie_word_embeddings": settings["tied"],
+    }
+
+
+def _biases(settings: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether there is a bias anywhere in attention, and in the MLP."""
+    names = ("qkv_bias", "attention_out_bias", "mlp_bias")
+    qkv, out, mlp = (settings["bias"] if settings[name] is None else settings[name] for name in names)
+    return qkv or out, mlp
+
+
+def llama_inner_width(settings: Mapping[str, Any]) -> int:
+    """The width inside the gated MLP, said or by its rule."""
+    return mlp_width(settings["width"], settings["inner_width"])
+
+
+def _llama_shapes(settings: Mapping[str, Any]) -> Shapes:
+    C, F = settings["width"], llama_inner_width(settings)
+    K = (settings["kv_heads"] or settings["heads"]) * (C // settings["heads"])
+    attention, mlp = _biases(settings)
+    outputs = {"q_proj": (C, C), "k_proj": (K, C), "v_proj": (K, C), "o_proj": (C, C)}
+    inner = {"gate_proj": (F, C), "up_proj": (F, C), "down_proj": (C, F)}
+    block: Shapes = {"input_layernorm.weight": (C,), "post_attention_layernorm.weight": (C,)}
+    for part, shapes, biased in (("self_attn", outputs, attention), ("mlp", inner, mlp)):
+        block |= {f"{part}.{name}.weight": shape for name, shape in shapes.items()}
+        block |= {f"{part}.{name}.bias": shape[:1] for name, shape in shapes.items() if biased}
+    blocks = {f"layers.{i}.{name}": shape for i in range(settings["layers"]) for name, shape in block.items()}
+    head: Shapes = {} if settings["tied"] else {"lm_head.weight": (settings["vocab_size"], C)}
+    return {"embed_tokens.weight": (settings["vocab_size"], C), **blocks, "norm.weight": (C,), **head}
+
+
+def _llama_name(theirs: str) -> str:
+    if theirs in ENDS:
+        return ENDS[theirs]
+    _, layer, rest = theirs.split(".", 2)
+    part, kind = rest.rsplit(".", 1)
+    return f"h.{layer}.{BLOCK[part]}.{kind}"
+
+
+LAYOUTS = {
+    "gpt2": Layout(
+        "gpt2",
+        "GPT-2",
+        "transformer.",
+        "wte.weight",
+        ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
+        re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),  # the causal mask
+        {
+            "layer_norm_epsilon": (1e-5,),
+            "scale_attn_weights": (True,),
+            "add_cross_attention": (False,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+        },
+        _gpt2_settings,
+        _gpt2_config,
+        _gpt2_shapes,
+        lambda name: f"transformer.{name}",
+    ),
+    "llama": Layout(
+        "llama",
+        "Llama",
+        "model.",
+        "embed_tokens.weight",
+        (),
+        re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+        {"pretraining_tp": (1, None)},
+        _llama_settings,
+        _llama_config,
+        _llama_shapes,
+        _llama_name,
+    ),
+}
+
+
+# Which models other programs' files can hold: what the schema says of every setting of a model, applied to one.
+
+ANY = "any"
+SHOWN = {"huggingface": "Hugging Face's layout", "gguf": "GGUF"}
+
+
+def portable_values(model: type[ModelSettings], name: str, target: str) -> list[Any] | None:
+    """The values of a setting that a kind of file can hold; None: all of them."""
+    extra = model.model_fields[name].json_schema_extra
+    told = extra.get("portable") if isinstance(extra, dict) else None
+    values: Any = told.get(target, []) if isinstance(told, dict) else []
+    return None if values == ANY else list(values)
+
+
+def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
+    """Refuse a section `model` that a kind of file cannot hold, with the setting that is in the way and what would do."""
+    model = FAMILIES[settings["family"]]
+    for name in sorted(settings, key="family".__ne__):  # its other settings say nothing where the family has no place
+        values = portable_values(model, name, target)
+        if values is not None and settings[name] not in values:
+            others = f"{' and '.join(map(str, values))} {'has' if len(values) == 1 else 'have'} one; " if values else ""
+            advice = f"{others}--format ingot takes any model"
+            raise ConfigError(f"{{0}} has no place in {SHOWN[target]}", Setting(f"model.{name}", settings[name]), advice=advice)
+
 
 SCORING = "ingot_scoring"  # a key of ours in their config.json, which transformers keeps and does not read
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

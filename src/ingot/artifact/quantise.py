@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import CheckpointError, ConfigError
-from ingot.model.golf_settings import CONTROL
+from ingot.model.settings import CONTROL
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, SCALE, SMALL, TensorRecord, to_array, to_record
 
 QUANTISERS = ("none", "int8", "int8-golf", "std", "gptq")

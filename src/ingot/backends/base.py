@@ -7,12 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ingot.generate.sampling import Sampling
-from ingot.generate.scores import RowScores
-from ingot.runtime.batch import Batch
+from ingot.backends.sampling import RowScores, Sampling
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
-from ingot.runtime.tensors import TensorRecord
+from ingot.runtime.tensors import Batch, TensorRecord
 
 State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where it is kept, the average of the weights (ema)
 

@@ -10,7 +10,7 @@ from ingot.backends.base import Backend, Group, Inference
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import Device
-from ingot.runtime.packages import OF_KERNELS
+from ingot.runtime.machine import OF_KERNELS
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
@@ -23,7 +23,7 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
         with _mlx_installed():
             from ingot.backends.mlx.backend import MLXBackend
         return MLXBackend(config, vocab_size, ranks)
-    from ingot.backends.torch.builders import Builders
+    from ingot.backends.torch.startup import Builders
 
     builders = Builders(config, vocab_size, ranks)  # before torch is imported, beside which they do so
     try:
@@ -83,14 +83,14 @@ def modules(device: str) -> tuple[str, ...]:
     """The modules that compute on a device, for whoever loads them ahead; importing them touches no device."""
     if device == MLX:
         return ()  # Metal does not survive a fork
-    return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.preloaded"]))
+    return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.startup"]))
 
 
 def fork_can_use(device: str) -> bool:
     """Whether this process, a fork of one that has loaded the `modules` of a device, can compute on it."""
     if device in ("cpu", MLX):
         return True
-    from ingot.backends.torch.preloaded import fork_can_use_gpu
+    from ingot.backends.torch.startup import fork_can_use_gpu
 
     return fork_can_use_gpu()
 
@@ -117,7 +117,7 @@ def _mlx_installed() -> Iterator[None]:
 
 def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
     """The tensors of a state dict that torch.save wrote; nothing in the file can run."""
-    from ingot.backends.torch.saved import load_saved, state_records
+    from ingot.backends.torch.state import load_saved, state_records
 
     return state_records(load_saved(path), path)
 

@@ -13,8 +13,7 @@ from typing import Any, cast, get_args
 
 from pydantic import BaseModel
 
-from ingot.config.families import FAMILIES
-from ingot.config.schema import Config
+from ingot.config.schema import FAMILIES, Config
 
 DEFAULT_FAMILY = "gpt2"
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from textwrap import fill
 from typing import Any
 
-from ingot.config.families import FAMILIES
 from ingot.config.fields import DEFAULT_FAMILY, Setting, sections, settings_of, value_of
-from ingot.config.schema import Config
+from ingot.config.schema import FAMILIES, Config
 from ingot.config.text import format_value
 
 _WIDTH = 100

@@ -7,16 +7,190 @@ and in which unit.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from ingot.config.checks import check
-from ingot.config.data_section import DataSection
-from ingot.config.evaluation_section import EvaluationSection
-from ingot.config.families import AnyModel, Kernel
-from ingot.model.gpt2_settings import GPT2Settings
-from ingot.model.settings import Count, Fraction, Positive, Rate, Section, Seed
+from ingot.model.settings import (
+    Count,
+    FileSettings,
+    Fraction,
+    FrontierSettings,
+    GolfSettings,
+    GPT2Settings,
+    LlamaSettings,
+    ModelSettings,
+    Positive,
+    Rate,
+    Section,
+    Seed,
+    Size,
+)
+
+# The settings of `data`: which tokens a run reads, and in which order.
+
+
+class PhaseSection(Section):
+    """A stretch of the run with a mix of buckets of its own."""
+
+    tokens: Positive = Field(
+        description="Targets that are trained in this phase; the next begins with the first step after them. The last never ends."
+    )
+    mix: dict[str, Rate] = Field(description="The weight of each bucket, as in data.mix.")
+
+
+class DataSection(Section):
+    """Which tokens are read, and in which order."""
+
+    path: str = Field(
+        "sample:shakespeare",
+        description="Folder that `ingot data prepare` made, {train,val}/BUCKET/ with .bin and .idx or with .jsonl, one .jsonl "
+        "file, or sample:shakespeare for the text inside the package; sample:shakespeare+bpe:2048 has that tokenizer where "
+        "data.tokenizer is null.",
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="Tokenizer for a bundled sample, .jsonl or .bin with .idx: byte, char, bpe:N (byte-level BPE with N ids "
+        "that are learned from the training text), gpt2, a file (.model or tokenizer.json) or a hub name; null: byte for a "
+        "sample. A prepared folder brings its own; if both are given they must agree.",
+    )
+    trust_tokens: bool = Field(
+        False,
+        description="Take the tokens of other programs' files as they are. false: refuse them where the tokenizer, given their "
+        "text, makes other ones; true is for tokens that were drawn at random and for tokenizers that lose text.",
+    )
+    seq_len: Size = Field(256, description="Tokens in a training row.")
+    sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
+        "shuffle",
+        description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. redraw: "
+        "documents in an order drawn anew each epoch, joined, cut into rows from a random place on, and the rows shuffled; every "
+        "token once per epoch. random: windows that start anywhere, drawn with replacement. stream: the tokens in their order, "
+        "from the first to the last and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer "
+        "ones are cut. document: the same with one document in a row, the rest of which is empty.",
+    )
+    overlap: Count = Field(
+        0,
+        description="pack, document: a document longer than a row is cut into pieces that begin with this many tokens of the "
+        "piece before, which are not predicted again. At most half of seq_len.",
+    )
+    epochs: Positive | None = Field(
+        None, description="The run ends when the data has been read this often. null: it is read again and again."
+    )
+    mix: dict[str, Rate] = Field(
+        {},
+        description="The weight of each bucket: {web: 3, books: 1} draws three rows of four from web. A bucket without a weight "
+        "is not read. Empty: every token once per epoch, whatever its bucket.",
+    )
+    phases: list[PhaseSection] = Field(
+        [], description="Mixes that follow one another, instead of data.mix; each bucket goes on where it stood."
+    )
+    exhausted: Literal["halt", "renormalise"] = Field(
+        "halt",
+        description="What happens when data.epochs of a bucket are over and the mix asks for more of it. halt: the run saves and "
+        "ends as `halted`. renormalise: the other buckets share its weight.",
+    )
+    already_read: str | None = Field(
+        None,
+        description="pack, document: a file that lists documents which another program has read, as `gpt-simple train` writes it "
+        "when it goes on with a run of the original. They are left out of the first epoch.",
+    )
+    spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
+        1,
+        description="stream: equal parts a step is read in, each of which begins one token after the last target of the one "
+        "before. A list: the rows of one part after the other, again and again until the step is full.",
+    )
+    document_mask: bool = Field(
+        False, description="Tokens see only their own document, in training and in evaluation. false: the whole row before them."
+    )
+    seed: Seed = Field(1337, description="Decides the order of the rows and nothing else.")
+
+
+# The settings of `evaluation`: how the model is judged while and after it trains.
+
+
+class EvaluationSection(Section):
+    """How the model is judged while and after it trains."""
+
+    every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
+    at_start: bool = Field(False, description="Evaluate before the first step too.")
+    at_end: bool = Field(True, description="Evaluate when the run is complete.")
+    rows: Positive | None = Field(
+        None,
+        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation reads "
+        "final_rows.",
+    )
+    final_rows: Positive | Literal["auto"] | None = Field(
+        "auto",
+        description="Rows that the last evaluation and the artifact's scoring read, spread evenly over the validation split. "
+        "null: all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and all would take longer than 10 "
+        "seconds and half the budget: then as many as that time allows, in evaluations during training too, which also "
+        "take no longer in all than the training. A score of a part says so.",
+    )
+    train_rows: Positive | None = Field(
+        None, description="Rows of the training split that are scored beside the validation split. null: none."
+    )
+    whole_rows: bool = Field(
+        False, description="Leave out the last row where the text does not fill it. false: score every token."
+    )
+    stride: Positive | None = Field(
+        None,
+        description="Tokens from one validation row to the next. null: data.seq_len, rows that do not overlap. Less: each row "
+        "scores only its last `stride` tokens, which see more context; takes seq_len / stride times as long.",
+    )
+    micro_batch: Positive = Field(64, description="Rows in one forward pass of one rank.")
+    bytes: Literal["text", "pieces"] = Field(
+        "text",
+        description="What val_bpb divides by. text: the UTF-8 bytes of the original text, as preparation counted them. pieces: "
+        "the bytes of the tokenizer's pieces, as golf counts them. The other is reported beside it where it differs.",
+    )
+    sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        0, description="Tokens of sample text written at each evaluation, into samples/. 0: no samples."
+    )
+    sample_prompt: str = Field("", description="What the samples begin with. Empty: the start of a document.")
+    temperature: Rate = Field(0.8, description="Temperature of the samples.")
+    top_k: Count = Field(0, description="Samples are drawn from this many most likely tokens. 0: from all.")
+    tasks: str | list[str] | None = Field(
+        None,
+        description="Tasks that every evaluation scores too, as `ingot eval --tasks` does: hellaswag, lambada, arc_easy, "
+        "arc_challenge, piqa, winogrande, blimp; several with commas between them, or a list. null: none.",
+    )
+    task_data: str | None = Field(
+        None,
+        description="Folder with the files of the tasks, see docs/tasks.md. null: they are fetched from the Hugging Face hub.",
+    )
+    task_items: Positive | None = Field(100, description="Items of each file that are scored, the first ones. null: all.")
+    task_truncate: bool = Field(
+        False, description="Cut the beginnings of tasks' texts that the model does not see whole. false: such texts are an error."
+    )
+
+
+# The model section of a config: the settings of one of the model families, and the kernels that parts of them can use.
+
+
+def _family(section: Any) -> str:
+    if isinstance(section, dict):
+        return "file" if section.get("file") is not None else str(section.get("family", "gpt2"))
+    return str(getattr(section, "family", section))
+
+
+AnyModel = Annotated[
+    Annotated[GPT2Settings, Tag("gpt2")]
+    | Annotated[LlamaSettings, Tag("llama")]
+    | Annotated[GolfSettings, Tag("golf")]
+    | Annotated[FrontierSettings, Tag("frontier")]
+    | Annotated[FileSettings, Tag("file")],
+    Discriminator(_family),
+]
+FAMILIES: dict[str, type[ModelSettings]] = {
+    "gpt2": GPT2Settings,
+    "llama": LlamaSettings,
+    "golf": GolfSettings,
+    "frontier": FrontierSettings,
+    "file": FileSettings,
+}
+Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]
+
 
 GPT2_IDS, GPT2_ROWS = 50257, 50304  # of its vocabulary, and of an embedding that is rounded up to a multiple of 64
 Momentum = Annotated[float, Field(ge=0, lt=1)]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.eval.evaluator import Evaluator
-from ingot.runtime.batch import IGNORED, Batch
+from ingot.runtime.tensors import IGNORED, Batch
 
 ROWS, PLACES = 4, 4  # rows that are looked at, and tokens of each
 SAME = 1e-3  # nats: passes of one shape over the same tokens differ by rounding alone, which is far less

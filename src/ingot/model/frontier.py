@@ -19,13 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from ingot.model.cache import LayerCache
-from ingot.model.frontier_settings import CONTROL, GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Boundaries,
     Form,
+    LayerCache,
     Mask,
     RotaryTables,
     Rotation,
@@ -37,6 +36,8 @@ from ingot.model.layers import (
     rotate,
 )
 from ingot.model.loss import head_logits, head_loss
+from ingot.model.settings import FRONTIER_CONTROL as CONTROL
+from ingot.model.settings import GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 
 EPSILON = 1e-6  # of norms
 UNIFORM = 0.68  # of sqrt(3 / width): range of the first matrices, 0.0006 bits per byte better than the whole of it

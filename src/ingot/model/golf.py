@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.cache import LayerCache
-from ingot.model.golf_settings import GolfSettings
 from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.qkv import projected_attention
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Form,
+    LayerCache,
     Mask,
     RotaryTables,
     Rotation,
@@ -32,6 +31,7 @@ from ingot.model.layers import (
     takes_flash,
 )
 from ingot.model.loss import head_logits, head_loss
+from ingot.model.settings import GolfSettings
 
 
 def norm(x: Tensor) -> Tensor:

@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.cache import LayerCache
-from ingot.model.gpt2_settings import GPT2Settings
 from ingot.model.kernels.flash import packed_flash_attention
 from ingot.model.kernels.mlp import fused_mlp
 from ingot.model.kernels.products import product_format
 from ingot.model.layers import (
     Form,
+    LayerCache,
     LayerNorm,
     Mask,
     attention_mask,
@@ -29,6 +28,7 @@ from ingot.model.layers import (
     takes_flash,
 )
 from ingot.model.loss import head_logits, head_loss
+from ingot.model.settings import GPT2Settings
 
 
 class Attention(nn.Module):

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.cache import LayerCache
 from ingot.model.gpt2 import initialise
 from ingot.model.kernels.gated import fused_gated_mlp
 from ingot.model.kernels.products import product_format
@@ -23,6 +22,7 @@ from ingot.model.kernels.qkv import projected_attention
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Form,
+    LayerCache,
     Mask,
     RotaryTables,
     Rotation,
@@ -33,8 +33,8 @@ from ingot.model.layers import (
     starts_of,
     takes_flash,
 )
-from ingot.model.llama_settings import LlamaSettings, mlp_width
 from ingot.model.loss import head_logits, head_loss
+from ingot.model.settings import LlamaSettings, mlp_width
 
 Make = Callable[[], nn.Module]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": partial(F.gelu, approximate="tanh"), "relu": F.relu}

@@ -10,7 +10,12 @@ generation).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,7 +24,75 @@ from ingot.model.frontier import Frontier
 from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
 from ingot.model.llama import Llama
-from ingot.model.own import build_own
+
+# From a Python file with a class Model to a module. ValueError says what is wrong with the file, and where in it.
+
+PREFIX = "ingot_model_"  # of the names of modules that are users' files
+
+
+def build_own(settings: Mapping[str, Any]) -> nn.Module:
+    """The model of a `model` section that names a file."""
+    given = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
+    file, extra = settings["file"], settings["settings"]
+    model_class = load_class(file)
+    arguments = fitting_arguments(file, model_class, given, extra)
+    try:
+        model = model_class(**arguments)
+    except (Exception, SystemExit) as error:  # a file that ends the program is a mistake, whatever code it gives
+        raise ValueError(f"model.file={where_in(file, error)}: Model cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model.file={file}: Model is not a torch.nn.Module")
+    return model
+
+
+def load_class(file: str) -> Callable[..., nn.Module]:
+    """The class Model of a Python file."""
+    path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+    if not path.is_file():
+        raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
+    spec = importlib.util.spec_from_file_location(f"{PREFIX}{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"model.file={file} is not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look their annotations up
+    keeps_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside a user's file
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"model.file={where_in(file, error)} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.dont_write_bytecode = keeps_none
+    if not callable(getattr(module, "Model", None)):
+        raise ValueError(f"model.file={file} has no class Model")
+    return module.Model
+
+
+def fitting_arguments(
+    file: str, model_class: Callable[..., nn.Module], settings: Mapping[str, Any], extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those settings that the constructor names, and all of `model.settings`, which it must accept."""
+    parameters = inspect.signature(model_class).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    init, bases = getattr(model_class, "__init__", None), getattr(model_class, "__mro__", ())
+    if family := next((base for base in bases if "Settings" in vars(base) and init is base.__init__), None):
+        names, takes_all = names | set(family.Settings.model_fields), False  # what is built on one of ours takes its settings
+    if unknown := [name for name in extra if name not in names and not takes_all]:
+        raise ValueError(f"model.file={file}: Model takes no {unknown[0]!r}; it takes {', '.join(sorted(names))}")
+    given = {name: value for name, value in settings.items() if takes_all or name in names} | dict(extra)
+    required = [p.name for p in parameters if p.default is p.empty and p.name in names]
+    if missing := [name for name in required if name not in given]:
+        raise ValueError(f"model.file={file}: Model needs {missing[0]!r}; give it with --model.settings.{missing[0]} VALUE")
+    return given
+
+
+def where_in(file: str, error: BaseException) -> str:
+    """The file and, if the error was raised in it, the line."""
+    path = str(Path(file).absolute())
+    frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
+    return f"{file}:{line}" if line else file
+
 
 FAMILIES: dict[str, Any] = {"gpt2": GPT2, "llama": Llama, "golf": Golf, "frontier": Frontier}
 OURS: tuple[Any, ...] = tuple(FAMILIES.values())

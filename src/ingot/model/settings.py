@@ -112,3 +112,226 @@ class FileSettings(DropoutSettings):
     family: Literal["file"] = Field("file", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     file: str = Field(description="Python file with a class Model; it is given the settings its constructor names.")
     settings: dict[str, Any] = Field({}, description="More keyword arguments for the constructor of Model.")
+
+
+# The settings of the gpt2 family.
+
+
+class GPT2Settings(DropoutSettings):
+    """GPT-2 as nanoGPT trains it: learned positions, LayerNorm before each branch, a head tied to the embedding."""
+
+    family: Literal["gpt2"] = Field("gpt2", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
+    bias: bool = Field(True, description="Biases in the linear layers and LayerNorms.", json_schema_extra=ANYWHERE)
+    gelu: Literal["tanh", "erf"] = Field(
+        "tanh",
+        description="Form of the GELU: tanh as in OpenAI's GPT-2, erf as in nanoGPT.",
+        json_schema_extra=portable("tanh", "erf", gguf=("tanh",)),
+    )
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, bias = self.width, int(self.bias)
+        block = 12 * width * width + bias * 9 * width + 2 * width * (1 + bias)
+        return context * width + self.layers * block + width * (1 + bias)
+
+
+# The settings of the llama family.
+
+
+class LlamaSettings(DropoutSettings, RotarySettings):
+    """The Llama shape as gpt-simple trains it: rotary positions, RMSNorm, gated MLP, grouped keys and values."""
+
+    family: Literal["llama"] = Field("llama", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
+    bias: bool = Field(
+        False,
+        description="Biases in the linear layers, where the three settings below do not say otherwise.",
+        json_schema_extra=ANYWHERE,
+    )
+    qkv_bias: bool | None = Field(
+        None, description="Biases in the projections to queries, keys and values. null: as bias.", json_schema_extra=ANYWHERE
+    )
+    attention_out_bias: bool | None = Field(
+        None, description="Bias in the projection after attention. null: as bias.", json_schema_extra=ANYWHERE
+    )
+    mlp_bias: bool | None = Field(None, description="Biases in the MLP. null: as bias.", json_schema_extra=ANYWHERE)
+    mlp: Literal["gated", "plain"] = Field(
+        "gated", description="gated: down(up(x) * act(gate(x))). plain: down(act(up(x))).", json_schema_extra=portable("gated")
+    )
+    activation: Literal["silu", "gelu", "relu"] = Field(
+        "silu",
+        description="Activation of the MLP; gelu is its tanh form.",
+        json_schema_extra=portable("silu", "gelu", "relu", gguf=("silu",)),
+    )
+    inner_width: Size | None = Field(
+        None,
+        description="Width inside the MLP. null: 8/3 of the width, rounded up to a multiple of 256, if gated; else 4 times.",
+        json_schema_extra=ANYWHERE,
+    )
+    norm: Literal["rmsnorm", "layernorm"] = Field(
+        "rmsnorm", description="Normalisation before each branch and at the end.", json_schema_extra=portable("rmsnorm")
+    )
+    norm_epsilon: Annotated[float, Field(gt=0, lt=1)] = Field(
+        1e-5, description="Added to the variance inside the norms.", json_schema_extra=ANYWHERE
+    )
+    tied: bool = Field(
+        True, description="The head is the token embedding. false: a matrix of its own.", json_schema_extra=ANYWHERE
+    )
+    rope_scaling: Literal["linear", "ntk"] | None = Field(
+        None,
+        description="Stretch rotary positions by rope_factor: linear divides the angles, ntk multiplies the base.",
+        json_schema_extra=ANYWHERE,
+    )
+    rope_factor: Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)] = Field(
+        1.0, description="How far rope_scaling stretches.", json_schema_extra=ANYWHERE
+    )
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
+        asked = self.qkv_bias, self.attention_out_bias, self.mlp_bias
+        qkv_bias, out_bias, mlp_bias = (self.bias if bias is None else bias for bias in asked)
+        gated = self.mlp == "gated"
+        inner = mlp_width(width, self.inner_width, gated)
+        attention = 2 * width * width + 2 * width * kv + qkv_bias * (width + 2 * kv) + out_bias * width
+        mlp = (3 if gated else 2) * width * inner + mlp_bias * ((2 if gated else 1) * inner + width)
+        norm = width if self.norm == "rmsnorm" else 2 * width
+        return self.layers * (attention + mlp + 2 * norm) + norm + (0 if self.tied else rows * width)
+
+
+def mlp_width(width: int, inner_width: int | None, gated: bool = True) -> int:
+    """The width inside the MLP, said or by its rule."""
+    return inner_width or (math.ceil(8 * width // 3 / 256) * 256 if gated else 4 * width)
+
+
+# The settings of the golf family, and the names of the parameters in it that steer.
+
+CONTROL = (
+    "attn_scale", "attn_scales", "mlp_scale", "mlp_scales", "resid_mix", "resid_mixes", "q_gain", "skip_weight", "skip_weights",
+)  # fmt: skip
+
+
+class GolfSettings(RotarySettings):
+    """The golf baseline: skips from the first half to the second, a mix of the embedding into every block, squared ReLU."""
+
+    family: Literal["golf"] = Field("golf", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
+    layers: Depth = Field(9, description="Number of transformer blocks; the first half feeds the second through skips.")
+    heads: Size = Field(8, description="Attention heads; they divide the width evenly.")
+    width: Size = Field(512, description="Size of the residual stream.")
+    kv_heads: Size | None = Field(
+        4, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
+    )
+    mlp_multiple: Depth = Field(2, description="Width inside the MLP, in widths of the residual stream.")
+    tied: bool = Field(True, description="The head is the token embedding. false: a matrix of its own, zero at first.")
+    softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = Field(
+        30.0, description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap)."
+    )
+    qk_gain: Rate = Field(1.5, description="Initial gain of every head's queries, after their normalisation.")
+    embedding_std: Rate = Field(0.005, description="Spread of the initial embedding where it is tied.")
+    embedding_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Number format the embedding is kept and updated in, and with it the residual stream."
+    )
+    control: str = Field(
+        ",".join(CONTROL),
+        description="Parts of names, with commas between, of parameters that steer and do not multiply: no matrices to Muon.",
+    )
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
+        block = 2 * width * width + 2 * width * kv + self.heads + 2 * self.mlp_multiple * width * width + 4 * width
+        return self.layers * block + self.layers // 2 * width + (0 if self.tied else rows * width)
+
+
+# The settings of the frontier family.
+
+FRONTIER_CONTROL = ("_gate", "mix_x")  # parts of the names of parameters that steer and do not multiply
+GATE_CHANNELS, VALUE_GATE_CHANNELS = 12, 32  # of a layer's input that the gates of heads and of values look at
+
+
+class FrontierSettings(RotarySettings):
+    """What learns most in a few minutes: windows, a second way for values, half-rotated heads, gates. Its defaults fit 16 MB."""
+
+    family: Literal["frontier"] = Field("frontier", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
+    layers: Depth = Field(10, description="Number of transformer blocks.")
+    heads: Size = Field(4, description="Attention heads; they divide the width evenly.")
+    width: Size = Field(512, description="Size of the residual stream.")
+    kv_heads: Size | None = Field(
+        2, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
+    )
+    mlp_multiple: Annotated[float, Field(gt=0, le=1000)] = Field(
+        3.0, description="Width inside the MLP, in widths of the residual stream."
+    )
+    tied: bool = Field(True, description="The head is the token embedding. false: a matrix of its own.")
+    softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] | None = Field(
+        15.0,
+        description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap). null: they are not.",
+    )
+    rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
+        200000.0, description="Rotary positions: the slowest pair turns once in about this many tokens, times 2 pi."
+    )
+    rope_part: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="Part of each head's dimensions that rotary positions turn; the others know no place."
+    )
+    key_offset: bool = Field(
+        True,
+        description="In layers that see the whole row, the dimensions of a key that are not turned are those of the token "
+        "before: a head finds what came after an earlier occurrence in one layer. Needs rope_part below 1.",
+    )
+    pattern: Annotated[str, Field(pattern="^[SL]+$", max_length=1000)] = Field(
+        "SSSSL", description="S: a layer sees the last `window` tokens, L: the whole row. Repeated; the last layer is always L."
+    )
+    window: Size = Field(256, description="Tokens that an S layer sees, the token itself among them; a stage may change it.")
+    values: Literal["none", "projections", "tables"] = Field(
+        "projections",
+        description="What every second layer and the last add to their values, through a gate per head: a projection of the "
+        "embedding, or a row of a table of their own for each token (vocabulary x width weights, no FLOPs).",
+    )
+    value_layers: list[Count] | None = Field(
+        None, description="Layers that add to their values, the first being 0. null: the last and every second before it."
+    )
+    head_gate: bool = Field(True, description="Each head's output is multiplied by a gate that looks at the layer's input.")
+
+    @model_validator(mode="after")
+    def _offset_fits(self) -> FrontierSettings:
+        if self.rotated < 2:
+            size = self.width // self.heads
+            raise ValueError(f"model.rope_part={self.rope_part:g} turns no pair of a head's {size} dimensions; raise it")
+        if self.key_offset and self.rotated == self.width // self.heads:
+            raise ValueError("model.key_offset needs dimensions that are not turned; set model.rope_part below 1 or it to false")
+        return self
+
+    @model_validator(mode="after")
+    def _value_layers_exist(self) -> FrontierSettings:
+        if self.value_layers is not None and (missing := [i for i in self.value_layers if i >= self.layers]):
+            last = self.layers - 1
+            raise ValueError(f"model.value_layers names layer {missing[0]}; the last of {self.layers} layers is {last}")
+        return self
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions of a head that are turned, in pairs."""
+        return round(self.width // self.heads * self.rope_part / 2) * 2
+
+    @property
+    def inner_width(self) -> int:
+        """Width inside the MLP."""
+        return max(1, round(self.mlp_multiple * self.width))
+
+    def has_values(self, layer: int) -> bool:
+        """Whether a layer adds to its values."""
+        named = (self.layers - 1 - layer) % 2 == 0 if self.value_layers is None else layer in self.value_layers
+        return self.values != "none" and named
+
+    def is_long(self, layer: int) -> bool:
+        """Whether a layer sees the whole row."""
+        return layer == self.layers - 1 or self.pattern[layer % len(self.pattern)] == "L"
+
+    def weights_besides_embedding(self, rows: int, context: int) -> int:
+        """Parameters, but for those of the embedding of so many tokens."""
+        width, kv_heads = self.width, self.kv_heads or self.heads
+        kv = kv_heads * (width // self.heads)
+        block = 2 * width * width + 2 * width * kv + 2 * self.inner_width * width + 2
+        gates = self.head_gate * self.heads * min(GATE_CHANNELS, width)
+        with_values = sum(self.has_values(layer) for layer in range(self.layers))
+        values = kv * (rows if self.values == "tables" else width) + kv_heads * min(VALUE_GATE_CHANNELS, width)
+        return self.layers * (block + gates) + with_values * values + (0 if self.tied else rows * width)

@@ -9,20 +9,86 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ingot.errors import CheckpointError, Setting, Unreadable
-from ingot.runs.steps import DAMAGED, INDEX, PARTIAL, Kind, saved_steps
-from ingot.runs.telling import tells_all
-from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, write_atomically
+from ingot.errors import CheckpointError, ConfigError, Setting, Unreadable
+from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, user_path, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
+
+# Which checkpoints a folder has, by their names alone: whoever only looks on loads nothing to read them with.
+
+Kind = Literal["regular", "shutdown", "final"]  # of a checkpoint: on the way, of a stop, of a completed run
+INDEX = "checkpoint.json"
+PARTIAL, DAMAGED = ".partial", ".damaged"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder with this name is a checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint of ours, by its name."""
+    return int(path.name.rpartition("-")[2])
+
+
+def saved_steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a folder by step, oldest first, without looking inside."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [(_NAME.fullmatch(entry.name), folder / entry.name) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:  # not none: a run would begin anew where one is
+        raise Unreadable(folder, error.strerror) from None
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def named_path(name: str, run: Path | None) -> Path:
+    """The file or folder that a setting names, from the working folder or else from the run's folder on."""
+    path = user_path(name)
+    return run / path if run is not None and not path.exists() and (run / path).exists() else path
+
+
+# Whether checkpoint.json tells all that is asked of it: a checksum says only that it is what somebody wrote.
+
+
+def tells_all(record: Mapping[str, Any]) -> bool:
+    """Whether a record that is what somebody wrote is one that can be read: names, sizes and places of all tensors."""
+
+    def counts(values: Any) -> bool:
+        return all(type(value) is int and value >= 0 for value in values)
+
+    try:
+        files, tensors = record["files"], record["tensors"]
+        entries = [entry for group in tensors.values() for entry in group.values()]
+        return (
+            counts([record["step"]])
+            and isinstance(record["progress"], dict)
+            and "model" in tensors
+            and all(
+                Path(file).name == file and counts([f["bytes"]]) and isinstance(f["sha256"], str) for file, f in files.items()
+            )
+            and all(entry["dtype"] in ITEM_BYTES and counts(entry["shape"]) and len(entry["parts"]) for entry in entries)
+            and all(
+                part["file"] in files and counts(part["offset"]) and len(part["offset"]) == len(entry["shape"])
+                for entry in entries
+                for part in entry["parts"]
+            )
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
+
 
 VERSION = 1
 
@@ -204,3 +270,102 @@ def sweep(folder: Path) -> None:
 
 def _checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# Which checkpoint is meant: by a path, by a run folder, and by the setting training.resume.
+
+PassedOver = Callable[[Path, CheckpointError], None]  # is told of a checkpoint that is damaged
+NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
+
+
+@dataclass(frozen=True)
+class Index:
+    """A checkpoint by what its checkpoint.json says; the tensors are not read."""
+
+    path: Path
+    step: int
+    progress: dict[str, Any]
+
+
+def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
+    """The checkpoint that a path means: itself, or the latest or best one of a run folder."""
+    return load_checkpoint(locate_checkpoint(path, which))
+
+
+def locate_checkpoint(path: Path, which: str = "latest") -> Path:
+    """Where that checkpoint is; its tensors are not read."""
+    if which not in ("latest", "best"):
+        raise ConfigError(f"which checkpoint is {which!r}; choose latest or best")
+    if (path / INDEX).is_file():
+        return path
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    steps = saved_steps(folder)
+    if not steps:
+        raise CheckpointError(f"there is no checkpoint in {path}; give a run folder, a checkpoint or an artifact")
+    newest = steps[max(steps)]
+    if which == "latest":
+        return newest
+    best = read_index(newest)["progress"].get("best_step")
+    if best not in steps:
+        why = "it was not evaluated" if best is None else f"its best score is that of step {best}, which is not saved"
+        raise CheckpointError(f"{path} has no best checkpoint: {why}; use the latest")
+    return steps[best]
+
+
+def going_on_from(asked: str, run: Path | None, passed_over: PassedOver = lambda path, error: None) -> Index | None:
+    """What a run in this folder goes on from, by training.resume; None where it begins."""
+    if asked == "never":
+        return None
+    newest = newest_index(run, passed_over)
+    return newest if asked == "auto" else open_index(find_named(asked, run, newest))
+
+
+def newest_index(run: Path | None, passed_over: PassedOver = lambda path, error: None) -> Index | None:
+    """The newest checkpoint of a run that is not damaged; None where there is none."""
+    for path in reversed(saved_steps(run / "checkpoints").values()) if run is not None else ():
+        try:
+            return open_index(path)
+        except Unreadable:
+            raise  # it may be sound: a run does not go back
+        except CheckpointError as error:
+            passed_over(path, error)
+    return None
+
+
+def open_index(path: Path) -> Index:
+    """What a checkpoint says of itself."""
+    index = read_index(path)
+    return Index(path, index["step"], index["progress"])
+
+
+def find_named(named: str, run: Path | None, newest: Index | Checkpoint | None) -> Path:
+    """The checkpoint that a run begins with because training.resume names it; `newest` is that of the run's own folder.
+
+    `newest` itself, where the same command was given before: an earlier session has begun with a copy of what is named.
+    """
+    path = named_path(named, run)
+    if newest is not None and began_with(newest, path):
+        return newest.path
+    if not path.exists():
+        raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", named), advice=NAME_A_CHECKPOINT)
+    source = locate_checkpoint(path)
+    if newest is not None and run is not None and source.resolve() != newest.path.resolve():
+        why = "has newer checkpoints" if path.resolve().is_relative_to(run.resolve()) else "holds another run"
+        raise occupied(named, run, why, newest.step)
+    return source
+
+
+def began_with(newest: Index | Checkpoint, path: Path) -> bool:
+    """Whether the run of a checkpoint began with the state of a checkpoint or run that lies elsewhere."""
+    return newest.progress.get("resumed_from") == str(path.resolve())
+
+
+def occupied(named: str, run: Path, why: str, step: int) -> CheckpointError:
+    """What is said where a named state cannot be begun with, because the folder has a run that would be lost."""
+    return CheckpointError(
+        f"{{0}}: {run} {why}, the newest at step {step}",
+        Setting("training.resume", named),
+        Setting("training.output_dir"),
+        Setting("training.resume", "auto"),
+        advice="choose another {1} to go on from there, or go on with this run by {2}",
+    )

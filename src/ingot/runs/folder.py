@@ -9,35 +9,38 @@ import errno
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, Setting, shown
-from ingot.runs.lines import LineFile
+from ingot.runs.checkpoints import DAMAGED, INDEX, PARTIAL, is_checkpoint_name, saved_steps
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
-from ingot.runs.metrics import Metrics
-from ingot.runs.result import NAME as RESULT
-from ingot.runs.result import TrainingResult, as_record
+from ingot.runs.metrics import LineFile, Metrics
 from ingot.runs.state import NAME as STATE
-from ingot.runs.state import read_state, this_process, utc_now
-from ingot.runs.steps import INDEX, PARTIAL, saved_steps
+from ingot.runs.state import RESULT_NAME as RESULT
+from ingot.runs.state import TrainingResult, as_record, read_state, this_process, utc_now
 from ingot.runtime.files import (
     FULL,
     file_sha256,
     read_dict,
+    read_json,
     sweep_temporaries,
     temporary_beside,
     to_json,
     write_atomically,
     writing,
 )
-from ingot.runtime.version import made_by
+from ingot.runtime.locks import FolderLock
+from ingot.runtime.machine import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
@@ -280,3 +283,95 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None
+
+
+# The first seconds of a run: its folder is there before it is claimed, so that a request to stop can be left in it.
+
+
+@contextmanager
+def starting(path: Path | None) -> Iterator[None]:
+    """A block in which a run begins in a folder, which is made; one in which nothing came of it is removed again."""
+    made = [one for one in (path, *path.parents) if not one.exists()] if path is not None and _is_sound(path) else []
+    with suppress(OSError):  # said by who claims it
+        for folder in reversed(made):
+            folder.mkdir()
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for folder in made:
+                if [one.name for one in folder.iterdir()] == [RunFolder(folder).stop_path.name]:
+                    RunFolder(folder).forget_stop()
+                folder.rmdir()
+        raise
+
+
+def is_claimed(path: Path) -> bool:
+    """Whether some process of this machine has a folder for itself; False as well where the disk has no locks."""
+    with suppress(OSError), FolderLock(path) as lock:
+        return not lock.acquire()
+    return False
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        return not path.is_symlink() and not path.exists()
+    except OSError:
+        return False
+
+
+# What `train --force` deletes: what Ingot wrote into a run folder, by its names, and nothing that somebody put beside it.
+
+ARTIFACTS = ("model.ingot", "model.safetensors")
+
+
+def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
+    """Delete an earlier run and say what it was; `also` are patterns of what a door writes besides, `keep` is left alone.
+
+    The caller has claimed the folder: its lock and its empty folders stay, so whoever is killed in here can start again.
+    """
+    kept = {path.resolve() for path in keep}
+    matching = {path for pattern in also for path in folder.path.glob(pattern)}
+    to_delete = [path for path in [*_written(folder), *sorted(matching)] if path.resolve() not in kept]
+    if not to_delete:
+        return
+    counts = Counter(path.parent.relative_to(folder.path).as_posix() for path in to_delete if path.parent != folder.path)
+    told = [path.name for path in to_delete if path.parent == folder.path]
+    say(f"--force deletes in {folder.path}: {', '.join([*told, *(f'{name}/ ({count})' for name, count in counts.items())])}")
+    with writing(folder.path):
+        for path in to_delete:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _written(folder: RunFolder) -> list[Path]:
+    checkpoints = [path for path in sorted(folder.checkpoints.glob("step-*")) if _is_ours(path)]
+    files = [folder.config_path, folder.environment_path, folder.metrics.path, folder.log_path, folder.result_path]
+    files += [folder.stop_path, folder.path / STATE, folder.path / WANDB_ID, folder.path / TRACKIO_ID]
+    if _model_hashes(checkpoints) & _hash_of(folder.path / MODEL_COPY):
+        files.append(folder.path / MODEL_COPY)
+    found = [path for path in files if path.is_file()] + checkpoints
+    found += sorted(folder.samples.glob("step-*.txt"))
+    found += [folder.artifact / name for name in ARTIFACTS if (folder.artifact / name).is_file()]
+    return found + sorted((folder.path / EVENTS).glob("events.out.tfevents.*"))
+
+
+def _is_ours(path: Path) -> bool:
+    return path.is_dir() and is_checkpoint_name(path.name.removesuffix(PARTIAL).removesuffix(DAMAGED))
+
+
+def _model_hashes(checkpoints: Sequence[Path]) -> set[str]:
+    """The checksums of the models of one's own that these checkpoints are of: a copy of one is ours, another file is not."""
+    found = set()
+    for path in checkpoints:
+        try:
+            found.add(str(read_json(path / INDEX)["progress"]["model_file_sha256"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _hash_of(path: Path) -> set[str]:
+    return {hashlib.sha256(path.read_bytes()).hexdigest()} if path.is_file() else set()

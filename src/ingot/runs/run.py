@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ingot.errors import CheckpointError, RunError
-from ingot.runs.folder import RunFolder
+from ingot.runs.checkpoints import saved_steps
+from ingot.runs.folder import RunFolder, is_claimed
 from ingot.runs.metrics import Mark
-from ingot.runs.result import read_result
-from ingot.runs.starting import is_claimed
-from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_state, this_process
-from ingot.runs.steps import saved_steps
+from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_result, read_state, this_process
 from ingot.runtime.files import open_to_read
 from ingot.runtime.processes import is_zombie, process_age
 

@@ -10,17 +10,169 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic_core import from_json
 
-from ingot.runs.bins import MOST_BINS, Bins, Columns
-from ingot.runs.step_times import StepTimes
-from ingot.runs.timing import Timing
+from ingot.runs.metrics import is_number
+from ingot.runs.reporter import scored_tasks
 from ingot.runtime.files import open_to_read, write_atomically
+
+# The numbers of any count of lines in a bounded number of bins: minimum, mean and maximum of neighbours.
+
+MOST_BINS = 768  # a chart is about as many pixels wide; 1,000 further lines change at most 884 bins
+
+Columns = NDArray[np.float64]
+
+
+class Bins:
+    """Bins of several columns; a number that is not finite counts as none."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.lines, self.stride = 0, 1
+        shape = (len(self.names), MOST_BINS)
+        self.low, self.high = np.full(shape, np.nan), np.full(shape, np.nan)  # (columns, bins)
+        self._total, self._count = np.zeros(shape), np.zeros(shape)
+
+    @property
+    def used(self) -> int:
+        """How many bins hold a line."""
+        return -(-self.lines // self.stride)
+
+    @property
+    def mean(self) -> Columns:
+        """The mean of each column in each bin, nan where there is none."""
+        return np.divide(self._total, self._count, out=np.full_like(self._total, np.nan), where=self._count > 0)
+
+    def push(self, columns: Columns) -> int:
+        """Take further lines, (columns, lines), and return the first bin that has changed."""
+        count = columns.shape[1]
+        first = self.lines // self.stride
+        while (self.lines + count - 1) // self.stride >= MOST_BINS:
+            self._join_pairs()
+            first = 0
+        place = (self.lines + np.arange(count)) // self.stride
+        for row, values in enumerate(columns):
+            known = np.isfinite(values)
+            at, found = place[known], values[known]
+            np.fmin.at(self.low[row], at, found)
+            np.fmax.at(self.high[row], at, found)
+            np.add.at(self._total[row], at, found)
+            np.add.at(self._count[row], at, 1.0)
+        self.lines += count
+        return first
+
+    def _join_pairs(self) -> None:
+        rest = (len(self.names), MOST_BINS // 2)
+        empty, zeros = np.full(rest, np.nan), np.zeros(rest)
+        self.low = np.hstack([np.fmin(self.low[:, ::2], self.low[:, 1::2]), empty])
+        self.high = np.hstack([np.fmax(self.high[:, ::2], self.high[:, 1::2]), empty])
+        self._total = np.hstack([self._total[:, ::2] + self._total[:, 1::2], zeros])
+        self._count = np.hstack([self._count[:, ::2] + self._count[:, 1::2], zeros])
+        self.stride *= 2
+
+    def pack(self) -> Columns:
+        """All numbers of the used bins, to be kept."""
+        return np.stack([part[:, : self.used] for part in (self.low, self.high, self._total, self._count)])
+
+    def unpack(self, packed: Columns, lines: int, stride: int) -> None:
+        """Take over what was kept; ValueError where it does not fit."""
+        self.lines, self.stride = lines, stride
+        if packed.shape != (4, len(self.names), self.used) or self.used > MOST_BINS:
+            raise ValueError("these are bins of another kind")
+        for part, known in zip((self.low, self.high, self._total, self._count), packed, strict=True):
+            part[:, : self.used] = known
+
+
+# How long the steps of a run took, by its metrics.jsonl: percentiles, and where it stood still.
+
+STALL = 3.0  # times the median that a step takes where it is called a stall
+SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A stretch of steps that took far longer than usual."""
+
+    step: int  # the last of them
+    seconds: float  # more than usual
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per step: percentiles by name, and the stalls, longest first."""
+
+    percentiles: dict[str, float]
+    stalls: list[Stall]
+
+
+def step_times(records: Iterable[Mapping[str, Any]]) -> Timing:
+    """The timing of a run; empty where it has not two records of one session."""
+    trained = [record for record in records if record.get("kind") == "train"]
+    found: list[tuple[int, float, int]] = []  # the step, the seconds of one, how many
+    for before, after in pairwise(trained):
+        numbers: list[Any] = [one.get(name) for name in ("step", "elapsed_seconds") for one in (before, after)]
+        if before.get("session") != after.get("session") or not all(map(is_number, numbers)):
+            continue
+        steps, seconds = int(numbers[1]) - int(numbers[0]), float(numbers[3]) - float(numbers[2])
+        if steps > 0 and seconds >= 0:
+            found.append((int(numbers[1]), seconds / steps, steps))
+    if not found:
+        return Timing({}, [])
+    each = sorted(one for _, one, _ in found)
+    usual = statistics.median(each)
+    slow = [Stall(step, (one - usual) * steps) for step, one, steps in found if one > STALL * usual]
+    percentiles = {name: each[min(len(each) - 1, int(share * len(each)))] for name, share in SHARES.items()}
+    return Timing(percentiles, sorted(slow, key=lambda stall: -stall.seconds))
+
+
+# How long steps took, of lines that come bit by bit, in bounded memory; `timing.step_times` says it of all lines at once.
+
+WIDTH, SHORTEST, CLASSES = 0.01, 1e-6, 2800  # classes of times by their logarithm: from a microsecond to 15 days
+MOST_SLOW = 64  # stretches that are remembered
+
+
+class StepTimes:
+    """How many steps took how long, and the slowest stretches."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(CLASSES)
+        self.slowest: list[tuple[int, float, int]] = []  # the step, the seconds of one, how many
+
+    def push(self, step: NDArray[np.float64], seconds: NDArray[np.float64], steps: NDArray[np.float64]) -> None:
+        """Take stretches of steps: the last of each, the seconds of one, how many."""
+        classes = np.log(np.maximum(seconds, SHORTEST) / SHORTEST) / WIDTH
+        np.add.at(self.counts, np.minimum(classes, CLASSES - 1).astype(int), 1.0)
+        for at in np.argsort(seconds)[-MOST_SLOW:]:
+            self.slowest.append((int(step[at]), float(seconds[at]), int(steps[at])))
+        self.slowest = sorted(self.slowest, key=lambda one: -one[1])[:MOST_SLOW]
+
+    def recall(self, counts: NDArray[np.float64], slowest: Sequence[Sequence[Any]]) -> None:
+        """Take over what was kept; ValueError where it does not fit."""
+        if counts.shape != (CLASSES,):
+            raise ValueError("these are times of another kind")
+        self.counts = counts
+        self.slowest = [(int(step), float(seconds), int(steps)) for step, seconds, steps in slowest]
+
+    def timing(self) -> Timing:
+        """Percentiles, right to a hundredth of their value, and the slowest of the stalls."""
+        if not (total := self.counts.sum()):
+            return Timing({}, [])
+        upto = np.cumsum(self.counts)
+        places = {name: int(np.searchsorted(upto, share * total, side="right")) for name, share in SHARES.items()}
+        percentiles = {name: SHORTEST * float(np.exp((min(place, CLASSES - 1) + 0.5) * WIDTH)) for name, place in places.items()}
+        usual = percentiles["p50"]
+        slow = [Stall(step, (each - usual) * steps) for step, each, steps in self.slowest if each > STALL * usual]
+        return Timing(percentiles, sorted(slow, key=lambda stall: -stall.seconds))
+
 
 AXES = ("step", "tokens", "elapsed_seconds")
 TRAINED = (*AXES, "loss", "grad_norm", "learning_rate", "tokens_per_second")
@@ -234,3 +386,70 @@ def _number(value: Any) -> float:
         return float(value) if isinstance(value, int | float) else float("nan")
     except OverflowError:
         return float("nan")
+
+
+# The curves of a run, as its metrics.jsonl tells them: training loss and bits per byte, over steps, tokens or seconds.
+
+Axis = Literal["steps", "tokens", "seconds"]
+Point = tuple[float, float]
+FIELDS = {"steps": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
+MOST_POINTS = 400  # of one curve: more are means of neighbours, which no picture shows apart
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a run's numbers were, each with the place on the axis; `val_bpb` is empty where nothing was evaluated."""
+
+    loss: list[Point]
+    val_bpb: list[Point]
+    tasks: dict[str, list[Point]] = field(default_factory=dict)  # the accuracy on each task that evaluations scored
+
+
+def curves_of(records: Sequence[Mapping[str, Any]], axis: Axis = "steps") -> Curves:
+    """The curves that records tell; a number that is not finite leaves a gap."""
+    trained = [record for record in records if record.get("kind") == "train"]
+    evaluations = [record for record in records if record.get("kind") == "evaluation"]
+    if axis == "tokens":  # an evaluation's own are those that it scored
+        evaluations = [{**record, "tokens": _trained_before(record, trained)} for record in evaluations]
+    return Curves(thinned(_points(trained, axis, "loss")), _points(evaluations, axis, "val_bpb"), _accuracies(evaluations, axis))
+
+
+def _trained_before(evaluation: Mapping[str, Any], trained: Sequence[Mapping[str, Any]]) -> Any:
+    """The tokens trained on before an evaluation; in files that do not tell, those of the last step that was logged by then."""
+    if "trained_tokens" in evaluation:
+        return evaluation["trained_tokens"]
+    return next((record.get("tokens") for record in reversed(trained) if record.get("step", 0) <= evaluation.get("step", 0)), 0)
+
+
+def _accuracies(evaluations: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, list[Point]]:
+    """Accuracies by task: per character where answers are of different lengths, as papers have it of most."""
+    found: dict[str, list[Point]] = {}
+    for record in evaluations:
+        for name, task in scored_tasks(record).items():
+            score = {**record, "accuracy": task.get("acc_norm", task.get("acc"))}
+            found.setdefault(name, []).extend(_points([score], axis, "accuracy"))
+    return found
+
+
+def read_line(records: Iterable[Mapping[str, Any]], name: str) -> list[Point]:
+    """A number of the records of steps, thinned out."""
+    return thinned(_points((record for record in records if record.get("kind") == "train"), "steps", name))
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """As many points as asked for at most, each the mean of a stretch of neighbours."""
+    if len(points) <= most:
+        return list(points)
+    bounds = [len(points) * i // most for i in range(most + 1)]
+    stretches = [points[begin:end] for begin, end in pairwise(bounds)]
+    return [(_mean(x for x, _ in stretch), _mean(y for _, y in stretch)) for stretch in stretches]
+
+
+def _points(records: Iterable[Mapping[str, Any]], axis: Axis, name: str) -> list[Point]:
+    pairs: list[tuple[Any, Any]] = [(record.get(FIELDS[axis]), record.get(name)) for record in records]
+    return [(float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y)]
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)

@@ -5,19 +5,190 @@ A failure there never ends training: it is told once, and the numbers go on to t
 
 from __future__ import annotations
 
+import importlib
+import io
+import json
 import math
+import os
+import secrets
+import struct
+import time
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from ingot.config.schema import TrackingSection
-from ingot.errors import IngotError
-from ingot.runs.folder import EVENTS
-from ingot.runs.report import EvaluationReport, Reporter, StepReport
-from ingot.runs.task_lines import task_metrics
-from ingot.runs.tensorboard import EventFile
-from ingot.runs.trackio import TrackioRun
-from ingot.runs.wandb import WandbRun, check_installed
+from ingot.errors import ConfigError, IngotError, RunError
+from ingot.runs.folder import EVENTS, TRACKIO_ID, WANDB_ID
+from ingot.runs.reporter import EvaluationReport, Reporter, StepReport, task_metrics
+from ingot.runs.state import this_process
+from ingot.runtime.files import read_dict, write_atomically, writing
+
+# Which run of a dashboard a run folder is: a small file of the folder's own.
+
+
+def read_id(path: Path) -> str | None:
+    """What a file of a run folder says; None where it says nothing."""
+    known = (read_dict(path) or {}).get("id")
+    return known if isinstance(known, str) else None
+
+
+def keep_id(path: Path, run: str) -> None:
+    """Let a run folder say which run it is."""
+    with writing(path):
+        write_atomically(path, json.dumps({"id": run}))
+
+
+# Weights & Biases: a run there that goes on when ours is resumed, by an id that checkpoints and the run folder keep.
+
+
+def check_installed(setting: str) -> None:
+    """Refuse a setting that needs the package where it is missing."""
+    try:
+        importlib.import_module("wandb")
+    except ImportError:
+        raise ConfigError(f"{setting} needs Weights & Biases; install it with: pip install 'ingot-lm[wandb]'") from None
+
+
+class WandbRun:
+    """A run of Weights & Biases, begun or continued."""
+
+    def __init__(
+        self, folder: Path, project: str, name: str, mode: str | None, config: Mapping[str, Any], known: str | None
+    ) -> None:
+        wandb = importlib.import_module("wandb")
+        self.id = known or read_id(folder / WANDB_ID) or secrets.token_hex(4)
+        keep_id(folder / WANDB_ID, self.id)
+        try:
+            self._run = wandb.init(
+                project=project, name=name, config=dict(config), dir=str(folder), id=self.id, resume="allow", mode=mode
+            )
+        except Exception as error:  # whatever it raises: its errors have changed with its versions
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise RunError(
+                f"Weights & Biases does not start: {reason}; log in with `wandb login`, or set WANDB_MODE=offline, or go without"
+            ) from None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the values of a step."""
+        self._run.log(dict(values), step=step)
+
+    def close(self, failed: bool) -> None:
+        """End the run at Weights & Biases."""
+        self._run.finish(exit_code=int(failed))
+
+
+# trackio: a run in its store on this machine, which `trackio show` draws; it goes on when ours is resumed.
+
+
+class TrackioRun:
+    """A run of trackio, begun, or continued where the session goes on."""
+
+    def __init__(self, folder: Path, project: str, config: Mapping[str, Any], goes_on: bool) -> None:
+        try:
+            self._package = importlib.import_module("trackio")
+        except ImportError:
+            advice = "install it with: pip install 'ingot-lm[trackio]'"
+            raise ConfigError(f"tracking.trackio_project={project} needs trackio", advice=advice) from None
+        known = read_id(folder / TRACKIO_ID) if goes_on else None
+        name = known or f"{folder.resolve().name}-{secrets.token_hex(4)}"
+        keep_id(folder / TRACKIO_ID, name)
+        try:
+            with redirect_stdout(io.StringIO()):
+                self._run = self._package.init(
+                    project=project,
+                    name=name,
+                    config=dict(config),
+                    resume="never" if known is None else "allow",
+                    embed=False,
+                    auto_log_gpu=False,
+                    auto_log_cpu=False,
+                )
+        except Exception as error:  # whatever it raises
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise RunError(f"trackio does not start: {reason}") from None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Give it the values of a step; a thread of its own writes them."""
+        self._run.log(dict(values), step=step)
+
+    def close(self, failed: bool) -> None:
+        """End the run at trackio."""
+        with redirect_stdout(io.StringIO()):
+            self._package.finish()
+
+
+# TensorBoard's event files: scalars by step, as `tensorboard --logdir RUN` reads them.
+
+VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # how a field of a protocol buffer is written
+
+
+class EventFile:
+    """One file of events, open to append to."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Begin a file after a step; 0 at the start of a run."""
+        folder.mkdir(parents=True, exist_ok=True)
+        host, pid, _ = this_process()
+        self._file: BinaryIO = (folder / f"events.out.tfevents.{time.time():.6f}.{host}.{pid}").open("xb")
+        self._write(0, _field(3, BYTES, b"brain.Event:2"))
+        if step:
+            self._write(step + 1, _field(7, BYTES, _field(1, VARINT, 1)))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the values of a step."""
+        told = (_field(1, BYTES, name.encode()) + _field(2, FLOAT, float(value)) for name, value in values.items())
+        self._write(step, _field(5, BYTES, b"".join(_field(1, BYTES, one) for one in told)))
+
+    def close(self, failed: bool) -> None:
+        """Leave it on the disk."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _write(self, step: int, what: bytes) -> None:
+        event = _field(1, DOUBLE, time.time()) + (_field(2, VARINT, step) if step else b"") + what
+        length = struct.pack("<Q", len(event))
+        self._file.write(length + _masked_checksum(length) + event + _masked_checksum(event))
+        self._file.flush()  # somebody may be watching
+
+
+def _field(number: int, kind: int, value: int | float | bytes) -> bytes:
+    tag = _varint(number << 3 | kind)
+    if isinstance(value, bytes):
+        return tag + _varint(len(value)) + value
+    if kind == VARINT:
+        return tag + _varint(int(value))
+    return tag + struct.pack("<d" if kind == DOUBLE else "<f", value)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _masked_checksum(data: bytes) -> bytes:
+    """CRC-32C, turned and shifted as the records of TensorFlow have it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _table()[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@cache
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
 
 Report = StepReport | EvaluationReport
 Words = Callable[[Report], Mapping[str, float] | None]  # what is sent of a report; None: what numbers_of says

@@ -1,10 +1,104 @@
-"""How old a process is: counts a program's time with its imports, and tells a process from one that got its number later."""
+"""Python processes that we start: they find the packages that this one finds, and nothing in the folder the user is in.
+
+A `random.py` or `json.py` there is the user's text, and `python -c` and `python -m` would import it instead of Python's own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """The command of a fresh Python that runs `code`, which finds `sys` imported and the arguments in sys.argv[1:]."""
+    return [sys.executable, "-P", "-c", _BOOT + code, json.dumps(import_path()), *arguments]
+
+
+def end_with_parent() -> None:
+    """Let this process end when whoever started it is gone, by whatever signal: the other end of its stdin closes then."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def die_with(parent: int) -> Callable[[], None]:
+    """What a process does so that kill -9 of its parent ends it too; only Linux tells a process that its parent is gone."""
+    if sys.platform != "linux":
+        return lambda: None
+    import ctypes  # here: few programs need it
+
+    prctl = ctypes.CDLL(None).prctl
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return bind
+
+
+def cpu_count() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def import_path() -> list[str]:
+    """Where children look for modules: our own sys.path without the current folder and the folder of the script."""
+    kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
+    # Ingot itself may have been found there. It goes last, so that nothing beside it hides a module of Python's.
+    return kept if any(Path(entry).resolve() == package for entry in kept) else [*kept, str(package)]
+
+
+def _without_users_folders() -> list[str]:
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    users = [Path.cwd(), *([Path(script).resolve().parent] if script else [])]
+    return [entry for entry in sys.path if Path(entry).resolve() not in users]
+
+
+@contextmanager
+def away_from_the_users_folder() -> Iterator[None]:
+    """Be in Python's own folder for a moment, with the path of a child: Ray hands on both the folder and the script's."""
+    before, sys.path[:] = list(sys.path), import_path()
+    with chdir(sys.prefix):
+        try:
+            yield
+        finally:
+            sys.path[:] = before
+
+
+def shield_compile_workers() -> None:
+    """Let the processes that torch.compile starts look for modules where our own do; torch gives them all of sys.path."""
+    os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(_without_users_folders()))
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Let no child look for modules in the folder it is started in: torch tries the processor's vectors by a `python -c`."""
+    given = "PYTHONSAFEPATH" in os.environ
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    try:
+        yield
+    finally:
+        if not given:
+            os.environ.pop("PYTHONSAFEPATH", None)
+
+
+# How old a process is: counts a program's time with its imports, and tells a process from one that got its number later.
 
 
 def process_age(pid: int | str = "self") -> float | None:

@@ -139,3 +139,9 @@ def to_record(name: str, array: NDArray[Any], dtype: str) -> TensorRecord:
         with np.errstate(over="ignore"):  # whoever must not have an infinity looks for it
             stored = np.ascontiguousarray(array, DTYPES[dtype])
     return TensorRecord(name, dtype, array.shape, stored.reshape(-1).view(np.uint8).data)
+
+
+# A batch of rows as numpy holds it: what data, evaluation and every backend agree upon.
+
+IGNORED = -1  # a target that is not predicted; the same in model/layers.py, which imports nothing of ours
+Batch = NDArray[np.int32]  # (rows, planes, seq_len): tokens, targets and, with a document mask, the document of each token

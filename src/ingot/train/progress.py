@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from ingot.eval.evaluator import Score
 from ingot.runs.folder import RunFolder
 from ingot.runs.state import Heartbeat
-from ingot.train.plan import Position
 from ingot.train.saver import Saver
+from ingot.train.step_plan import Position
 
 
 @dataclass

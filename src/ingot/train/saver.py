@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import Tensors, note_progress, read_kind, save_checkpoint
-from ingot.runs.steps import PARTIAL, Kind, saved_steps
+from ingot.runs.checkpoints import PARTIAL, Kind, Tensors, note_progress, read_kind, save_checkpoint, saved_steps
 from ingot.runtime.files import writing
 
 STATE_BYTES = 12  # of a parameter with the two averages of AdamW, in float32

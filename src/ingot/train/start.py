@@ -14,6 +14,7 @@ from typing import Any
 from ingot.artifact.codecs import check_codec
 from ingot.backends.base import Backend
 from ingot.backends.open import open_backend, packages
+from ingot.backends.sampling import prompt_ids
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
@@ -22,34 +23,35 @@ from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import ConfigError, DataError, IngotError, Interrupted, PeerLost
 from ingot.eval.evaluator import evaluator_of
-from ingot.generate.sampling import prompt_ids
+from ingot.inference.model import locate_weights
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
-from ingot.runs.clearing import clear
-from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, RunFolder, new_run_dir
-from ingot.runs.report import BeginReport, LineReporter, MultiReporter, Reporter
-from ingot.runs.result import TrainingResult
-from ingot.runs.starting import starting
-from ingot.runs.state import Heartbeat
-from ingot.runs.steps import Kind
+from ingot.runs.checkpoints import Checkpoint, Kind, load_checkpoint, sweep
+from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, RunFolder, clear, new_run_dir, starting
+from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
+from ingot.runs.state import Heartbeat, TrainingResult
 from ingot.runs.tracking import open_tracking
-from ingot.runtime.children import die_with
 from ingot.runtime.files import user_path, write_atomically, writing
-from ingot.runtime.memory import collected_later
-from ingot.runtime.packages import installed
+from ingot.runtime.machine import collected_later, installed
+from ingot.runtime.processes import die_with
 from ingot.runtime.ranks import ranks_from_environment
-from ingot.train.artifact import export_artifact
-from ingot.train.export import Exporter, finish, not_begun
-from ingot.train.plan import refuse_idle_ranks
+from ingot.train.end import Exporter, export_artifact, finish, not_begun
+from ingot.train.evaluation import open_tasks
 from ingot.train.progress import Progress, RunOutputs
-from ingot.train.resume import facts_of, find_state, refuse_occupied, resume
+from ingot.train.resume import (
+    begin_with_weights,
+    begins_new,
+    besides_config,
+    check_sources,
+    facts_of,
+    find_state,
+    has_state,
+    refuse_occupied,
+    resume,
+)
 from ingot.train.saver import Saver
-from ingot.train.sources import begin_with_weights, begins_new, besides_config, check_sources, has_state
-from ingot.train.stopping import STOP_FILE, Shutdown
-from ingot.train.tasks import open_tasks
+from ingot.train.step_plan import refuse_idle_ranks
+from ingot.train.stop import STOP_FILE, Shutdown, Walltime, find_walltime
 from ingot.train.trainer import Trainer
-from ingot.train.walltime import Walltime, find_walltime
-from ingot.trained.weights import locate_weights
 
 
 def run(

@@ -22,18 +22,15 @@ from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import Interrupted, PeerLost, RunError, Setting
 from ingot.eval.evaluator import Evaluator, Score, bucket_record, evaluator_of
+from ingot.inference.scoring import TaskRows
 from ingot.optim.schedules import fraction_spent
-from ingot.runs.report import EvaluationReport, Reporter, StepReport
+from ingot.runs.checkpoints import Kind
+from ingot.runs.reporter import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Status
-from ingot.runs.steps import Kind
-from ingot.train.bounds import Bounds
-from ingot.train.clock import Clock, longest_but_one
-from ingot.train.plan import following, plan_step, shapes, starts_with
+from ingot.train.evaluation import Bounds, task_records, write_sample
 from ingot.train.progress import Progress, RunOutputs
-from ingot.train.sample import write_sample
-from ingot.train.stopping import Shutdown, is_near_end, sync_clock_and_stop
-from ingot.train.tasks import task_records
-from ingot.trained.tasks import TaskRows
+from ingot.train.step_plan import following, plan_step, shapes, starts_with
+from ingot.train.stop import Clock, Shutdown, is_near_end, longest_but_one, sync_clock_and_stop
 
 ALWAYS_LOGGED = 10  # first steps: where things go wrong
 RATE_STEPS = 50  # over which tokens per second are averaged

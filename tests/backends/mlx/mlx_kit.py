@@ -8,7 +8,7 @@ from ingot.backends.open import open_backend
 from ingot.config.schema import Config
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import to_array, to_record
-from ingot.train.plan import Position, plan_step
+from ingot.train.step_plan import Position, plan_step
 
 __all__ = ["MODELS", "ROWS", "SEQ_LEN", "SHAPE", "VOCABULARY", "Position", "Pupil", "both", "far", "plan_step", "to_record"]
 

@@ -10,9 +10,9 @@ from mlx_kit import MODELS, Position, Pupil, both, plan_step
 from ingot.backends.limits import MLX_FAMILIES
 from ingot.backends.mlx.build import FAMILIES
 from ingot.backends.open import find_device, open_backend, open_group, open_inference
+from ingot.backends.sampling import Sampling
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.generate.sampling import Sampling
 from ingot.runtime.ranks import Ranks
 
 

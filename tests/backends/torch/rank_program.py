@@ -16,7 +16,7 @@ from torch_kit import SEQ_LEN, SMALL, VOCABULARY, rows_of  # noqa: E402
 from ingot.backends.open import open_backend  # noqa: E402
 from ingot.config.schema import Config  # noqa: E402
 from ingot.runtime.ranks import ranks_from_environment  # noqa: E402
-from ingot.train.plan import Position, plan_step  # noqa: E402
+from ingot.train.step_plan import Position, plan_step  # noqa: E402
 
 ROWS, STEPS = 8, 2
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ingot.backends.torch import ahead, preloaded
+from ingot.backends.torch import startup as ahead
+from ingot.backends.torch import startup as preloaded
 from ingot.config.schema import Config
 from ingot.runtime.ranks import Ranks
 

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ingot.backends.torch import attention
-from ingot.backends.torch.attention import (
+from ingot.backends.torch import tune as attention
+from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
+from ingot.backends.torch.tune import (
     Call,
     Operand,
     candidates,
@@ -20,9 +21,8 @@ from ingot.backends.torch.attention import (
     replay,
     replayed,
     use_form,
+    use_kernels,
 )
-from ingot.backends.torch.kernels import use_kernels
-from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)

@@ -3,8 +3,7 @@ import pytest
 import torch
 from torch_kit import SMALL, by_name, make, plan_of, raw, rows_of, take, weights, written
 
-from ingot.backends.torch.average import WeightAverage
-from ingot.backends.torch.state import tensor
+from ingot.backends.torch.state import WeightAverage, tensor
 
 
 def averaging(decay=0.5, **training):

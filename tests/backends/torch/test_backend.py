@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch_kit import ROWS, SEQ_LEN, SMALL, VOCABULARY, by_name, make, plan_of, raw, rows_of, step, take, weights, written
 
 from ingot.backends.open import open_backend
-from ingot.backends.torch import attention
 from ingot.backends.torch import backend as torch_backend
-from ingot.backends.torch.parallel import compiles, compiles_optimizer
+from ingot.backends.torch import tune as attention
+from ingot.backends.torch.compile import compiles, compiles_optimizer
 from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.backends.torch.state import tensor
 from ingot.config.schema import Config

@@ -10,9 +10,10 @@ import torch
 from torch_kit import make
 
 from ingot.backends import open as opening
-from ingot.backends.torch import backend, builders
-from ingot.backends.torch.builders import PROGRAMS, Builders
-from ingot.backends.torch.tuning import Tuned
+from ingot.backends.torch import backend
+from ingot.backends.torch import startup as builders
+from ingot.backends.torch.startup import PROGRAMS, Builders
+from ingot.backends.torch.tune import Tuned
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks
@@ -25,7 +26,7 @@ def able(monkeypatch, tmp_path):
 
     class Noted(subprocess.Popen):
         def __init__(self, command, *args, **kwargs):
-            ours = any("ingot.backends.torch.building" in str(part) for part in command)  # torch's compiler starts programs too
+            ours = any("ingot.backends.torch.startup" in str(part) for part in command)  # torch's compiler starts programs too
             if ours:
                 started.append(self)
             super().__init__(["cat"] if ours else command, *args, **kwargs)
@@ -75,7 +76,7 @@ def test_a_run_that_cannot_begin_ends_them(able):
 
 
 def test_they_begin_before_torch_is_imported():
-    code = "import sys, ingot.backends.torch.builders; sys.exit('torch' in sys.modules)"
+    code = "import sys, ingot.backends.torch.startup; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.backends.torch.builders import PROGRAMS
-from ingot.backends.torch.building import BUILDS, OneRow, builds
+from ingot.backends.torch.startup import BUILDS, PROGRAMS, OneRow, builds
 from ingot.config.schema import Config
-from ingot.runtime.children import python_command
+from ingot.runtime.processes import python_command
 
 MODELS = {
     "gpt2": {"layers": 1, "heads": 2, "width": 32},
@@ -53,7 +52,7 @@ def test_a_program_computes_one_row_by_what_it_is_to_build(family, documents):
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_program_ends_well(build):
-    code = "from ingot.backends.torch.building import main; main(*sys.argv[1:])"
+    code = "from ingot.backends.torch.startup import main; main(*sys.argv[1:])"
     with subprocess.Popen(python_command(code, build, config().model_dump_json(), "64"), stdin=subprocess.PIPE) as program:
         assert program.wait() == 0
 
@@ -76,7 +75,7 @@ def test_a_model_whose_memory_the_run_may_need_is_not_built(monkeypatch):
 
 
 def test_a_program_whose_run_is_gone_ends():
-    code = "import time; from ingot.backends.torch.building import OneRow, main; OneRow.make = lambda *_: time.sleep(600); "
+    code = "import time; from ingot.backends.torch.startup import OneRow, main; OneRow.make = lambda *_: time.sleep(600); "
     command = python_command(code + "main(*sys.argv[1:])", "attention", config().model_dump_json(), "64")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
         program.stdin.close()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ingot.backends.torch.choices import Choices
+from ingot.backends.torch.tune import Choices
 from ingot.config.schema import Config
 from ingot.runtime.devices import Device
 

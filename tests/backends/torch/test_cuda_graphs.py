@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters
 from torch_kit import by_name, make, rows_of, take
 
 from ingot.backends.torch import backend as backends
-from ingot.backends.torch.cuda_graphs import LARGEST, begin_pass, uses_cuda_graphs
+from ingot.backends.torch.compile import LARGEST, begin_pass, uses_cuda_graphs
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks

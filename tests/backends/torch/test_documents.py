@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch_kit import ROWS, SEQ_LEN, VOCABULARY, make, rows_of, step, weights
 
-from ingot.backends.torch import attention
-from ingot.backends.torch.documents import ROOM, boundaries
-from ingot.backends.torch.tuning import Tuned
+from ingot.backends.torch import tune as attention
+from ingot.backends.torch.inference import ROOM, boundaries
+from ingot.backends.torch.tune import Tuned
 
 
 def numbered(rows, length, chance, seed=1):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch_kit import SMALL, by_name, make, raw, rows_of, take
 
-from ingot.backends.torch.fp8 import refuse_fp8_head, refuse_unless_it_runs
+from ingot.backends.torch.tune import refuse_fp8_head, refuse_unless_it_runs
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.model.registry import FAMILIES

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.backends.torch.kernels import NAMES, name_operations, settle_kernels
+from ingot.backends.torch.tune import NAMES, name_operations, settle_kernels
 from ingot.errors import ConfigError
 
 

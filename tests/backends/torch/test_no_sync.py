@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_kit import ROWS, SEQ_LEN, make, plan_of, rows_of, take
 
-from ingot.backends.torch.kernels import NAMES, use_kernels
+from ingot.backends.torch.tune import NAMES, use_kernels
 
 GOLF = {"family": "golf", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32}
 MUON = {"name": "muon", "ema_decay": 0.9, "clip_norm": 1.0}

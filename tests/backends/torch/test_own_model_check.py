@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ingot
-from ingot.backends.torch import own_model
+from ingot.backends.torch import custom_model as own_model
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.errors import ConfigError

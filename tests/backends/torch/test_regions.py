@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from ingot.backends.torch import regions
+from ingot.backends.torch import compile as regions
 from ingot.backends.torch.build import checkpoint_blocks
-from ingot.backends.torch.regions import CompiledBlocks, compiled_whole
+from ingot.backends.torch.compile import CompiledBlocks, compiled_whole
 from ingot.errors import ConfigError
 from ingot.model import frontier
 from ingot.model.registry import FAMILIES

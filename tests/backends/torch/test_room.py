@@ -9,9 +9,9 @@ import torch
 from ingot.backends.open import open_backend
 from ingot.config.loading import load_config
 from ingot.errors import ConfigError
-from ingot.runtime.batch import IGNORED
-from ingot.runtime.memory import host_bytes
+from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import IGNORED
 
 TINY = {
     "model.layers": 1, "model.heads": 1, "model.width": 16, "data.seq_len": 16, "training.tokens_per_step": 64,

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch_kit import make, plan_of, rows_of
 
-from ingot.backends.torch import threads, tuning
-from ingot.backends.torch.threads import VARIABLE, fastest_threads, settle_threads
+from ingot.backends.torch import tune as threads
+from ingot.backends.torch import tune as tuning
+from ingot.backends.torch.tune import VARIABLE, fastest_threads, settle_threads
 
 NOW = [0.0]  # seconds, which pass in the passes that are measured alone
 

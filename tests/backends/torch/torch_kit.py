@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from ingot.backends.open import open_backend
+from ingot.backends.sampling import Sampling
 from ingot.config.schema import Config
-from ingot.generate.sampling import Sampling
 from ingot.runtime.ranks import Ranks
-from ingot.train.plan import Position, plan_step
+from ingot.train.step_plan import Position, plan_step
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ import pytest
 from bucket_files import EOS, documents_of, write_buckets, write_pair
 from toy_tokenizers import byte_level_config
 
-from ingot.config.data_section import DataSection
+from ingot.config.schema import DataSection
 from ingot.data.formats.gpt_simple import index_bytes, token_width
 from ingot.data.formats.tokenize import Windows, tokenize
 from ingot.data.loading.open import open_dataset

@@ -15,6 +15,7 @@ from shard_files import write_shard
 from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, shared, toy_hf
 from typer.testing import CliRunner
 
+from ingot.cli.data import convert_command
 from ingot.data.formats import convert as module
 from ingot.data.formats.base import Marks, marks_of
 from ingot.data.formats.convert import Layout, convert
@@ -25,7 +26,6 @@ from ingot.data.store.dataset import Dataset
 from ingot.data.store.shards import open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
 from ingot.data.verify.audit import audit
-from ingot.doors.cli.data_convert import convert_command
 from ingot.errors import ConfigError, DataError
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20), min_size=1, max_size=4)

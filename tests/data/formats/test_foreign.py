@@ -7,7 +7,7 @@ import pytest
 from shard_files import write_shard
 from toy_tokenizers import byte_level_config, sentencepiece_file, toy_sentencepiece
 
-from ingot.config.data_section import DataSection
+from ingot.config.schema import DataSection
 from ingot.data.formats.convert import convert
 from ingot.data.formats.foreign import open_foreign
 from ingot.data.formats.nanogpt import meta_bytes

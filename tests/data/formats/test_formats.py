@@ -14,8 +14,7 @@ from ingot.data.formats.gpt_simple import IndexedWriter, Pair, index_bytes, read
 from ingot.data.formats.nanogpt import META, char_tokenizer, meta_bytes, nanogpt_writer, read_meta
 from ingot.data.formats.open import detect, open_source
 from ingot.data.formats.shards import shard_writer
-from ingot.data.store.shards import HEADER_BYTES, open_plain, open_shard
-from ingot.data.store.stream import TokenStream
+from ingot.data.store.shards import HEADER_BYTES, TokenStream, open_plain, open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 from ingot.errors import ConfigError, DataError
 

@@ -10,9 +10,8 @@ import pytest
 
 from ingot.config.loading import load_config
 from ingot.data.formats.gpt_simple import index_bytes
-from ingot.data.loading.already_read import read_already_read, write_already_read
 from ingot.data.loading.open import open_dataset
-from ingot.data.loading.rows import make_rows
+from ingot.data.loading.rows import make_rows, read_already_read, write_already_read
 from ingot.errors import ConfigError, DataError
 
 DOCUMENTS = 40

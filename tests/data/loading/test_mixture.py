@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from bucket_files import documents_of, write_buckets
 
-from ingot.config.data_section import DataSection
-from ingot.data.loading.mixture import MixedRows
+from ingot.config.schema import DataSection
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.reader import RowReader, read_rank_batch
-from ingot.data.loading.rows import make_rows
-from ingot.runtime.batch import IGNORED
+from ingot.data.loading.rows import MixedRows, make_rows
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import IGNORED
 
 SEQ_LEN, ROWS = 16, 6
 BUCKETS = {"web": documents_of("w", 90), "books": documents_of("b", 40), "code": documents_of("c", 60)}

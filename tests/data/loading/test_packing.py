@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.config.data_section import DataSection
+from ingot.config.schema import DataSection
 from ingot.data.loading.packing import PackedRows, best_fit, rows_filled
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
-from ingot.runtime.batch import IGNORED
+from ingot.runtime.tensors import IGNORED
 
 BOS = 7
 

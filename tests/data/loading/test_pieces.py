@@ -13,8 +13,8 @@ from ingot.data.loading.order import Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.loading.reader import RowReader, read_rank_batch
 from ingot.data.loading.rows import Windows, read_pieces
-from ingot.runtime.batch import IGNORED
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import IGNORED
 
 LONG = 12
 

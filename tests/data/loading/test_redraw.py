@@ -9,19 +9,18 @@ from hypothesis import strategies as st
 from numbered import Numbered, Reading
 from shard_files import write_shard
 
-from ingot.config.data_section import DataSection
+from ingot.config.schema import DataSection
 from ingot.data.formats.nanogpt import write_meta
-from ingot.data.loading.mixture import LimitedRows
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.packing import PackedRows
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.redraw import RedrawnRows
-from ingot.data.loading.rows import make_rows
+from ingot.data.loading.rows import LimitedRows, make_rows
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import DataError
-from ingot.runtime.batch import IGNORED
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import IGNORED
 
 LONG = 12
 STARTS = (0, 3, 40, 41, 100, 130, 131, 132, 133, 190, 230)

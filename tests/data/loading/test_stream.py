@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numbered import Reading
 from shard_files import write_shard
 
-from ingot.config.data_section import DataSection
+from ingot.config.schema import DataSection
 from ingot.data.loading.order import Random, Sequential, Shuffle
 from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import Windows, document_numbers, make_rows

@@ -13,8 +13,7 @@ from ingot.data.formats.open import open_source
 from ingot.data.loading.open import open_dataset
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
-from ingot.data.text.buckets import find_buckets
-from ingot.data.text.files import is_text
+from ingot.data.text.files import find_buckets, is_text
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 

@@ -18,8 +18,7 @@ from stopping import stop_behind, take_small_steps
 from toy_tokenizers import llama_config, sentencepiece_file, shared, toy_sentencepiece
 
 import ingot.data.prepare.pipeline as prepare_module
-from ingot.data.prepare.blocks import encode_block
-from ingot.data.prepare.holdout import hold_out_ends, spread_documents
+from ingot.data.prepare.blocks import encode_block, hold_out_ends, spread_documents
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.data.text.files import WHAT
@@ -725,7 +724,7 @@ def test_a_large_file_takes_a_few_times_its_size_in_memory(tmp_path, tokenizer, 
 @given(st.text(max_size=60), st.floats(0, 0.99), st.integers(1, 9))
 def test_utf8_is_cut_where_its_characters_are(text, fraction, part):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ingot.data.prepare.holdout.PART_BYTES", part)
+        patch.setattr("ingot.data.prepare.blocks.PART_BYTES", part)
         data = text.encode("utf-8", "ignore")
         found = [(split, piece.decode()) for split, piece in hold_out_ends([data], fraction)]
     assert found == list(hold_out_ends([data.decode()], fraction))

@@ -10,7 +10,7 @@ import ingot
 from ingot.data.prepare import blocks as cutting
 from ingot.data.prepare import pipeline as prepare_module
 from ingot.data.prepare.pipeline import prepare
-from ingot.data.prepare.ray import ray_engine
+from ingot.data.prepare.workers import ray_engine
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import ConfigError, DataError
 

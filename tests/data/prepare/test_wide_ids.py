@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy_tokenizers import byte_level_config
 
-from ingot.config.data_section import DataSection
+from ingot.config.schema import DataSection
 from ingot.data.formats.convert import convert
 from ingot.data.formats.open import open_source
 from ingot.data.loading.open import open_dataset

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from shard_files import write_shard
 
-from ingot.data.store.shards import open_shard
-from ingot.data.store.stream import OPEN_FILES, TokenStream
+from ingot.data.store.shards import OPEN_FILES, TokenStream, open_shard
 from ingot.errors import DataError
 
 

@@ -7,16 +7,16 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.artifact.gguf_tokenizer import vocabulary_of
-from ingot.artifact.tokenizer_json import tokenizer_json
+from ingot.artifact.gguf import vocabulary_of
+from ingot.artifact.hf_tokenizer import tokenizer_json
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.tokenizers import StreamDecoder, from_spec, open_tokenizer
-from ingot.data.tokenizers.marks import DROPPED, SPACES
-from ingot.data.tokenizers.matching import round_trips
+from ingot.data.tokenizers.open import round_trips
+from ingot.data.tokenizers.sentencepiece import DROPPED, SPACES
 from ingot.data.tokenizers.training import train_tokenizer
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
-from ingot.trained.tasks import encode_pair
+from ingot.inference.scoring import encode_pair
 
 TEXT = "The cats of NASA sat on the mat. They came to see what The Noise was, and 12 McDonalds. It was a cat.\n\nThe end.\n" * 40
 TEXTS = st.text(st.sampled_from(string.ascii_letters + " \n.,'\u00e9\u00c9\ud55c1"), max_size=40)

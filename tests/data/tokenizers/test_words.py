@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from toy_tokenizers import SPACE, added, byte_level_config, sentencepiece_file, shared, toy_hf, toy_sentencepiece
 
 from ingot.data.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer
-from ingot.data.tokenizers.fast import table as words
-from ingot.data.tokenizers.fast.proof import word_starts
-from ingot.data.tokenizers.fast.table import WordTable, flat, trusted
+from ingot.data.tokenizers import word_table as words
+from ingot.data.tokenizers.word_starts import word_starts
+from ingot.data.tokenizers.word_table import WordTable, flat, trusted
 from ingot.errors import DataError
 
 ENGLISH = "The cats' hats, on the mat (and 12 more) came-to see; what's the noise about? It is. " * 9

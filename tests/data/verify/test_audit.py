@@ -29,18 +29,16 @@ from toy_tokenizers import (
 )
 from typer.testing import CliRunner
 
+from ingot.cli.data import verify_command
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset, identity
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
 from ingot.data.tokenizers.training import train_tokenizer
-from ingot.data.verify import counts as audit_counts
+from ingot.data.verify import folder as audit_counts
 from ingot.data.verify import overlap as audit_overlap
 from ingot.data.verify.audit import Limits, audit
-from ingot.data.verify.counts import count_tokens, starts_by_marks
-from ingot.data.verify.folder import AuditSplit, open_folder
-from ingot.data.verify.overlap import ComparedSplit, find_overlap
-from ingot.data.verify.words import LONGEST, WordHasher, shingles
-from ingot.doors.cli.data_verify import verify_command
+from ingot.data.verify.folder import AuditSplit, count_tokens, open_folder, starts_by_marks
+from ingot.data.verify.overlap import LONGEST, ComparedSplit, WordHasher, find_overlap, shingles
 from ingot.errors import ConfigError, DataError
 
 DRAW = random.Random(0)

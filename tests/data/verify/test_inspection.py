@@ -8,11 +8,11 @@ from shard_files import write_shard
 from toy_tokenizers import toy_sentencepiece
 from typer.testing import CliRunner
 
+from ingot.cli.data import inspect_command
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
-from ingot.data.verify import counts as audit_counts
+from ingot.data.verify import folder as audit_counts
 from ingot.data.verify.inspect import inspect, plot
-from ingot.doors.cli.data_inspect import inspect_command
 from ingot.errors import ConfigError, DataError
 
 TRAIN = ["a", "bb bb", "the whole\nof a longer text, aaaaaa", "é"]

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from ingot.model.chunked_loss import loss_and_grad
 from ingot.model.kernels import fp8_loss
 from ingot.model.kernels.fp8_loss import GRADIENT, HIDDEN, NARROW, WEIGHT, WIDE
 from ingot.model.layers import IGNORED
-from ingot.model.loss import head_loss
+from ingot.model.loss import head_loss, loss_and_grad
 
 torch.set_num_threads(1)
 TOKENS, WIDTH, WORDS = 96, 32, 64

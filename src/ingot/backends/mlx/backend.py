@@ -25,11 +25,10 @@ from ingot.backends.mlx.optimizers import Memory, adamw, members, muon
 from ingot.backends.mlx.state import array, by_parameter, number, record, records
 from ingot.config.schema import Config
 from ingot.config.size import recomputed_every
-from ingot.runtime.batch import Batch
-from ingot.runtime.memory import host_bytes
+from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
-from ingot.runtime.tensors import TensorRecord
+from ingot.runtime.tensors import Batch, TensorRecord
 
 MICRO_BATCH_TOKENS = 8192  # more fills the memory of a 16 GB Mac and is no faster
 CLIP_EPSILON = 1e-6  # as in torch

@@ -9,8 +9,8 @@ from importlib import metadata
 
 import mlx.core as mx
 
-from ingot.runtime.children import cpu_count
 from ingot.runtime.devices import Device
+from ingot.runtime.processes import cpu_count
 
 VERSION = metadata.version("mlx")
 MOST_THREADS = 4  # each holds gradients of its own

@@ -7,7 +7,7 @@ from functools import partial
 import mlx.core as mx
 
 from ingot.backends.mlx.layers import Pass, Weights, attention, heads_of, linear, part, run_block
-from ingot.model.golf_settings import GolfSettings
+from ingot.model.settings import GolfSettings
 
 EPSILON = 1.1920929e-07  # float32's, which torch takes where none is given
 

@@ -8,7 +8,7 @@ from functools import partial
 import mlx.core as mx
 
 from ingot.backends.mlx.layers import Pass, Weights, attention, dropped, heads_of, layer_norm, linear, part, run_block
-from ingot.model.gpt2_settings import GPT2Settings
+from ingot.model.settings import GPT2Settings
 
 
 def gelu_tanh(x: mx.array) -> mx.array:

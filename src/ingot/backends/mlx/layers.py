@@ -12,7 +12,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from ingot.runtime.batch import IGNORED
+from ingot.runtime.tensors import IGNORED
 
 Weights = dict[str, mx.array]
 Cached = tuple[mx.array, mx.array]  # the keys and values (B, K, S, D) that a layer has seen

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ingot.backends.mlx.gpt2 import gelu_tanh
 from ingot.backends.mlx.layers import Pass, Weights, attention, dropped, heads_of, layer_norm, linear, part, run_block
-from ingot.model.llama_settings import LlamaSettings
+from ingot.model.settings import LlamaSettings
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "silu": lambda x: x * mx.sigmoid(x),

@@ -14,8 +14,7 @@ from ingot.backends.mlx.state import number
 from ingot.config.schema import OptimizerSection
 from ingot.errors import ConfigError
 from ingot.optim.assign import Group, assign, groups_of
-from ingot.optim.orthogonal import polynomials
-from ingot.optim.polar_express import Polynomial
+from ingot.optim.muon import Polynomial, polynomials
 
 Memory = dict[str, Weights]  # by parameter: step, exp_avg and exp_avg_sq of AdamW, or momentum of Muon
 

@@ -21,51 +21,65 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import State, StepPlan
-from ingot.backends.torch.ahead import prepare_ahead
-from ingot.backends.torch.attention import Calls, candidates, enough, form_of, recorded_attention, replayed, without_masks
-from ingot.backends.torch.average import WeightAverage
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
-from ingot.backends.torch.builders import Builders
-from ingot.backends.torch.choices import Choices
 from ingot.backends.torch.collectives import Collectives, peers_present
-from ingot.backends.torch.cuda_graphs import begin_pass, uses_cuda_graphs
-from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
-from ingot.backends.torch.fp8 import refuse_unless_it_runs, use_fp8_head
-from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.kernels import is_short, settle_kernels
-from ingot.backends.torch.own_model import check_own_model
-from ingot.backends.torch.parallel import (
+from ingot.backends.torch.compile import (
+    begin_pass,
     compiled,
     compiled_backward,
     compiles,
     compiles_optimizer,
     replicated,
+    uses_cuda_graphs,
     without_sync,
 )
-from ingot.backends.torch.pending import DeviceResult
+from ingot.backends.torch.custom_model import check_own_model
+from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
+from ingot.backends.torch.inference import TorchInference
 from ingot.backends.torch.precision import FLASH4, GROUPED, LossScale, choose_no_kernel_by_speed
-from ingot.backends.torch.room import recomputed, refuse_too_large
-from ingot.backends.torch.state import load_model, load_optimizers, model_tensors, optimizer_tensors, snapshot
-from ingot.backends.torch.threads import settle_threads
-from ingot.backends.torch.tuning import (
+from ingot.backends.torch.startup import Builders, prepare_ahead
+from ingot.backends.torch.state import (
+    DeviceResult,
+    WeightAverage,
+    load_model,
+    load_optimizers,
+    model_tensors,
+    optimizer_tensors,
+    snapshot,
+)
+from ingot.backends.torch.tune import (
     HOST_MICRO_BATCH_TOKENS,
+    Calls,
+    Choices,
     Tuned,
+    candidates,
+    enough,
     fastest_attention,
+    form_of,
+    is_short,
     largest_micro_batch,
     memory_is_full,
+    recomputed,
+    recorded_attention,
+    refuse_too_large,
+    refuse_unless_it_runs,
+    replayed,
+    settle_kernels,
+    settle_threads,
     smallest_micro_batch,
+    use_fp8_head,
+    without_masks,
     works,
 )
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.model.settings import FileSettings
 from ingot.optim.groups import has_own_optimizers, make_optimizers
-from ingot.runtime.batch import IGNORED, Batch
-from ingot.runtime.children import shield_compile_workers
-from ingot.runtime.memory import keep_freed_memory
+from ingot.runtime.machine import keep_freed_memory
+from ingot.runtime.processes import shield_compile_workers
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
-from ingot.runtime.tensors import TensorRecord
+from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
 
 class TorchBackend(TorchInference):

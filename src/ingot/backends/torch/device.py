@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import Device, data_sheet_flops
@@ -69,3 +72,22 @@ def measure_flops(device: Device) -> float:
         product[0, 0].item()  # returns when it is computed
         seconds.append(time.perf_counter() - began)
     return 2 * size**3 / min(seconds)
+
+
+# A profile of some steps, for chrome://tracing, Perfetto or TensorBoard.
+
+
+def profiled(device: Device, folder: Path, waiting: int, warming: int, active: int) -> Iterator[int]:
+    """Count steps: the first are not looked at, the next looked at and dropped, the last recorded and written into `folder`."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
+    with profile(
+        activities=activities,
+        schedule=schedule(wait=waiting, warmup=warming, active=active, repeat=1),
+        on_trace_ready=tensorboard_trace_handler(str(folder)),
+        record_shapes=True,
+        profile_memory=True,
+        with_flops=True,
+    ) as profiler:
+        for step in range(waiting + warming + active):
+            yield step
+            profiler.step()

@@ -8,30 +8,50 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ingot.backends.torch.attention import form_of, use_form
-from ingot.backends.torch.average import WeightAverage
+from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, fill_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
-from ingot.backends.torch.documents import boundaries, upload
+from ingot.backends.torch.generate import continue_prompts, score_rows
 from ingot.backends.torch.precision import DTYPES, arithmetic
-from ingot.backends.torch.room import in_parts
 from ingot.backends.torch.rounding import Moments, TorchRounder
-from ingot.backends.torch.state import check_fits, load_model, model_records
+from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
+from ingot.backends.torch.tune import form_of, in_parts, use_form
 from ingot.config.schema import Config
 from ingot.errors import DataError
-from ingot.generate.sampling import Sampling
-from ingot.generate.scores import RowScores
-from ingot.generate.torch.batch import continue_prompts
-from ingot.generate.torch.scoring import score_rows
 from ingot.model.layers import Form, seeing
 from ingot.model.registry import OURS
-from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
-from ingot.runtime.tensors import TensorRecord
+from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
+
+# Documents of a batch as FlashAttention 4 takes them: where they begin in all tokens, rows one after another.
+
+ROOM = 32  # the number of boundaries is a multiple of it, so that CUDA graphs, which have one size, are few
+
+
+def boundaries(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Where documents begin, from the number (rows, length) of each token's, then the end, once or more often.
+
+    Every row begins one.
+    """
+    begins = np.ones(numbers.shape, bool)
+    np.not_equal(numbers[:, 1:], numbers[:, :-1], out=begins[:, 1:])
+    found = np.flatnonzero(begins)
+    starts = np.full((len(found) // ROOM + 1) * ROOM, numbers.size, np.int32)
+    starts[: len(found)] = found
+    return starts
+
+
+def upload(starts: NDArray[np.int32], device: torch.device) -> Tensor:
+    """On the device, without waiting for what that computes; the compiler is told that there may be more or fewer of them."""
+    host = torch.from_numpy(starts)
+    there = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    torch._dynamo.maybe_mark_dynamic(there, 0)  # type: ignore[no-untyped-call]
+    return there
 
 
 def upload_planes(batch: Tensor, device: torch.device) -> tuple[Tensor, ...]:

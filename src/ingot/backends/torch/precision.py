@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ingot.backends.torch.state import Named, tensor
+from ingot.runtime.machine import cache_root
 from ingot.runtime.tensors import TensorRecord
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -85,3 +88,19 @@ class LossScale:
         if self.used and scale is not None and good_steps is not None:
             self.value.copy_(tensor(scale))
             self._good_steps.copy_(tensor(good_steps))
+
+
+# FlashAttention 4, and quack-kernels, which comes with it: whether they are installed, and where they keep what they compile.
+
+
+def has_flash4() -> bool:
+    with suppress(Exception):  # an older FlashAttention of that name may be there, and be for another torch
+        return find_spec("flash_attn.cute") is not None
+    return False
+
+
+def keep_compiled() -> None:
+    """Before they are imported: they compile kernels when these are first used, seconds for each; later runs find them."""
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
+    os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))

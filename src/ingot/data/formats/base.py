@@ -17,8 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.store.shards import ShardWriter
-from ingot.data.store.stream import CHUNK_TOKENS, TokenStream
+from ingot.data.store.shards import CHUNK_TOKENS, ShardWriter, TokenStream
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import NARROW, OUTSIDE, IdArray, id_type
 from ingot.errors import DataError

@@ -30,7 +30,7 @@ from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SplitWriter, write_manifest
 from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
 from ingot.data.tokenizers.base import NARROW
-from ingot.data.tokenizers.matching import HEAD, round_trips
+from ingot.data.tokenizers.open import HEAD, round_trips
 from ingot.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)

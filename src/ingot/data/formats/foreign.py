@@ -9,20 +9,86 @@ wrong bits per byte: a few places of every file are held against it.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.data import SPLITS
-from ingot.data.formats.manifest import paired_tokenizer
-from ingot.data.store.dataset import Dataset, Manifest, ShardRecord, Split, SplitRecord, TokenizerRecord
-from ingot.data.store.shards import open_plain, open_shard
-from ingot.data.store.stream import OpenTokens
+from ingot.data.formats.base import marks_of
+from ingot.data.formats.gpt_simple import Pair
+from ingot.data.store.dataset import (
+    BucketRecord,
+    Dataset,
+    Manifest,
+    ShardRecord,
+    Split,
+    SplitRecord,
+    TokenizerRecord,
+)
+from ingot.data.store.shards import OpenTokens, open_plain, open_shard
+from ingot.data.text.files import find_buckets
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
-from ingot.data.tokenizers.matching import round_trips
+from ingot.data.tokenizers.open import round_trips
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import open_to_read
+
+# The manifest that came with shards, two folders above them: what it says of them, and which tokenizer made them.
+
+MANIFEST = "manifest.json"
+
+Record = dict[str, Any]
+
+
+def parse_manifest(content: bytes, where: str) -> Record:
+    """The manifest in a file's content."""
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError):
+        raise DataError(f"{where} is not JSON; it is damaged or not a manifest") from None
+    if not isinstance(manifest, dict):
+        raise DataError(f"{where} is not a manifest: it holds a {type(manifest).__name__} instead of an object")
+    return manifest
+
+
+def manifest_of(dataset: Path) -> tuple[Path, Record] | None:
+    """The manifest of a folder of shards and where it lies; None without one."""
+    folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a link to another disk)
+    where = folder.parent.parent / MANIFEST
+    return (where, parse_manifest(where.read_bytes(), str(where))) if where.is_file() else None
+
+
+def listed_dataset(dataset: Path) -> Record | None:
+    """What the manifest says of a folder of shards; None where it says nothing."""
+    name = Path(os.path.abspath(dataset)).name  # noqa: PTH100
+    found = manifest_of(dataset)
+    return next((entry for entry in _entries(found[1], "datasets") if entry.get("name") == name), None) if found else None
+
+
+def paired_tokenizer(dataset: Path) -> str | None:
+    """The tokenizer of a folder of shards by its manifest: byte, or a file that is there; None where nothing says it."""
+    found, entry = manifest_of(dataset), listed_dataset(dataset)
+    if found is None or entry is None:
+        return None
+    kind, file = tokenizer_of(found[1], entry)
+    path = found[0].parent / file.lstrip("/")  # a manifest is a stranger's: no name leads out of its folder
+    return "byte" if "byte" in kind else str(path) if file and ".." not in path.parts and path.is_file() else None
+
+
+def tokenizer_of(manifest: Record, entry: Record) -> tuple[str, str]:
+    """The kind and the file of a data set's tokenizer, by its manifest."""
+    paired = next((one for one in _entries(manifest, "tokenizers") if one.get("name") == entry.get("tokenizer_name")), {})
+    return str(paired.get("kind")), str(paired.get("model_path") or paired.get("path") or "")
+
+
+def _entries(manifest: Record, kind: str) -> list[Record]:
+    found = manifest.get(kind)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
 
 TOKENIZER = Setting("data.tokenizer")
 ENDS = 4096  # bytes of a file's start and of its end that the fingerprint covers
@@ -48,8 +114,6 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
         return _open_nanogpt(folder, tokenizer, trust_tokens)
     splits = {split: shard_files(folder, split) for split in SPLITS}
     if not splits["train"] and not splits["val"]:
-        from ingot.data.formats.buckets import open_buckets
-
         return open_buckets(folder, tokenizer, trust_tokens)
     if (tokenizer := tokenizer or paired_tokenizer(folder)) is None:
         raise NoTokenizer(folder)
@@ -121,3 +185,80 @@ def both_ends(path: Path) -> str:
         size = file.seek(0, 2)
         file.seek(max(0, size - ENDS))
         return hashlib.sha256(start + file.read() + str(size).encode()).hexdigest()
+
+
+# gpt-simple's folder as `data.path`: train/BUCKET and val/BUCKET with pairs of .bin and .idx, read as they lie.
+
+
+class IndexedSplit(Split):
+    """The windows of many pairs, one after the other."""
+
+    def __init__(self, folder: Path, record: SplitRecord, pairs: Sequence[Pair], eos: int | None) -> None:
+        maps = {pair.path: pair.stream for pair in pairs}
+        super().__init__(folder, record, lambda path: maps[path].shard(0), dtype=np.dtype(np.uint32))
+        self.eos, begins = eos, np.cumsum([0, *(pair.stream.tokens for pair in pairs)])
+        starts = [pair.offsets[:-1] + begin for pair, begin in zip(pairs, begins[:-1], strict=True)]
+        self._starts = np.concatenate([*starts, begins[-1:]]).astype(np.uint64)
+        self._repeats = np.concatenate([np.empty(0, np.uint16), *(pair.repeats for pair in pairs)])
+
+    def document_starts(self) -> NDArray[np.uint64]:
+        return self._starts
+
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        return self._repeats if self._repeats.any() else None
+
+
+def open_buckets(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dataset | None:
+    """The data of a folder with buckets of .bin and .idx; None where there are none."""
+    found = find_buckets(folder, lambda file: file.suffix in (".bin", ".idx"))
+    if not found:
+        return None
+    if tokenizer is None:
+        raise NoTokenizer(folder)
+    pairs = {
+        split: {
+            name: [Pair(path) for path in sorted({file.with_suffix(".bin") for file in files})] for name, files in buckets.items()
+        }
+        for split, buckets in found.items()
+    }
+    opened, known = open_tokenizer(tokenizer), [pair for buckets in pairs.values() for some in buckets.values() for pair in some]
+    maps = {pair.path: pair.stream for pair in known}
+    check_tokens(list(maps), opened, lambda path: maps[path].shard(0), trust_tokens)
+    records = {split: _record(folder, buckets) for split, buckets in pairs.items()}
+    told = TokenizerRecord.of(opened)
+    files = [file for pair in known for file in (pair.path, pair.path.with_suffix(".idx"))]
+    ends = [[str(file.relative_to(folder)), both_ends(file)] for file in files]
+    fingerprint = digest({"tokenizer": told.fingerprint, "files": ends})
+    manifest = Manifest(tokenizer=told, splits=records, fingerprint=fingerprint, source=str(folder))
+    eos = marks_of(opened).eos
+    splits = {
+        split: IndexedSplit(folder, records[split], [pair for some in buckets.values() for pair in some], eos)
+        for split, buckets in pairs.items()
+    }
+    return Dataset(folder, manifest, opened, splits)
+
+
+def bucket_of(name: str, pairs: Sequence[Pair]) -> BucketRecord:
+    """What some pairs hold; nobody recorded their text."""
+    windows, tokens = sum(len(pair.repeats) for pair in pairs), sum(pair.stream.tokens for pair in pairs)
+    return BucketRecord(name=name, documents=windows, tokens=tokens, bytes=0)
+
+
+def _record(folder: Path, buckets: dict[str, list[Pair]]) -> SplitRecord:
+    shards = [
+        ShardRecord.model_construct(
+            file=str(pair.path.relative_to(folder)), tokens=pair.stream.tokens, documents=len(pair.repeats), bytes=0, sha256=""
+        )
+        for pairs in buckets.values()
+        for pair in pairs
+    ]
+    told = [bucket_of(name, pairs) for name, pairs in buckets.items()]
+    return SplitRecord.model_construct(
+        documents=sum(one.documents for one in told),
+        tokens=sum(one.tokens for one in told),
+        bytes=0,
+        piece_bytes=None,
+        shards=shards,
+        document_index="",
+        buckets=told,
+    )

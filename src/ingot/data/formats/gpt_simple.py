@@ -29,8 +29,7 @@ from ingot.data.formats.base import (
     one_token,
     read_file,
 )
-from ingot.data.store.shards import map_tokens
-from ingot.data.store.stream import TokenStream
+from ingot.data.store.shards import TokenStream, map_tokens
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data.formats.base import ByteCounter, Document, Marks, PlainWriter, StreamWriter, TokenSource, cut, read_file
-from ingot.data.store.shards import HEADER_BYTES, open_plain
-from ingot.data.store.stream import TokenStream
+from ingot.data.store.shards import HEADER_BYTES, TokenStream, open_plain
 from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import write_atomically

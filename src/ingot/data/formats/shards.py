@@ -16,8 +16,7 @@ import numpy as np
 
 from ingot.data.formats.base import ByteCounter, Document, Marks, StreamWriter, TokenSource, cut
 from ingot.data.store.dataset import Dataset, Split
-from ingot.data.store.shards import TOKEN_BYTES, ShardWriter, open_shard, sound_header
-from ingot.data.store.stream import OPEN_FILES, TokenStream
+from ingot.data.store.shards import OPEN_FILES, TOKEN_BYTES, ShardWriter, TokenStream, open_shard, sound_header
 from ingot.errors import DataError
 
 VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|dev)(?![a-z])")

@@ -19,11 +19,11 @@ import numpy as np
 
 from ingot.data.formats.base import marks_of
 from ingot.data.formats.gpt_simple import DTYPES, check_windows, cut_windows, index_bytes, token_width
-from ingot.data.text.unpacking import open_unpacked
+from ingot.data.text.files import open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
 from ingot.errors import ConfigError, DataError, IngotError, RunError
-from ingot.runtime.children import python_command
 from ingot.runtime.files import is_utf8, replace_file, write_atomically
+from ingot.runtime.processes import python_command
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 AT_ONCE = 256  # texts that are encoded at once

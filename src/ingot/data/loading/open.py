@@ -9,8 +9,7 @@ from pathlib import Path
 from ingot.data.formats.foreign import open_foreign
 from ingot.data.prepare.cached import PREFIX, SUFFIXES, prepared_lines, sample_bytes, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
-from ingot.data.text.buckets import find_buckets
-from ingot.data.text.files import file_bytes
+from ingot.data.text.files import file_bytes, find_buckets
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.made import fits, is_made
 from ingot.errors import DataError, Setting

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from ingot.data.loading.order import ByNumber
 from ingot.data.store.dataset import Documents
 from ingot.errors import DataError
-from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.seeds import mix, permuted
+from ingot.runtime.tensors import IGNORED, Batch
 
 BLOCK = 1024  # documents that are fitted together: 98 to 99% of the places are then filled
 DRAWN = 64  # blocks whose documents are drawn at once, which is quicker than one by one

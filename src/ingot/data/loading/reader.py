@@ -13,8 +13,8 @@ import numpy as np
 
 from ingot.data.loading.order import DataExhausted, Places
 from ingot.data.loading.rows import Rows, read_pieces
-from ingot.runtime.batch import Batch
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import Batch
 
 MakeBuffer = Callable[[tuple[int, int, int]], Batch]
 

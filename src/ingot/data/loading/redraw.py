@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ingot.data.loading.order import ByNumber
 from ingot.data.store.dataset import Documents
-from ingot.runtime.batch import IGNORED, Batch
 from ingot.runtime.seeds import mix, permuted
+from ingot.runtime.tensors import IGNORED, Batch
 
 DOCUMENTS, ROWS, OFFSET = 0, 1, 2  # what the seed is mixed with: three draws that have nothing to do with each other
 PART = 1 << 20  # documents that are drawn together

@@ -21,15 +21,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
-from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks
-from ingot.data.prepare.holdout import (
+from ingot.data.prepare.blocks import (
+    BLOCK_BYTES,
+    Block,
     InBucket,
     Piece,
     Rule,
     always,
     first_documents,
     hold_out_ends,
+    read_blocks,
     spread_documents,
+    text_blocks,
     training_texts,
 )
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
@@ -37,14 +40,13 @@ from ingot.data.store.dataset import Manifest, SplitCounts, recorded_counts
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
-from ingot.data.text.buckets import Buckets
-from ingot.data.text.files import WHAT, adding_up, count_documents, file_bytes, file_identity, find_files, read_texts
+from ingot.data.text.files import WHAT, Buckets, adding_up, count_documents, file_bytes, file_identity, find_files, read_texts
 from ingot.data.text.hub_datasets import commits
 from ingot.data.text.records import alphabet
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_made
 from ingot.data.tokenizers.made import CHAR, learn_bpe
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.version import made_by
+from ingot.runtime.machine import made_by
 
 log = logging.getLogger(__name__)
 
@@ -331,7 +333,7 @@ def _open_engine(
     tokenizer: Tokenizer, engine: EngineName, workers: int | None, ray_address: str | None, total: int
 ) -> AbstractContextManager[Engine]:
     if engine == "ray":
-        from ingot.data.prepare.ray import ray_engine
+        from ingot.data.prepare.workers import ray_engine
 
         return ray_engine(tokenizer, ray_address, workers)
     return local_engine(tokenizer, workers or workers_for(tokenizer, total))

@@ -6,13 +6,20 @@ another: they run nothing of the program that started them, and end when it does
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import re
+import socket
 import subprocess
+import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from functools import lru_cache
+from importlib import import_module
 from queue import SimpleQueue
 from threading import Event, Lock
 from typing import Any, TypeVar, cast
@@ -20,8 +27,8 @@ from typing import Any, TypeVar, cast
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, encode_or_explain, size_of
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
-from ingot.errors import IngotError, RunError
-from ingot.runtime.children import cpu_count, python_command
+from ingot.errors import ConfigError, IngotError, RunError
+from ingot.runtime.processes import away_from_the_users_folder, cpu_count, python_command
 
 SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
 BLOCKS_AHEAD = 8  # for each worker, read and not yet written
@@ -167,3 +174,70 @@ def run_worker() -> None:
 def workers_for(tokenizer: Tokenizer, size: int) -> int:
     """How many processes encode an input of this many bytes, if nobody says so."""
     return 1 if tokenizer.instant or size <= SMALL_BYTES else cpu_count()
+
+
+# Blocks encoded by a Ray cluster.
+
+RETRIES = 10  # of a task whose process or machine is gone
+PATIENCE_SECONDS = 10
+LOCAL = "local"  # Ray's word for a cluster of this machine, made for one run
+
+
+@contextmanager
+def ray_engine(tokenizer: Tokenizer, address: str | None, workers: int | None) -> Iterator[Engine]:
+    """An engine of tasks on the cluster at `address`; without one, on that of RAY_ADDRESS or else on this machine.
+
+    `workers`: how many processes this machine has for it, or how many tasks a cluster may get at once; by default as many as
+    there are processors, and on a cluster enough to keep them busy.
+    """
+    try:
+        ray: Any = import_module("ray")
+    except ImportError:
+        raise ConfigError("--engine ray needs the package ray; install it with: pip install 'ingot-lm[ray]'") from None
+    with ExitStack() as undo:
+        undo.enter_context(redirect_stdout(sys.stderr))  # what Ray says of the cluster is not a result
+        address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+        if not ray.is_initialized():
+            _connect(ray, address, workers)
+            undo.callback(ray.shutdown)
+        task = ray.remote(max_retries=RETRIES)(_encode)
+        spec = ray.put(json.dumps(tokenizer.spec()))
+        busy = BLOCKS_AHEAD * (1 + int(ray.cluster_resources().get("CPU", 1)))
+        ahead = busy if address == LOCAL else workers or busy
+
+        def finish(begun: Any) -> Encoded:
+            try:
+                found = ray.get(begun)
+            except ray.exceptions.RayError as error:
+                reason = " ".join(str(error).strip().splitlines()[-1:])[:300]
+                raise RunError(f"ray could not encode: {reason}; every machine of the cluster needs this ingot") from None
+            if isinstance(found, IngotError):
+                raise found
+            return cast(Encoded, found)
+
+        yield lambda blocks: in_order(blocks, lambda block: task.remote(spec, block), finish, ahead)
+
+
+def _connect(ray: Any, address: str, workers: int | None) -> None:
+    own = {"num_cpus": workers or cpu_count(), "include_dashboard": False} if address == LOCAL else {}
+    try:
+        if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would try for many minutes
+            socket.create_connection((named[1], int(named[2])), timeout=PATIENCE_SECONDS).close()
+        with warnings.catch_warnings(), away_from_the_users_folder():
+            warnings.simplefilter("ignore")  # of changes in versions to come
+            ray.init(address, logging_level="ERROR", log_to_driver=False, **own)
+    except (OSError, ValueError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head`, set RAY_AUTH_MODE=token if a "
+            "token guards it (from Ray 2.59 on), or leave --ray-address out to use this machine"
+        ) from None
+
+
+def _encode(spec: str, block: Block) -> Encoded | IngotError:
+    return encode_or_explain(_open(spec), block)
+
+
+@lru_cache(maxsize=1)
+def _open(spec: str) -> Tokenizer:
+    return from_spec(json.loads(spec))

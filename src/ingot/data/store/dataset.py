@@ -8,28 +8,23 @@ is the same data.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.data import SPLITS
-from ingot.data.store.findings import AGAIN, Finding
-from ingot.data.store.shards import open_shard, read_header
-from ingot.data.store.stream import OpenTokens, TokenStream
+from ingot.data.store.shards import AGAIN, Finding, OpenTokens, TokenStream, open_shard, read_header
 from ingot.data.text.files import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
 from ingot.data.tokenizers.base import PACKED, IdType, NoSpacePiece
 from ingot.errors import DataError
-from ingot.runtime.files import read_json
-
-if TYPE_CHECKING:
-    from ingot.data.store.buckets import Bucket
+from ingot.runtime.files import file_sha256, read_json
 
 MANIFEST = "dataset.json"
 VERSION = 2  # the newest that is read
@@ -174,7 +169,6 @@ class Split(TokenStream):
 
     @cached_property
     def _checked_starts(self) -> NDArray[np.uint64]:  # every row with a document mask asks for them
-        from ingot.data.store.index import open_index, starts_at_marks  # here: golf's one file does without
 
         if self._index is None:
             starts = starts_at_marks(self, self._mark) if self._mark is not None else None
@@ -230,7 +224,6 @@ class Dataset:
         """The buckets of a split by their names; {} where it has none."""
         if not (records := self.manifest.splits[name].buckets):
             return {}
-        from ingot.data.store.buckets import split_buckets
 
         return split_buckets(self.split(name), records)
 
@@ -367,3 +360,83 @@ def _check_files(folder: Path, split: SplitRecord) -> None:
         raise DataError(
             f"size mismatch in {index}: {expected:,} bytes expected for {split.documents:,} documents, {size:,} found; {AGAIN}"
         )
+
+
+# The buckets of a split: stretches of whole documents that follow each other in its stream and keep their names.
+
+
+class Bucket:
+    """A stretch of whole documents of a split."""
+
+    def __init__(self, split: Split, record: BucketRecord, first_token: int, first_document: int) -> None:
+        self.tokens, self.documents, self.eos = record.tokens, record.documents, split.eos
+        self.bytes, self.piece_bytes = record.bytes, record.piece_bytes
+        self._split, self._first_token = split, first_token
+        self._here = slice(first_document, first_document + record.documents)
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Tokens start..stop of the bucket."""
+        if not 0 <= start <= stop <= self.tokens:
+            raise IndexError(f"tokens {start} to {stop} of a bucket of {self.tokens}")
+        return self._split.read(self._first_token + start, self._first_token + stop, out)
+
+    def document_starts(self) -> NDArray[np.uint64]:
+        """Where each document begins in the bucket, and after them the end of the last."""
+        return self._starts
+
+    @cached_property
+    def _starts(self) -> NDArray[np.uint64]:  # every row with a document mask asks for them
+        starts = self._split.document_starts()[self._here.start : self._here.stop + 1]
+        return np.asarray(starts) - np.uint64(self._first_token)
+
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        """How many tokens each document repeats of the one before; None: none does."""
+        repeats = self._split.document_repeats()
+        return None if repeats is None else repeats[self._here]
+
+
+def split_buckets(split: Split, records: Sequence[BucketRecord]) -> dict[str, Bucket]:
+    """The buckets of a split by their names."""
+    found, tokens, documents = {}, 0, 0
+    for record in records:
+        found[record.name] = Bucket(split, record, tokens, documents)
+        tokens, documents = tokens + record.tokens, documents + record.documents
+    return found
+
+
+# The document index of a split, checked when it is opened.
+
+PART = 1 << 20  # numbers that are looked at together
+
+
+def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> NDArray[np.uint64]:
+    """Where each document begins, and after them the end of the last; ValueError says what is wrong with the file."""
+    try:
+        size, expected = path.stat().st_size, 8 * (documents + 1)
+        if size != expected:
+            raise ValueError(f"has {size:,} bytes, and {expected:,} belong to {documents:,} documents")
+        starts = np.memmap(path, dtype="<u8", mode="r", shape=(documents + 1,))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    for first in range(0, documents, PART):
+        part = np.asarray(starts[first : first + PART + 1])
+        if len(falls := np.flatnonzero(part[1:] <= part[:-1])):
+            begin, after = part[falls[0]], part[falls[0] + 1]
+            raise ValueError(f"does not rise: document {first + falls[0]:,} begins at {begin:,} and the next at {after:,}")
+    if starts[0] != 0 or starts[-1] != tokens:
+        raise ValueError(f"goes from {starts[0]:,} to {starts[-1]:,} and not from 0 to {tokens:,}")
+    if sha256 is not None and file_sha256(path) != sha256:
+        raise ValueError("is not what was written: documents begin elsewhere")
+    return starts
+
+
+def starts_at_marks(stream: TokenStream, mark: int) -> NDArray[np.uint64] | None:
+    """The same for tokens without an index: a document begins with each mark, and with the first token; None without any mark.
+
+    Where marks are after documents instead, each begins with the mark of the one before: the same tokens lie side by side.
+    """
+    marks = np.fromiter(stream.positions(mark), np.uint64)
+    if not len(marks):
+        return None
+    first = [] if marks[0] == 0 else [0]
+    return np.concatenate([first, marks, [stream.tokens]]).astype(np.uint64)

@@ -7,6 +7,7 @@ output that exists is replaced only if it holds nothing but token data, of whate
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data.store.shards import has_header
-from ingot.errors import ConfigError, DataError
+from ingot.errors import ConfigError, DataError, Setting
+from ingot.runtime import files
 from ingot.runtime.files import FULL, fsync_dir, reading, remove_if_empty
 from ingot.runtime.locks import FolderLock
 
@@ -202,3 +204,28 @@ def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
         else:
             shutil.rmtree(old, ignore_errors=True)
             return
+
+
+# A folder that a command fills file by file: one process at a time, and no name before its file is whole.
+
+LOCK = ".download.lock"
+
+
+def writing(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Turn the disk's refusal into a sentence."""
+    return files.writing(path, DataError, Setting("output"))
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, notify: Callable[[str], None]) -> Iterator[bool]:
+    """Make a folder and hold it, waiting for whoever has it; false where that cannot be: no locks, or nothing to be written."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with FolderLock(folder, LOCK) as lock:
+        with writing(folder / LOCK):
+            try:
+                lock.acquire(None, lambda: notify(f"another download into {folder} is under way; waiting for it"))
+            except OSError as error:
+                if error.errno not in (errno.EROFS, errno.EACCES):  # a folder for reading may hold all that is asked for
+                    raise
+        yield bool(lock.held)

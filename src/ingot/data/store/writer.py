@@ -24,7 +24,7 @@ from ingot.data.store.staging import JOURNAL, StagedFolder
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.base import NARROW, OUTSIDE, IdArray
 from ingot.runtime.files import file_sha256, write_atomically
-from ingot.runtime.version import made_by
+from ingot.runtime.machine import made_by
 
 INDEX_BYTES = 8  # of a document's start
 COUNTS = ("documents", "tokens", "bytes", "piece_bytes")  # of a split, a bucket and what was saved of them

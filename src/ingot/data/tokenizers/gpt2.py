@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.tokenizers.base import IdArray, utf8
-from ingot.data.tokenizers.fast.table import INNER, Flat, WordTable, flat, trusted
-from ingot.data.tokenizers.pieces import PieceTokenizer, byte_alphabet
+from ingot.data.tokenizers.base import IdArray, PieceTokenizer, byte_alphabet, utf8
+from ingot.data.tokenizers.word_table import INNER, Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"

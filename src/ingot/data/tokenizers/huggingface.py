@@ -16,10 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.tokenizers.base import PACKED, IdArray, Ids, NoSpacePiece, check_size, unpack, utf8
-from ingot.data.tokenizers.fast.table import Flat, WordTable, flat, trusted
+from ingot.data.tokenizers.base import (
+    PACKED,
+    SPACE,
+    FileTokenizer,
+    IdArray,
+    Ids,
+    NoSpacePiece,
+    byte_alphabet,
+    check_size,
+    unpack,
+    utf8,
+)
 from ingot.data.tokenizers.gpt2 import MARKS, SPACES
-from ingot.data.tokenizers.pieces import SPACE, FileTokenizer, byte_alphabet
+from ingot.data.tokenizers.word_table import Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
 # What starts a document, where the file itself puts nothing in front of a text: the first of these that is a special token.

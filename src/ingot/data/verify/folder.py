@@ -8,7 +8,7 @@ manifest.json two folders above.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data import SPLITS
-from ingot.data.formats.buckets import bucket_of
+from ingot.data.formats.foreign import MANIFEST as PUBLISHED
+from ingot.data.formats.foreign import bucket_of, listed_dataset, paired_tokenizer
 from ingot.data.formats.gpt_simple import Pair, find_pairs
-from ingot.data.formats.manifest import MANIFEST as PUBLISHED
-from ingot.data.formats.manifest import listed_dataset, paired_tokenizer
 from ingot.data.formats.open import detect, open_source
 from ingot.data.formats.shards import NO_TOKENS, VALIDATION
 from ingot.data.store.dataset import (
@@ -30,14 +29,14 @@ from ingot.data.store.dataset import (
     BucketRecord,
     Dataset,
     SplitRecord,
+    open_index,
     read_description,
     shard_tokens,
     tokenizer_finding,
 )
-from ingot.data.store.findings import Finding
-from ingot.data.store.shards import open_shard
-from ingot.data.store.stream import OpenTokens, TokenStream
+from ingot.data.store.shards import Finding, OpenTokens, TokenStream, open_shard
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers.base import NARROW, OUTSIDE
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import reading
 
@@ -199,3 +198,92 @@ def _split(
     return AuditSplit(
         name, folder.path, [path for path, _ in sound], [size for _, size in sound], len(sound) == len(paths), record, listed
     )
+
+
+# One pass over a split: how often each id occurs, where start marks stand, and the bytes that the tokens stand for.
+
+CHUNK_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a pass came to; `ids` has a count for every id of the vocabulary, some outside it, and last all above those."""
+
+    ids: NDArray[np.int64]
+    largest: int
+    marks: NDArray[np.int64]
+    piece_bytes: int
+
+
+class AuditBucket:
+    """One bucket of a split, which begins where the buckets before it end."""
+
+    def __init__(self, split: AuditSplit, starts: Starts, number: int) -> None:
+        before, record = split.buckets[:number], split.buckets[number]
+        self.name, self.folder, self.tokens = f"{split.name}/{record.name}", split.folder, record.tokens
+        self.bytes = record.bytes if split.record else None
+        self._split, self._first = split, sum(bucket.tokens for bucket in before)
+        first = sum(bucket.documents for bucket in before)
+        self.starts: Starts = starts[first : first + record.documents + 1] - self._first
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Tokens start..stop of the bucket."""
+        return self._split.read(self._first + start, self._first + stop)
+
+
+def count_tokens(
+    split: AuditSplit | AuditBucket,
+    tokenizer: Tokenizer,
+    starts: Starts | None = None,
+    tell: Callable[[int], None] = lambda tokens: None,
+) -> Counts:
+    """Reads a split. `starts` is where documents begin, if more than their marks says so; `tell` hears of the tokens read."""
+    slots = max(NARROW, tokenizer.vocab_size) + 1
+    sizes = np.zeros(slots, np.int64)
+    sizes[: tokenizer.vocab_size] = tokenizer.token_bytes()
+    special = np.append(sizes == 0, True)  # the last row is for OUTSIDE
+    ids, largest = np.zeros(slots, np.int64), 0
+    marks, extra, previous = [np.empty(0, np.int64)], 0, OUTSIDE
+    for begin in range(0, split.tokens, CHUNK_TOKENS):
+        found = split.read(begin, min(begin + CHUNK_TOKENS, split.tokens))
+        largest = max(largest, int(found.max()))
+        part = np.minimum(found, slots - 1)
+        ids += np.bincount(part, minlength=slots)
+        if tokenizer.bos is not None:
+            marks.append(np.flatnonzero(part == tokenizer.bos) + begin)
+        before = np.empty(len(part), np.int64)
+        before[0], before[1:] = previous, part[:-1]
+        if starts is not None:
+            first, last = np.searchsorted(starts, [begin, begin + len(part)])
+            before[starts[first:last] - begin] = OUTSIDE
+        places = np.flatnonzero(special[before])
+        extra += int((tokenizer.target_bytes(before[places], part[places]) - sizes[part[places]]).sum())
+        previous = int(part[-1])
+        tell(len(part))
+    return Counts(ids, largest, np.concatenate(marks), int(ids @ sizes) + extra)
+
+
+def count_documents(
+    split: AuditSplit | AuditBucket, tokenizer: Tokenizer, index: Starts | None, tell: Callable[[int], None]
+) -> tuple[Counts, Starts]:
+    """Reads a split; documents begin where its index says, or else at their marks."""
+    counts = count_tokens(split, tokenizer, index, tell)
+    return counts, starts_by_marks(split, counts.marks) if index is None else index
+
+
+def starts_by_marks(split: AuditSplit | AuditBucket, marks: NDArray[np.int64]) -> Starts:
+    """Where documents begin if each has a mark in front; what comes before the first mark is a document too."""
+    before = [0] if split.tokens and (not len(marks) or marks[0]) else []
+    return np.concatenate([np.array(before, np.int64), marks, np.array([split.tokens], np.int64)])
+
+
+def read_index(split: AuditSplit) -> Starts | str | None:
+    """Where documents begin by the document index, or what is wrong with it; None where nothing says it."""
+    if split.record is None:
+        return split.starts
+    record = split.record
+    try:
+        index = open_index(split.folder / record.document_index, record.documents, record.tokens, record.document_index_sha256)
+    except ValueError as problem:
+        return str(problem)
+    return np.asarray(index).astype(np.int64)

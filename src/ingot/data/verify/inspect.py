@@ -15,8 +15,7 @@ import numpy as np
 from ingot.data.store.dataset import SplitCounts, split_counts
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.verify.counts import AuditBucket, Counts, count_documents, read_index
-from ingot.data.verify.folder import AuditSplit, Starts, open_folder
+from ingot.data.verify.folder import AuditBucket, AuditSplit, Counts, Starts, count_documents, open_folder, read_index
 from ingot.errors import DataError
 from ingot.runtime.pictures import check_picture, save_picture
 

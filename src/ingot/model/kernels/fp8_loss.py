@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.model.chunked_loss import loss_and_grad
 from ingot.model.kernels.products import product_format
 from ingot.model.layers import IGNORED
+from ingot.model.loss import loss_and_grad
 
 NARROW, WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 HIDDEN = 2.0**-3  # up to 56: after the last norm no number is above the root of the width, unless a gain makes it so

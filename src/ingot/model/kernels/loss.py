@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.model.chunked_loss import loss_and_grad
 from ingot.model.kernels.products import product, product_format
 from ingot.model.layers import IGNORED
+from ingot.model.loss import loss_and_grad
 
 
 def fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:

@@ -1,0 +1,173 @@
+"""How text is drawn from a model, as any framework does it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import ConfigError, DataError
+
+COLDEST = 1e-30  # a lower temperature is 0: float32, in which scores are divided by it, ends at 1e-38
+MOST_TOKENS = 10**8  # of a text: a day at a thousand a second
+DTYPES = {  # the names that weights' number formats go by
+    **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
+    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in.
+
+    Row i draws with seed + i, or with the i-th of `seeds`.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1337
+    use_cache: bool = True  # keep keys and values instead of computing them anew
+    repetition_penalty: float = 1.0  # above 1: tokens that the text has written already become less likely
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature < COLDEST
+
+    def row_seeds(self, rows: int) -> tuple[int, ...]:
+        """The seed of every row."""
+        return self.seeds or tuple(self.seed + row for row in range(rows))
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """What is asked of a text. Text i of several draws with seed + i, so it is what it would be alone with that seed."""
+
+    max_new_tokens: int = 100
+    temperature: float = 0.8  # 0: greedy
+    top_k: int | None = None  # None and 0: all
+    top_p: float | None = None  # None: all
+    greedy: bool = False  # the likeliest token, whatever the three above say
+    repetition_penalty: float = 1.0  # of tokens the text has written already; those of the prompt are not penalised
+    seed: int | None = None  # None: drawn anew each time
+    stop_at_end: bool = True  # a text is over where the model ends the document
+    return_full_text: bool = False  # the prompt too
+    start_mark: bool = True  # the prompt is the start of a document, where the tokenizer has a mark for it
+    use_cache: bool = True
+
+    def problems(self) -> list[str]:
+        """All that is wrong with the values, by their names."""
+        found = []
+
+        def refuse(name: str, expected: str) -> None:
+            found.append(f"{name} must be {expected}, not {getattr(self, name)!r}")
+
+        if not is_whole(self.max_new_tokens) or not 1 <= self.max_new_tokens <= MOST_TOKENS:
+            refuse("max_new_tokens", f"a whole number from 1 to {MOST_TOKENS:,}")
+        if not _number(self.temperature) or not 0 <= self.temperature < float("inf"):
+            refuse("temperature", "a number of 0 or more")
+        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 0):
+            refuse("top_k", "a whole number of 0 or more, or null")
+        if self.top_p is not None and (not _number(self.top_p) or not 0 < self.top_p <= 1):
+            refuse("top_p", "a number above 0 and at most 1, or null")
+        if not _number(self.repetition_penalty) or not 0 < self.repetition_penalty < float("inf"):
+            refuse("repetition_penalty", "a number above 0")
+        if self.seed is not None and (not is_whole(self.seed) or not 0 <= self.seed <= 2**62):
+            refuse("seed", "a whole number from 0 to 2**62, or null")
+        for name in ("greedy", "stop_at_end", "return_full_text", "start_mark", "use_cache"):
+            if not isinstance(getattr(self, name), bool):
+                refuse(name, "true or false")
+        return found
+
+    def sampling(self, rows: int) -> Sampling:
+        """How the tokens of so many texts are drawn; ConfigError where a value cannot be."""
+        if problems := self.problems():
+            raise ConfigError("; ".join(problems))
+        seed = secrets.randbits(31) if self.seed is None else self.seed
+        return Sampling(
+            temperature=0.0 if self.greedy else float(self.temperature),
+            top_k=self.top_k or 0,
+            top_p=1.0 if self.top_p is None else float(self.top_p),
+            use_cache=self.use_cache,
+            repetition_penalty=float(self.repetition_penalty),
+            seeds=tuple(seed + row for row in range(rows)),
+        )
+
+    def alone(self, number: int) -> GenerationOptions:
+        """The options by which a text of several, by its number, would be the same alone."""
+        return self if self.seed is None else replace(self, seed=self.seed + number)
+
+    def record(self) -> dict[str, Any]:
+        """What a line of output says of how its text was drawn, in the fields of gpt-simple."""
+        drawn = not self.greedy and self.temperature >= COLDEST
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature if drawn else 1.0,
+            "top_k": self.top_k if drawn else None,
+            "top_p": self.top_p if drawn else None,
+            "do_sample": drawn,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+        }
+
+
+OPTIONS = tuple(one.name for one in fields(GenerationOptions))
+
+
+def merged(options: GenerationOptions, given: Mapping[str, Any]) -> GenerationOptions:
+    """Options with other values for those that are named."""
+    return GenerationOptions(**{name: given.get(name, getattr(options, name)) for name in OPTIONS})
+
+
+def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
+    """The ids a continuation starts from: the start of a document and the prompt; where there is neither, a newline or any id."""
+    ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
+    if ids:
+        return ids
+    if not start_mark:  # an empty prompt is a new document
+        return prompt_ids(tokenizer, text)
+    try:
+        return [int(i) for i in tokenizer.encode("\n")] or [0]
+    except DataError:
+        return [0]
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# What a model thinks of tokens that are there already.
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Logs of probabilities (nats) of the tokens of a row from the place `first` on, each given all tokens before it.
+
+    `top_ids` and `top` are the likeliest tokens at each of these places, the likeliest first.
+    """
+
+    first: int
+    chosen: NDArray[np.float32]  # (N)
+    top_ids: NDArray[np.int64]  # (N, K)
+    top: NDArray[np.float32]  # (N, K)
+
+    @property
+    def total(self) -> float:
+        """The log-probability of all of them."""
+        return float(self.chosen.astype(np.float64).sum())
+
+    def is_greedy(self, tokens: Any) -> bool:
+        """Whether these tokens, which it scored, are the likeliest at every place."""
+        return bool((self.top_ids[:, 0] == np.asarray(tokens)).all())

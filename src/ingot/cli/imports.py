@@ -1,0 +1,92 @@
+"""`ingot import`: weights of other programs (Hugging Face, nanoGPT, gpt-simple, golf) as a file that other verbs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.export import Force, check_target
+from ingot.cli.options import AsJson
+from ingot.cli.verbs import app
+from ingot.compat.nanogpt import is_ckpt
+from ingot.console.entry import warn
+from ingot.console.output import print_columns, print_json
+from ingot.runtime.files import user_path, writing_output
+
+if TYPE_CHECKING:
+    from ingot.data.tokenizers import Tokenizer
+    from ingot.runtime.tensors import TensorRecord
+
+
+@app.command("import")
+def import_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|NAME",
+            help="Folder with config.json, nanoGPT's ckpt.pt, golf's final_model, gpt-simple's run or checkpoint, or a hub name.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Default: the model's own, else GPT-2's; golf's files need one.")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Turn weights of Hugging Face's GPT-2 and Llama, nanoGPT, golf or gpt-simple into a file that generate and eval read."""
+    from ingot.artifact.container import artifact_name, write_artifact
+    from ingot.inference.model import foreign_weights
+
+    target = output / artifact_name("none") if output.is_dir() else output
+    check_target(target, False, force)
+    records, settings, found, scoring = _read(name, tokenizer)
+    weights = foreign_weights(Path(name), records, settings, found, tokenizer, scoring)
+    with writing_output(target):
+        report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
+    if as_json:
+        told = {"artifact": str(target), "bytes": report.bytes, "parameters": report.parameters, "tokenizer": found.kind}
+        print_json({**told, "model": settings})
+        return
+    shape = ", ".join(f"{key} {settings[key]}" for key in ("layers", "heads", "width", "context", "vocab_size"))
+    print_columns(
+        [
+            ("artifact", str(target)),
+            ("bytes", f"{report.bytes:,}"),
+            ("parameters", f"{report.parameters:,}"),
+            ("model", f"{settings['family']}: {shape}"),
+            ("tokenizer", found.kind),
+        ]
+    )
+
+
+def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
+    """Weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
+    path = user_path(name)
+    if path.is_file():
+        from ingot.compat.golf.importing import import_golf, is_golf
+
+        if is_golf(path):
+            return import_golf(path, tokenizer, warn)
+    if is_ckpt(path):
+        from ingot.compat.nanogpt.checkpoint import read_ckpt
+        from ingot.compat.nanogpt.initial import ckpt_tokenizer
+
+        ckpt = read_ckpt(path)
+        return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer), ckpt.scoring
+    from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
+
+    if is_checkpoint(path) or saved_checkpoints(path):
+        from ingot.inference.model import find_tokenizer as find_own
+        from ingot.inference.model import open_weights
+
+        weights = open_weights(path)
+        return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer), {}
+    from ingot.artifact.hf_tokenizer import find_tokenizer
+    from ingot.artifact.huggingface import fetch_model, read_model, read_scoring
+
+    folder = path if path.exists() else fetch_model(name)
+    records, settings = read_model(folder)
+    return records, settings, find_tokenizer(folder, settings["vocab_size"], tokenizer), read_scoring(folder)

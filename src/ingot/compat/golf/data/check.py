@@ -1,0 +1,135 @@
+"""The data of a golf run, looked at before anything is built: files, tokenizer, and whether they belong together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from ingot.compat.golf.log import RunLog
+from ingot.data.formats.foreign import listed_dataset, manifest_of, shard_files, tokenizer_of
+from ingot.data.loading.open import open_dataset
+from ingot.data.store.dataset import MANIFEST, Dataset, Split
+from ingot.errors import ConfigError, DataError
+
+COUNTED_AT_ONCE = 1 << 22  # tokens
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a script's log says of the data."""
+
+    name: str  # of its folder
+    shards: int  # to train on
+    listed: int | None  # that the manifest of the data has
+    usable: int  # tokens that are scored
+
+
+Tell = Callable[[Mapping[str, Any], Found], list[str]]
+
+
+def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, tell: Tell) -> dict[str, Any]:
+    """Refuse data that would train or score wrongly; write by `tell` and return what was found, which the first rank counts."""
+    path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
+    if not (path / MANIFEST).is_file():
+        for split in ("val", "train"):  # the validation split first, as the original does
+            files = shard_files(path, split)
+            if not files:
+                raise DataError(f"no files found for {pattern(values, split)}; run `ingot data download` or set DATA_PATH")
+            if others := [file.name for file in files if not file.name.startswith("fineweb_")]:
+                raise DataError(f"{path} also holds {others[0]}, which is none of {pattern(values, split)}; move it elsewhere")
+    if not tokenizer.is_file():
+        raise DataError(f"there is no tokenizer {tokenizer}; run `ingot data download` or set TOKENIZER_PATH")
+    listed = check_tokenizer_pair(path, tokenizer)
+    dataset = open_dataset(str(path), str(tokenizer), values["TRUST_TOKENS"])
+    if (found := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
+        raise ConfigError(f"VOCAB_SIZE={values['VOCAB_SIZE']} does not match the tokenizer's vocab_size={found}")
+    val, length = dataset.split("val"), values["TRAIN_SEQ_LEN"]
+    usable = (val.tokens - 1) // length * length
+    if usable <= 0:
+        raise DataError(f"the validation split has {val.tokens} tokens and needs more than TRAIN_SEQ_LEN={length}")
+    if not first:
+        return {}
+    shards = len(dataset.manifest.splits["train"].shards)
+    name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
+    for line in tell(values, Found(name, shards, listed, usable)):
+        run_log.line(line)
+    documents, size = _counts(dataset, val, usable)
+    validation = (
+        f"validation: {val.tokens} tokens in {documents} documents; scored: {usable} tokens, {size} bytes, "
+        f"{size / usable:.6f} bytes per token"
+    )
+    run_log.note(validation)
+    _check_listed(path, val.tokens, documents)
+    return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
+
+
+def tell_data(values: Mapping[str, Any], found: Found) -> list[str]:
+    """What the log of train_gpt.py says of the data."""
+    lines = [
+        f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
+        f"train_loader:dataset:{found.name} train_shards:{found.shards}",
+        f"val_loader:shards pattern={pattern(values, 'val')} tokens:{found.usable}",
+    ]
+    if found.listed is not None and found.shards < found.listed:
+        lines.append(
+            f"note: warning: DATA_PATH={values['DATA_PATH']} has {found.shards:,} of the {found.listed:,} train shards that its "
+            "manifest lists; the data repeats sooner"
+        )
+    return lines
+
+
+def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
+    """Refuse a tokenizer that is not the data set's by its manifest, and return the train shards that it lists."""
+    found, entry = manifest_of(dataset), listed_dataset(dataset)
+    if found is None or entry is None:
+        return None
+    where, manifest = found
+    expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
+    if expected and tokenizer.name != expected:
+        raise DataError(
+            f"DATA_PATH={dataset} was made with the tokenizer {expected} by {where}, not with TOKENIZER_PATH={tokenizer}"
+        )
+    stats = entry.get("stats")
+    listed = stats.get("files_train") if isinstance(stats, dict) else None
+    here = len(list(dataset.glob("fineweb_train_*.bin")))
+    if not isinstance(listed, int):
+        return None
+    if here > listed:
+        raise DataError(
+            f"DATA_PATH={dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set"
+        )
+    return listed
+
+
+def pattern(values: Mapping[str, Any], split: str) -> str:
+    """The names of a split's files, as the original writes them; a folder that `ingot data prepare` made has shorter ones."""
+    name = "" if any(Path(values["DATA_PATH"]).glob(f"{split}_*.bin")) else "fineweb_"
+    return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)
+
+
+def _counts(dataset: Dataset, val: Split, usable: int) -> tuple[int, int]:
+    """The documents of the validation split, by their marks, and the bytes of the targets that are scored."""
+    bos, documents, size = dataset.tokenizer.bos, 0, 0
+    for begin in range(0, val.tokens, COUNTED_AT_ONCE):
+        ids = val.read(begin, min(begin + COUNTED_AT_ONCE + 1, val.tokens)).astype(np.int32)
+        documents += int(np.count_nonzero(ids[:COUNTED_AT_ONCE] == bos))
+        targets = ids[1 : max(0, usable - begin) + 1]
+        size += int(dataset.tokenizer.target_bytes(ids[: len(targets)], targets).sum())
+    return documents, size
+
+
+def _check_listed(path: Path, tokens: int, documents: int) -> None:
+    """Hold the validation split against what the manifest of the data says of it, where there is one."""
+    listed = (listed_dataset(path) or {}).get("stats")
+    for name, found in (("tokens_val", tokens), ("docs_val", documents)):
+        if isinstance(listed, dict) and isinstance(listed.get(name), int) and listed[name] != found:
+            what = "tokens" if name == "tokens_val" else "documents"
+            raise DataError(
+                f"the validation split in {path} has {found} {what} and its manifest lists {listed[name]}; it is cut short or "
+                "of another data set: download it again"
+            )

@@ -1,0 +1,179 @@
+"""The log of a golf run: the challenge's own lines, on the console and in logs/RUN_ID.txt, every value of them true.
+
+Keys, order and number formats are the original's to the letter, because people's tools read them. What the original does not say
+stands in lines of its own that begin with `note:`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ingot.backends.open import framework_version
+from ingot.compat.golf.translate import SPANS, accumulation
+from ingot.compat.golf.variables import LOG, as_lines
+from ingot.config.loading import ResolvedConfig
+from ingot.config.render import dump_yaml
+from ingot.errors import ConfigError
+from ingot.runs.metrics import LineFile
+from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
+from ingot.runtime.files import open_to_read
+from ingot.runtime.machine import made_by
+
+RULE = "=" * 100
+KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # by our names, in the log's order
+ALWAYS_LOGGED = 10
+
+
+class RunLog:
+    """Writes lines to the console and appends them to a file and, once there is a run folder, to one of its own there.
+
+    Nothing is printed before `show` and no file made before `write`: a start that fails leaves no log.
+    """
+
+    def __init__(self, path: Path | None):
+        self._path = path  # None on ranks that do not write
+        self._files: list[LineFile] = []
+        self._early: list[str] = []  # what the run folder has not yet
+        self._unseen: list[str] | None = []  # what the console has to show
+        self._copied = False
+        self.writes = path is not None
+
+    def line(self, text: str, console: bool = True) -> None:
+        """A line, on the console too unless that would be too much."""
+        if self._path is None:
+            return
+        if console and self._unseen is not None:
+            self._unseen.append(text)
+        elif console:
+            print(text, flush=True)
+        for file in self._files:
+            file.append(text)
+        if not self._copied:
+            self._early.append(text)
+
+    def show(self) -> None:
+        """From now on the console shows every line; the first names the file."""
+        unseen, self._unseen = self._unseen or [], None
+        for text in (str(self._path), *unseen) if self.writes else ():
+            print(text, flush=True)
+
+    def write(self, folder: Path | None = None) -> None:
+        """From now on there is a file; the run folder has all that this session says, for a log may hold several runs."""
+        if self._path is None:
+            return
+        early, self._early, self._copied = self._early, [], folder is not None
+        self._files = [LineFile(path) for path in (self._path, folder / LOG if folder is not None else None) if path is not None]
+        for file in self._files if early else ():
+            file.append("\n".join(early))
+
+    def note(self, text: str) -> None:
+        """What the original's log has no line for."""
+        self.line(f"note: {text}")
+
+    def head(self, resolved: ResolvedConfig, values: Mapping[str, Any], sources: Sequence[str], machine: Sequence[str]) -> None:
+        """What proves what ran: version, settings, the source of the model and the optimizer, Python and what it runs on."""
+        head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
+        head += [f"Running Python {sys.version}", *machine, RULE]
+        self.line("\n".join(head), console=False)
+
+
+def torch_head(model_file: str | None) -> tuple[list[str], list[str]]:
+    """What the head of a log says of torch: the sources that compute, and what they run on."""
+    from ingot.model import golf, layers, loss
+    from ingot.optim import groups, muon, schedules
+    from ingot.optim import muon as orthogonal
+
+    sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
+    if model_file:
+        sources.append(own_source(model_file))
+    return sources, [f"Running PyTorch {framework_version()}", _gpu()]
+
+
+def own_source(file: str) -> str:
+    """The text of a model of one's own."""
+    try:
+        with open_to_read(Path(file)) as opened:
+            return opened.read().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"MODEL_FILE={file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _gpu() -> str:
+    try:
+        return subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    except OSError:
+        return "no nvidia-smi"
+
+
+class GolfReporter(Reporter):
+    """Tells a run in the original's lines."""
+
+    def __init__(self, values: Mapping[str, Any], run_log: RunLog):
+        self._v, self._run_log, self._epoch = values, run_log, 0
+
+    def begin(self, report: BeginReport) -> None:
+        v, line = self._v, self._run_log.line
+        self._run_log.write(Path(report.run))
+        line(f"model_params:{report.parameters}")
+        line(f"world_size:{report.ranks} grad_accum_steps:{accumulation(report.ranks)}")
+        line(f"sdp_backends:{sdp_backends(report.attention)}")
+        line(f"attention_mode:gqa num_heads:{v['NUM_HEADS']} num_kv_heads:{v['NUM_KV_HEADS']}")
+        tied = v["TIE_EMBEDDINGS"]
+        line(
+            f"tie_embeddings:{tied} embed_lr:{v['TIED_EMBED_LR'] if tied else v['EMBED_LR']} "
+            f"head_lr:{0.0 if tied else v['HEAD_LR']} matrix_lr:{v['MATRIX_LR']} scalar_lr:{v['SCALAR_LR']}"
+        )
+        line(
+            f"train_batch_tokens:{v['TRAIN_BATCH_TOKENS']} train_seq_len:{v['TRAIN_SEQ_LEN']} iterations:{v['ITERATIONS']} "
+            f"warmup_steps:{v['WARMUP_STEPS']} max_wallclock_seconds:{v['MAX_WALLCLOCK_SECONDS']:.3f}"
+        )
+        line(f"seed:{v['SEED']}")
+        self._run_log.note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
+        if report.resumed_at:
+            self._run_log.note(f"goes on from step {report.resumed_at}")
+            self._epoch = report.resumed_at * (v["TRAIN_BATCH_TOKENS"] + SPANS) // report.train_tokens
+
+    def primed(self, step: int, steps: int) -> None:
+        if steps <= 20 or step % 10 == 0 or step == steps:
+            self._run_log.line(f"warmup_step:{step}/{steps}")
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if report.epoch > self._epoch:
+            self._epoch = report.epoch
+            self._run_log.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
+        self._tell(report)
+
+    def _tell(self, report: StepReport, more: str = "") -> None:
+        """The line of a step, where it has one."""
+        every = self._v["TRAIN_LOG_EVERY"]
+        if report.step <= ALWAYS_LOGGED or (every > 0 and report.step % every == 0):
+            self._run_log.line(
+                f"step:{report.step}/{self._v['ITERATIONS']} train_loss:{report.loss:.4f} "
+                f"{timing(report.elapsed_seconds, report.step)}{more}"
+            )
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._run_log.line(
+            f"step:{report.step}/{self._v['ITERATIONS']} val_loss:{report.val_loss:.4f} val_bpb:{report.val_bpb:.4f} "
+            f"{timing(report.elapsed_seconds, report.step)}"
+        )
+
+    def message(self, text: str) -> None:
+        self._run_log.note(text)
+
+
+def timing(seconds: float, step: int) -> str:
+    """The milliseconds trained, and those of an average step."""
+    return f"train_time:{1000 * seconds:.0f}ms step_avg:{1000 * seconds / max(step, 1):.2f}ms"
+
+
+def sdp_backends(chosen: str) -> str:
+    """Which attention kernels may run: the one that was chosen for a GPU, or the two that torch has for CPUs."""
+    chosen = chosen.removesuffix("-grouped")
+    may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
+    return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())

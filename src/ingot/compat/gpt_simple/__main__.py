@@ -1,0 +1,6 @@
+"""`python -m ingot.compat.gpt_simple`: the same as `gpt-simple`, for torchrun and `accelerate launch`."""
+
+from ingot.compat.gpt_simple.main import run
+
+if __name__ == "__main__":
+    run()

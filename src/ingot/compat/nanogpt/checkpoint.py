@@ -1,0 +1,236 @@
+"""nanoGPT's ckpt.pt: written so that its own programs and other people's tools read it, and read whoever wrote it.
+
+Exact resume never relies on this file. One key more than nanoGPT has, `ingot`, names the checkpoint of ours that holds the same
+state with all that decides the future. The file is only ever opened with torch's weights_only, so nothing in it can run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ingot.backends.torch.state import adamw_memory, adamw_state, check_fits, load_saved, shared_tensor, state_records
+from ingot.compat.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, theirs
+from ingot.compat.nanogpt.model import split_by_decay
+from ingot.compat.nanogpt.translate import args_of
+from ingot.config.schema import Config
+from ingot.errors import CheckpointError, ConfigError
+from ingot.inference.model import Weights, as_checkpoint, scoring_of
+from ingot.model.gpt2 import GPT2
+from ingot.runs.checkpoints import Checkpoint
+from ingot.runtime.files import replace_file
+from ingot.runtime.tensors import TensorRecord
+
+CKPT = "ckpt.pt"
+OURS = "ingot"  # the key that nanoGPT does not have
+HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
+NO_LOSS_YET = 1e9  # what nanoGPT begins with
+
+
+@dataclass(frozen=True)
+class Ckpt:
+    """What a ckpt.pt holds, by our names; `missing` says in words what a continued run cannot take from it."""
+
+    path: Path
+    weights: dict[str, TensorRecord]
+    optimizer: dict[str, TensorRecord]  # its memory: `parameter/key`
+    settings: dict[str, Any]  # of the section `model`
+    iter_num: int
+    best_val_loss: float | None
+    config: dict[str, Any]  # nanoGPT's keys as they were when it was written
+    tokenizer: dict[str, Any] | None  # its spec, in a file of ours
+    scoring: dict[str, Any]  # how it was scored, in a file of ours
+    checkpoint: Path | None  # the same state as a checkpoint of ours, where that is still there
+    missing: tuple[str, ...]
+
+
+def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], best_val_loss: float | None = None) -> None:
+    """Write a checkpoint of ours as a ckpt.pt, whole or not at all; `config` are nanoGPT's 33 keys.
+
+    Without a best_val_loss it is the loss of the last evaluation.
+    """
+    known = checkpoint.progress
+    section = known["config"]["model"]
+    if section["family"] != "gpt2":
+        raise ConfigError(f"a model of the family {section['family']} has no place in nanoGPT's {CKPT}; export it as ingot")
+    settings = {**section, **sizes(checkpoint.weights)}
+    weights = {
+        name: shared_tensor(record) for name, record in _in_order(checkpoint.weights, settings, str(checkpoint.path)).items()
+    }
+    loss = best_val_loss if best_val_loss is not None else known.get("val_loss")
+    folder = path.parent.resolve()
+    inside = checkpoint.path.resolve().is_relative_to(folder)
+    contents = {
+        "model": {**weights, HEAD: weights[EMBEDDING]},
+        "optimizer": adamw_state(
+            *split_by_decay(weights),
+            checkpoint.tensors.get("optimizer", {}),
+            config["weight_decay"],
+            lr=config["learning_rate"],
+            betas=(config["beta1"], config["beta2"]),
+            fused="cuda" in str(config.get("device")) or None,
+        ),
+        "model_args": asdict(args_of(settings)),
+        "iter_num": checkpoint.step,
+        "best_val_loss": torch.tensor(NO_LOSS_YET if loss is None else loss),
+        "config": dict(config),
+        OURS: {
+            "version": 1,
+            "checkpoint": os.path.relpath(checkpoint.path.resolve(), folder) if inside else None,
+            "gelu": settings["gelu"],
+            "tokenizer": known.get("tokenizer"),
+            "scoring": scoring_of(known["config"]),
+        },
+    }
+    try:
+        with replace_file(path) as file:
+            torch.save(contents, file)
+    except (OSError, RuntimeError) as error:  # torch hides a full disk in a RuntimeError
+        raise CheckpointError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_ckpt(path: Path) -> Ckpt:
+    """Read a ckpt.pt of nanoGPT or of ours; CheckpointError says what is wrong with it."""
+    found = load_saved(path)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it holds no dictionary")
+    model, args = found.get("model"), found.get("model_args")
+    if not isinstance(model, dict) or not isinstance(args, dict):
+        raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it has no model and model_args")
+    ours = found[OURS] if isinstance(found.get(OURS), dict) else {}
+    weights = _weights(model, path)
+    settings = _settings(args, weights, ours, path)
+    weights = _in_order(weights, settings, str(path))
+    config = found["config"] if isinstance(found.get("config"), dict) else {}
+    iter_num, loss = found.get("iter_num"), found.get("best_val_loss")
+    if type(iter_num) is not int or iter_num < 0:
+        raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, and must be a number of iterations")
+    best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else None
+    memory, problem = adamw_memory(found.get("optimizer"), _orders(weights), weights)
+    missing = [f"the optimizer's memory ({problem})"] if problem else []
+    missing += ["the order of the data", "the random numbers"]
+    if config.get("dtype") == "float16":
+        missing.append("the scale of the gradients")
+    return Ckpt(
+        path=path,
+        weights=weights,
+        optimizer=memory,
+        settings=settings,
+        iter_num=iter_num,
+        best_val_loss=best if best is not None and math.isfinite(best) and best < NO_LOSS_YET else None,
+        config={str(key): value for key, value in config.items() if isinstance(value, int | float | str | None)},
+        tokenizer=ours["tokenizer"] if isinstance(ours.get("tokenizer"), dict) else None,
+        scoring=ours["scoring"] if isinstance(ours.get("scoring"), dict) else {},
+        checkpoint=_named(path, ours.get("checkpoint")),
+        missing=tuple(missing),
+    )
+
+
+def _weights(model: Mapping[Any, Any], path: Path) -> dict[str, TensorRecord]:
+    """The tensors of a state dict by our names: without prefixes, masks and the head, which must be the embedding."""
+    found = {
+        name: record
+        for name, record in state_records(model, path).items()
+        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask, in files of old
+    }
+    head = found.pop(HEAD, None)
+    if EMBEDDING not in found or POSITIONS not in found or len(found[EMBEDDING].shape) != 2 or len(found[POSITIONS].shape) != 2:
+        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not a GPT of nanoGPT")
+    if head is not None and not (head.shape == found[EMBEDDING].shape and _equal(head, found[EMBEDDING])):
+        raise CheckpointError(f"{path} has a head of its own, and that of nanoGPT is its embedding; it cannot be read")
+    return found
+
+
+def _equal(one: TensorRecord, other: TensorRecord) -> bool:
+    a, b = shared_tensor(one), shared_tensor(other)
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
+    """The `model` section that model_args stand for, held against the tensors before anything is built."""
+    settings: dict[str, Any] = {"family": "gpt2", **sizes(weights)}
+    for name, value in (("layers", args.get("n_layer")), ("heads", args.get("n_head"))):
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"{path}: n_{name.removesuffix('s')} is {value!r:.60}, and must be 1 or more")
+        settings[name] = value
+    told = {"width": "n_embd", "context": "block_size", "vocab_size": "vocab_size", "bias": "bias"}
+    for ours_name, key in told.items():
+        if args.get(key) not in (None, settings[ours_name]):
+            raise CheckpointError(f"{path}: {key} is {args[key]!r:.60}, and its tensors say {settings[ours_name]}")
+    dropout = args.get("dropout", 0.0)
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise CheckpointError(f"{path}: dropout is {dropout!r:.60}, and must be 0 or more and below 1")
+    if settings["layers"] > len(weights) or settings["width"] % settings["heads"]:
+        raise CheckpointError(f"{path}: n_layer or n_head do not fit its tensors; it is damaged")
+    # Its own models have the erf form; what began as GPT-2 here has the tanh form and says so.
+    settings |= {"dropout": float(dropout), "gelu": "tanh" if ours.get("gelu") == "tanh" else "erf"}
+    return settings
+
+
+def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], where: str) -> dict[str, TensorRecord]:
+    """The tensors in the order of the model's parameters, which is that of the optimizer's; all must be there and fit."""
+    with torch.device("meta"):
+        model = GPT2(**{name: value for name, value in settings.items() if name != "family"})
+    return {record.name: record for _, record in check_fits(model, weights, where)}
+
+
+def sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
+    """The settings of a model that its weights tell."""
+    (vocab_size, width), (context, _) = weights[EMBEDDING].shape, weights[POSITIONS].shape
+    return {"vocab_size": vocab_size, "width": width, "context": context, "bias": "transformer.ln_f.bias" in weights}
+
+
+def _orders(weights: Mapping[str, Any]) -> Iterable[list[list[str]]]:
+    """The names of the parameters in the groups of the optimizer: as nanoGPT has them, and as it had them before 2023-06."""
+    yield [list(group) for group in split_by_decay(weights)]
+    matrices = sorted(name for name, value in weights.items() if len(value.shape) == 2 and name not in (EMBEDDING, POSITIONS))
+    yield [matrices, sorted(weights.keys() - set(matrices))]
+
+
+def _named(path: Path, name: Any) -> Path | None:
+    """The checkpoint of ours that a file names, if it lies below the file's own folder."""
+    if not isinstance(name, str):
+        return None
+    found = (path.parent / name).resolve()
+    return found if found.is_relative_to(path.parent.resolve()) and found.is_dir() else None
+
+
+# Any model of the gpt2 family as a ckpt.pt, whatever trained it: `ingot export --format nanogpt`.
+
+
+def export_ckpt(source: Weights, path: Path) -> int:
+    """Write a ckpt.pt and return its bytes; what is not a checkpoint has no optimizer's memory to go with it."""
+    write_ckpt(path, as_checkpoint(source), keys_of(source.config))
+    return path.stat().st_size
+
+
+def keys_of(config: Config) -> dict[str, Any]:
+    """The 33 keys of train.py that say what a config says; those it says nothing of have their defaults."""
+    c, t, o = config, config.training, config.optimizer
+    keys = {name: TRAIN[name].default for name in theirs(TRAIN.values())}
+    for name, path in SETTINGS.items():
+        section, _, field = path.partition(".")
+        value = getattr(getattr(c, section), field, None)  # a family that has no such setting is refused when it is written
+        if name in keys and value not in (None, "auto"):
+            keys[name] = TRAIN[name].of(value, path)
+    rows = c.rows_per_step
+    micro_batch = rows if t.micro_batch == "auto" else min(t.micro_batch, rows)
+    steps = t.max_steps or 1
+    names = {precision: dtype for dtype, precision in PRECISIONS.items()}
+    return keys | {
+        "dataset": Path(c.data.path).name,
+        "batch_size": micro_batch,
+        "gradient_accumulation_steps": -(-rows // micro_batch),
+        "max_iters": steps - 1,
+        "decay_lr": o.schedule != "constant",
+        "lr_decay_iters": o.decay_steps or steps,
+        "min_lr": o.learning_rate * o.floor,
+        "dtype": names.get(t.precision, "bfloat16"),
+    }

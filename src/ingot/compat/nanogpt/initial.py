@@ -1,0 +1,333 @@
+"""What a run starts from: random weights, GPT-2's, a run of ours, or a ckpt.pt of nanoGPT's own.
+
+A run of ours goes on exactly where nothing decisive has changed. Everything else that is not random becomes one: it is written as
+our checkpoint of its iteration into the folder, and the loop resumes from that. What lay in the folder before is set aside, never
+overwritten.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.api import load
+from ingot.artifact.hf_tokenizer import find_tokenizer
+from ingot.backends.torch.state import DamagedFile
+from ingot.compat.nanogpt import is_ckpt
+from ingot.compat.nanogpt.checkpoint import CKPT, POSITIONS, Ckpt, read_ckpt, sizes
+from ingot.compat.nanogpt.keys import key_name
+from ingot.compat.nanogpt.pretrained import pretrained_folder, read_pretrained
+from ingot.compat.nanogpt.translate import ModelArgs, args_of, data_path, fresh_args, translate, vocabulary
+from ingot.config.loading import ResolvedConfig
+from ingot.config.schema import GPT2_IDS, Config
+from ingot.data.formats.nanogpt import META, char_tokenizer
+from ingot.data.loading.open import open_dataset
+from ingot.data.store.dataset import Dataset
+from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
+from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
+from ingot.eval.evaluator import Evaluator
+from ingot.inference.model import LoadedModel, foreign_weights, open_model
+from ingot.runs.checkpoints import DAMAGED, INDEX, Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
+from ingot.runs.folder import WANDB_ID, RunFolder
+from ingot.runs.lock import NAME as LOCK
+from ingot.runs.lock import RunLock
+from ingot.runs.state import read_state
+from ingot.runtime.files import fsync_dir, replace_folder, writing
+from ingot.runtime.tensors import TensorRecord
+from ingot.train.progress import Progress
+from ingot.train.resume import check_fits, facts_of
+
+ASIDE = "earlier"
+UNKNOWN = ".unknown"  # of a ckpt.pt that may be of this run or of another
+PARTS = (
+    "state.json", CKPT, "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt",
+    "result.json", "wandb", "wandb.json",
+)  # fmt: skip
+Say = Callable[[str], None]
+Gelu = Literal["tanh", "erf"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model, and where its run stands. Without `weights` they are random; `ours`: the checkpoint of ours that holds it all."""
+
+    args: ModelArgs
+    gelu: Gelu
+    iteration: int = 0  # the one that comes next
+    weights: Mapping[str, TensorRecord] | None = None
+    optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)
+    best_val_loss: float | None = None
+    ours: Checkpoint | None = None
+    missing: str = ""  # in words: what a ckpt.pt of nanoGPT's does not hold
+
+
+def check_folder(out: Path) -> None:
+    """Refuse an out_dir that is not a folder or is somebody else's, before anything is read or built."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"out_dir={out} is a file; give a folder")
+    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # what lies beside these is set aside
+        RunFolder(out).refuse_strangers([WANDB_ID])
+    if (out / LOCK).exists():
+        with RunLock(out):
+            pass
+
+
+def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
+    """What init_from means. Nothing is written but the names of damaged files, and with eval_only not even those."""
+    name, out = values["init_from"], Path(values["out_dir"])
+    if name == "scratch":
+        found = vocabulary(data_path(values), values["tokenizer"], values["trust_tokens"])
+        ids = f"vocab_size {found} of {data_path(values)}" if found else "the 50,257 ids of GPT-2, rounded up to 50,304"
+        say(f"a new model from scratch, with {ids}")
+        return Start(fresh_args(values, found), "erf")
+    if name != "resume":
+        weights, settings = read_pretrained(name)
+        say(f"a model with the weights of {name}")
+        return _fitted(Start(args_of(settings), settings["gelu"], weights=weights), values, name)
+    ours = _own_checkpoint(out, warn, values["eval_only"])
+    if ours is not None:
+        say(f"resuming from {ours.path}")
+        settings, tensors = ours.progress["config"]["model"], ours.tensors
+        if settings["family"] != "gpt2":
+            raise CheckpointError(f"{ours.path} is a model of the family {settings['family']}; continue it with: ingot train")
+        settings = settings | sizes(tensors["model"])  # which `ingot train` need not have been told
+        start = Start(args_of(settings), settings["gelu"], ours.step, tensors["model"], tensors["optimizer"], ours=ours)
+        return _fitted(start, values, str(ours.path))
+    ckpt = read_ckpt(out / CKPT)
+    say(f"resuming from {ckpt.path} at iteration {ckpt.iter_num}")
+    start = Start(args_of(ckpt.settings), ckpt.settings["gelu"], ckpt.iter_num, ckpt.weights, ckpt.optimizer, ckpt.best_val_loss)
+    missing = f"{ckpt.path} does not hold {', '.join(ckpt.missing)}"
+    return _fitted(replace(start, missing=missing), values, str(ckpt.path))
+
+
+def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) -> tuple[ResolvedConfig, float]:
+    """Make the folder such that the loop begins or resumes as `start` says; returns the config and the seconds trained before."""
+    out, resolved = Path(values["out_dir"]), translate(values, start.args, start.gelu)
+    data = resolved.config.data
+    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
+    check_dataset(dataset, values, start.args, warn)
+    facts = facts_of(resolved.config, dataset)
+    if start.ours is not None:
+        try:
+            check_fits(start.ours, facts)
+            return resolved, float(start.ours.progress["elapsed_seconds"])
+        except CannotContinue as error:
+            changes = dict.fromkeys(change.render(key_name) for change in error.changes)  # two settings may be one key
+            warn(f"not exactly the run of {start.ours.path}: {'; '.join(changes)}")
+    elif start.missing:
+        warn(f"{start.missing}: the run goes on, and not exactly as an unbroken one would")
+    keep_ckpt = values["init_from"] == "resume"
+    if start.weights is None:
+        set_aside(out, say, keep_ckpt)
+        return resolved, 0.0
+    progress = _progress(resolved.config, dataset, start)
+    tensors = {"model": list(start.weights.values()), "optimizer": list(start.optimizer.values())}
+    folder = RunFolder(out).checkpoints
+    record = {**asdict(progress), "choices": {}, **facts}
+    with writing(folder):
+        if _holds_run(out):
+            with replace_folder(folder) as new:
+                save_checkpoint(new, progress.step, tensors, record)
+                set_aside(out, say, keep_ckpt)  # only now: where the disk is full, the run is still there
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(folder, progress.step, tensors, record)
+    return resolved, progress.elapsed_seconds
+
+
+def check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs, warn: Say) -> None:
+    """Refuse data that the run cannot be made of, in the words of the keys."""
+    name, ids, tokens, val = values["dataset"], dataset.tokenizer.vocab_size, *(dataset.split(s).tokens for s in ("train", "val"))
+    if ids > args.vocab_size:
+        raise ConfigError(f"dataset={name} has {ids:,} ids and the model {args.vocab_size:,}; they do not fit")
+    if tokens <= args.block_size:
+        raise DataError(f"dataset={name} has {tokens:,} tokens to train on, too few for rows of block_size={args.block_size:,}")
+    if val < 2:
+        raise DataError(f"dataset={name} has no val.bin, or an empty one; evaluations need it: prepare the data again")
+    if val <= args.block_size:
+        warn(f"dataset={name} has {val:,} tokens to evaluate on: one row, shorter than block_size={args.block_size:,}")
+
+
+def set_aside(out: Path, say: Say, keep_ckpt: bool) -> Path | None:
+    """Move a run that lies in a folder into a numbered folder inside it; with `keep_ckpt`, its ckpt.pt also stays where it is."""
+    if not _holds_run(out):
+        return None
+    with RunLock(out), writing(out):
+        aside = next(path for number in count(1) if not (path := out / f"{ASIDE}-{number}").exists())
+        aside.mkdir()
+        for part in PARTS:
+            if part == CKPT and keep_ckpt and (out / part).exists():
+                _link(out / part, aside / part)
+            elif (out / part).exists():
+                (out / part).rename(aside / part)
+        fsync_dir(out)
+    say(f"the run that was in {out} is now in {aside}")
+    return aside
+
+
+def _holds_run(out: Path) -> bool:
+    state = read_state(out)  # which also knows of checkpoints that are gone
+    return (out / CKPT).exists() or bool(saved_steps(out / "checkpoints")) or (state is not None and state.checkpoint is not None)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)  # ckpt.pt is only ever replaced as a whole, so this one stays as it is
+    except OSError:  # some disks have no links
+        shutil.copy2(source, target)  # with its time, by which _was_kept knows it
+
+
+def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
+    """The newest checkpoint of ours in a folder, unless its ckpt.pt is not of that run but was brought there."""
+    if not saved_steps(out / "checkpoints"):
+        if not (out / CKPT).exists():
+            raise CheckpointError(f"init_from=resume: there is no {out / CKPT}; train one with --init_from=scratch first")
+        return None
+    newest = newest_sound(out / "checkpoints", warn, look_only)
+    if newest is None or not (out / CKPT).exists() or _was_kept(out):
+        return newest
+
+    def pass_over(why: str, suffix: str) -> Checkpoint:
+        kept = "" if look_only else f"it is kept as {_keep(out / CKPT, suffix)}, and "
+        warn(f"{why}; {kept}{newest.path}, which does not need it, is taken instead")
+        return newest
+
+    try:
+        state = read_ckpt(out / CKPT)
+    except DamagedFile as error:
+        return pass_over(str(error), DAMAGED)
+    if state.checkpoint is None:
+        return None
+    try:
+        named = newest if state.checkpoint.name == newest.path.name else load_checkpoint(state.checkpoint)
+    except CheckpointError as error:
+        return pass_over(f"{out / CKPT} may be of another run ({error})", UNKNOWN)
+    return newest if named.weights[POSITIONS].data == state.weights[POSITIONS].data else None
+
+
+def _was_kept(out: Path) -> bool:
+    """Whether ckpt.pt is the one that stayed when the run before went aside: the best so far, and not one to go back to."""
+
+    def told(path: Path) -> tuple[int, int]:
+        return path.stat().st_size, path.stat().st_mtime_ns
+
+    return any(told(path) == told(out / CKPT) for path in out.glob(f"{ASIDE}-*/{CKPT}"))
+
+
+def _keep(path: Path, suffix: str) -> str:
+    """Give a file a name that nothing has yet, and say which."""
+    names = (f"{path.name}{suffix}{f'-{number}' if number > 1 else ''}" for number in count(1))
+    with writing(path):
+        kept = next(name for name in names if not path.with_name(name).exists())
+        path.rename(path.with_name(kept))
+    return kept
+
+
+def _fitted(start: Start, values: Mapping[str, Any], where: str) -> Start:
+    """The start with no more positions than block_size asks for, in the optimizer's memory too, and the dropout asked for."""
+    own = start.args.block_size
+    size = values["block_size"] or own
+    if size > own:
+        raise ConfigError(f"block_size={size} is more than the {own} positions of {where}; give --block_size={own}")
+    weights, optimizer = (_crop(records, size) for records in (start.weights or {}, start.optimizer))
+    return replace(
+        start, args=replace(start.args, block_size=size, dropout=values["dropout"]), weights=weights, optimizer=optimizer
+    )
+
+
+def _crop(records: Mapping[str, TensorRecord], rows: int) -> dict[str, TensorRecord]:
+    """Records with only the first rows of the table of positions and of what an optimizer keeps for it."""
+
+    def crop(found: TensorRecord) -> TensorRecord:
+        if found.name.partition("/")[0] != POSITIONS or len(found.shape) != 2 or found.shape[0] <= rows:
+            return found
+        data = found.data.cast("B")
+        return replace(found, shape=(rows, found.shape[1]), data=data[: len(data) // found.shape[0] * rows])
+
+    return {name: crop(found) for name, found in records.items()}
+
+
+def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
+    """Where the loop stands after as many iterations, with the best score so far where that can be known."""
+    at = start.iteration
+    p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
+    if start.ours is not None:
+        known, before = start.ours.progress, start.ours.progress["config"]
+        p = replace(p, **{name: known[name] for name in ("tokens", "elapsed_seconds", "loss")})
+        if (known["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
+            p = replace(p, **{name: known[name] for name in ("best_bpb", "val_loss", "val_bpb")})
+            p = replace(p, best_step=at if known["best_step"] == at else None, best_by=known.get("best_by", []))
+    elif start.missing:
+        p = replace(p, best_step=at)  # which is kept, and written as a ckpt.pt of ours: the next resume knows it by that
+    if start.best_val_loss is not None and at:
+        evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
+        sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
+        best = start.best_val_loss / math.log(2) * sizes.tokens / sizes.bytes
+        p = replace(p, best_bpb=best, val_loss=start.best_val_loss, val_bpb=best)
+    return p
+
+
+# A model to write with, from wherever nanoGPT's people have theirs: ckpt.pt, GPT-2, or what ingot itself leaves behind.
+
+SayLoading = Callable[[str], None]
+
+
+def open_named(init_from: str, out_dir: Path, device: str, say: SayLoading, warn: SayLoading) -> LoadedModel:
+    """What the keys init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
+    if init_from != "resume":
+        say(f"loading weights from pretrained gpt: {init_from}")
+        records, settings = read_pretrained(init_from)
+        folder = pretrained_folder(init_from)
+        tokenizer = find_tokenizer(folder, settings["vocab_size"])
+        return open_model(foreign_weights(folder, records.values(), settings, tokenizer), tokenizer, device)
+    if (out_dir / CKPT).is_file() or is_ckpt(out_dir):
+        try:
+            return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
+        except DamagedFile as error:
+            if (newest := newest_sound(out_dir / "checkpoints", warn, look_only=True)) is None:
+                raise
+            warn(f"{error}; {newest.path} is taken instead")
+            return load(newest.path, device=device)
+    if not out_dir.is_file() and not (out_dir / "checkpoints").is_dir() and not (out_dir / INDEX).is_file():
+        raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or say with --out_dir where it is")
+    return load(out_dir, device=device)
+
+
+def open_ckpt(path: Path, device: str, say: SayLoading, tokenizer: str | None = None) -> LoadedModel:
+    """A model from a ckpt.pt, with its own tokenizer or the one that is named."""
+    ckpt = read_ckpt(path)
+    found = ckpt_tokenizer(ckpt, say, tokenizer)
+    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, found, scoring=ckpt.scoring), found, device)
+
+
+def ckpt_tokenizer(ckpt: Ckpt, say: SayLoading, name: str | None = None) -> Tokenizer:
+    """The tokenizer of a ckpt.pt: the one that is named, its own, that of its dataset, or GPT-2's if its ids can be those."""
+    rows, dataset = ckpt.settings["vocab_size"], str(ckpt.config.get("dataset") or "")
+    meta = Path("data") / dataset / META
+    if name is not None:
+        found = open_tokenizer(name)
+    elif ckpt.tokenizer is not None:
+        found = from_spec(ckpt.tokenizer)
+    elif dataset and meta.is_file():
+        say(f"Loading meta from {meta}...")
+        characters = char_tokenizer(meta)
+        if characters is None:
+            raise DataError(f"{meta} does not list single characters in their order, so nothing can be written with it")
+        found = characters
+    elif rows >= GPT2_IDS:
+        say("No meta.pkl found, assuming GPT-2 encodings...")
+        found = GPT2Tokenizer()
+    else:
+        raise DataError(
+            f"{ckpt.path} has {rows:,} ids, fewer than GPT-2, and its characters are not in {meta}; "
+            "prepare its dataset again, and start where the folder data/ is"
+        )
+    if found.vocab_size > rows:
+        raise DataError(f"the {found.kind} tokenizer has {found.vocab_size:,} ids and the model of {ckpt.path} only {rows:,}")
+    return found

@@ -1,0 +1,270 @@
+"""data/*/prepare.py: text to train.bin and val.bin, byte for byte what nanoGPT's own scripts write of the same text.
+
+Both files are uint16 ids without a header. For characters a meta.pkl beside them says which id is which; without one the ids are
+GPT-2's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from ingot.compat.nanogpt.keys import key_name
+from ingot.console.entry import explained, say
+from ingot.console.output import Parser
+from ingot.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ingot.data.tokenizers import Tokenizer
+
+PROGRAM = "prepare.py"
+TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+MADE = ("input.txt", "train.bin", "val.bin", "meta.pkl")
+OPENWEBTEXT = "hf:Skylion007/openwebtext"
+TRAIN_PART = 0.9  # of the characters of Shakespeare
+VAL_PART, VAL_SEED = 0.0005, 2357  # of the documents of OpenWebText, and which
+SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
+
+
+def shakespeare_char(folder: Path, arguments: Sequence[str]) -> int:
+    """Shakespeare by characters; returns the exit code."""
+    about = "Shakespeare, or another text, by characters: the first nine tenths are train.bin, the rest val.bin."
+    return _prepare_text(folder, arguments, about, _write_characters)
+
+
+def shakespeare(folder: Path, arguments: Sequence[str]) -> int:
+    """Shakespeare with GPT-2's tokens; returns the exit code."""
+    about = "Shakespeare, or another text, with GPT-2's tokens: the first nine tenths are train.bin, the rest val.bin."
+    return _prepare_text(folder, arguments, about, _write_gpt2)
+
+
+def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
+    """OpenWebText, or other documents, with GPT-2's tokens and <|endoftext|> after each; returns the exit code."""
+    parser = _parser(
+        "OpenWebText, or other documents, with GPT-2's tokens, shuffled; one in two thousand is in val.bin. "
+        "Needs 55 GB of disk: 20 to download, 17 for train.bin and as much while it is made.",
+        folder,
+    )
+    add = parser.add_argument
+    add("--input", nargs="+", type=Path, metavar="PATH", help=f"files or folders of documents instead of {OPENWEBTEXT}")
+    add("--text-field", default="text", metavar="NAME", help="where documents are in lines of JSON and in columns (text)")
+    add("--workers", type=int, metavar="N", help="processes that encode (one for each processor)")
+    with explained(PROGRAM, key_name) as outcome:
+        given = parser.parse_args(list(arguments))
+        if given.input and given.bundled:
+            raise ConfigError("--input and --bundled exclude each other; give one")
+        if given.workers is not None and given.workers < 1:
+            raise ConfigError(f"--workers {given.workers}: at least one process has to encode")
+        _write_documents(given.output, given.input, given.text_field, given.bundled, given.workers)
+    return outcome.code
+
+
+def _parser(about: str, folder: Path) -> Parser:
+    parser = Parser(PROGRAM, description=about)
+    parser.add_argument("--bundled", action="store_true", help="take the works of Shakespeare that come with ingot: no network")
+    parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="folder to write to (the script's own)")
+    return parser
+
+
+def _prepare_text(folder: Path, arguments: Sequence[str], about: str, write: Callable[[Path, str], None]) -> int:
+    parser = _parser(about, folder)
+    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
+    with explained(PROGRAM, key_name) as outcome:
+        given = parser.parse_args(list(arguments))
+        if given.input and given.bundled:
+            raise ConfigError("--input and --bundled exclude each other; give one")
+        with _alone_in(given.output):
+            text = "".join(_bundled()) if given.bundled else _read(given.input or _tiny_shakespeare(given.output))
+            if len(text) < 2:
+                raise DataError("the text is too short to be split; give more of it")
+            say(f"length of dataset in characters: {len(text):,}")
+            write(given.output, text)
+    return outcome.code
+
+
+def _write_characters(folder: Path, text: str) -> None:
+    from ingot.data.formats.nanogpt import META, meta_bytes
+    from ingot.data.tokenizers import CharTokenizer
+
+    tokenizer = CharTokenizer(text)
+    say(f"all the unique characters: {tokenizer.characters}")
+    say(f"vocab size: {tokenizer.vocab_size:,}")
+    _place(folder, tokenizer, text, {META: meta_bytes(tokenizer)})
+
+
+def _write_gpt2(folder: Path, text: str) -> None:
+    from ingot.data.tokenizers import open_tokenizer
+
+    _refuse_characters(folder)
+    _place(folder, open_tokenizer("gpt2"), text, {})
+
+
+def _refuse_characters(folder: Path) -> None:
+    from ingot.data.formats.nanogpt import META
+
+    if (folder / META).exists():
+        raise DataError(f"{folder / META} says that the data here are characters; give another --output or remove it")
+
+
+def _place(folder: Path, tokenizer: Tokenizer, text: str, others: dict[str, bytes]) -> None:
+    """Write the two splits of a text, and other files beside them."""
+    from ingot.data.store.staging import writing
+    from ingot.runtime.files import write_atomically
+
+    end = int(len(text) * TRAIN_PART)
+    train, val = (tokenizer.encode(part).astype("<u2").tobytes() for part in (text[:end], text[end:]))
+    for name, content in {"train.bin": train, "val.bin": val, **others}.items():
+        with writing(folder / name):
+            write_atomically(folder / name, content)
+        if name.endswith(".bin"):
+            say(f"{name.removesuffix('.bin')} has {len(content) // 2:,} tokens")
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads a text file
+
+
+def _bundled() -> Iterator[str]:
+    """The works of Shakespeare inside the package: another and longer edition than tiny Shakespeare."""
+    from importlib.resources import files
+
+    from ingot.data.prepare.cached import SAMPLES
+
+    packed = (files("ingot.data") / "samples" / SAMPLES["shakespeare"]).read_bytes()
+    return (str(json.loads(line)["text"]) for line in lzma.decompress(packed).splitlines())
+
+
+def _tiny_shakespeare(folder: Path) -> Path:
+    """input.txt, downloaded if it is missing."""
+    from urllib.request import urlopen
+
+    from ingot.data.store.staging import writing
+    from ingot.runtime.files import write_atomically
+
+    path = folder / "input.txt"
+    if path.exists():
+        return path
+    try:
+        with urlopen(TINY_SHAKESPEARE, timeout=30) as answer:
+            content = answer.read()
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        raise DataError(
+            f"cannot download {TINY_SHAKESPEARE} ({reason}); give a text file with --input FILE, or take the one that comes with "
+            "ingot with --bundled"
+        ) from None
+    if hashlib.sha256(content).hexdigest() != TINY_SHA256:
+        raise DataError(
+            f"what {TINY_SHAKESPEARE} sends is not tiny Shakespeare; try again, or give a text file with --input FILE"
+        )
+    with writing(path):
+        write_atomically(path, content)
+    return path
+
+
+def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, bundled: bool, workers: int | None) -> None:
+    """Encode documents in the order they come, then copy them in the order they go: two passes, whatever they weigh."""
+    import numpy as np
+
+    from ingot.console.progress import progress_bar
+    from ingot.data.store.staging import writing
+    from ingot.data.text.files import adding_up, file_bytes, find_files, read_documents
+    from ingot.runtime.files import temporary_beside
+
+    try:
+        files = [] if bundled else find_files(inputs or [Path(OPENWEBTEXT)])[0]
+    except DataError as error:
+        raise error if inputs else DataError(f"{error}; --input PATH takes other documents, --bundled those of ingot") from None
+    if not bundled and not files:
+        raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
+    total, scratch = sum(map(file_bytes, files)), temporary_beside(folder / "tokens")
+    with _alone_in(folder):
+        _refuse_characters(folder)
+        with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("xb") as file:
+            texts = _bundled() if bundled else read_documents(files, text_field, adding_up(show, total))
+            counts = _encode(texts, file, 1 if total < SMALL_BYTES else workers)
+        if len(counts) < 2:
+            raise DataError("val.bin needs a document of its own, and there are fewer than two; give more")
+        order = np.random.default_rng(VAL_SEED).permutation(len(counts))
+        held_out = math.ceil(VAL_PART * len(counts))
+        for name, documents in (("train.bin", order[held_out:]), ("val.bin", order[:held_out])):
+            with writing(folder / name):
+                tokens = _copy(scratch, counts, documents, folder / name)
+            say(f"{name.removesuffix('.bin')} has {tokens:,} tokens in {len(documents):,} documents")
+
+
+def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArray[np.int64]:
+    """Write the ids of every document with <|endoftext|> after it, and say how many it has."""
+    import numpy as np
+
+    from ingot.data.prepare.blocks import EveryText, text_blocks
+    from ingot.data.prepare.workers import local_engine
+    from ingot.data.tokenizers import open_tokenizer
+    from ingot.runtime.processes import cpu_count
+
+    tokenizer = open_tokenizer("gpt2")
+    end = np.array([tokenizer.bos], "<u2")
+    counts: list[NDArray[np.int64]] = []
+    with local_engine(tokenizer, workers or cpu_count()) as engine:
+        for encoded in engine(map(EveryText, text_blocks(texts))):
+            file.write(np.concatenate([encoded.ids[1:].astype("<u2"), end]).tobytes())  # the mark moves from front to back
+            counts.append(encoded.tokens)
+    return np.concatenate([np.empty(0, np.int64), *counts])
+
+
+def _copy(scratch: Path, counts: NDArray[np.int64], documents: NDArray[np.int64], path: Path) -> int:
+    """Write documents in their order and say how many tokens they have."""
+    import numpy as np
+
+    from ingot.console.progress import progress_bar
+    from ingot.runtime.files import replace_file
+
+    tokens = np.memmap(scratch, "<u2", mode="r")
+    starts = np.cumsum(counts) - counts
+    with progress_bar(f"writing {path.name}") as show, replace_file(path) as file:
+        for done, document in enumerate(documents.tolist()):
+            file.write(tokens[starts[document] : starts[document] + counts[document]].tobytes())
+            if done % 10_000 == 0:
+                show(done, len(documents))
+    return int(counts[documents].sum())
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """A folder that no other preparation writes to, without what a killed one left; nothing temporary stays in it.
+
+    One that fails before it has made anything leaves nothing at all.
+    """
+    from ingot.data.store.staging import LOCK, alone_in, writing
+    from ingot.runtime.files import sweep_temporaries
+
+    new = not folder.exists()
+    with alone_in(folder, say):
+        with writing(folder):
+            sweep_temporaries(folder)
+        try:
+            yield
+        finally:
+            with writing(folder):
+                sweep_temporaries(folder)
+            if not any((folder / name).exists() for name in MADE):
+                with suppress(OSError):
+                    (folder / LOCK).unlink()
+                    if new:
+                        folder.rmdir()

@@ -1,0 +1,1 @@
+"""Shared by the command lines: errors and exit codes, progress lines, tables, charts and starting ranks."""

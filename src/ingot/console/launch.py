@@ -1,0 +1,193 @@
+"""Start one process per rank on this machine and share their fate: signals go to all, one failure ends all.
+
+Every rank has a session of its own, so a Ctrl-C reaches this launcher alone and each rank gets exactly one signal from it: the
+first means save and end, a SIGINT after it means end at once, and a rank must not count one key press as two. Where several
+machines train together torchrun starts the ranks of each: it waits for the other machines and ends all of them when one fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from ingot.console.entry import STARTED_AT, process_start
+from ingot.errors import INTERRUPTED, ConfigError, RunError
+from ingot.runtime.processes import cpu_count, die_with
+from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A rank is gone; `code` as subprocess has it, negative for a signal."""
+
+    rank: subprocess.Popen[bytes]
+    code: int
+
+
+_Events = queue.SimpleQueue[_Ended | signal.Signals]  # its put may be called from a signal handler
+
+
+def launch(
+    nproc: int,
+    argv: Sequence[str],
+    *,
+    nnodes: int = 1,
+    node_rank: int = 0,
+    master_addr: str = "127.0.0.1",
+    master_port: int | None = None,
+    module: str = "ingot",
+    command: Sequence[str] | None = None,
+    grace_seconds: float = 10.0,
+) -> int:
+    """Run `python -m module <argv>`, or another command, as `nproc` ranks; returns the exit code of the first that failed, or 0.
+
+    On several machines it is torchrun's, 1 for any failure.
+    """
+    _check(nproc, nnodes, node_rank, master_port)
+    # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
+    hold_back = command is None and nnodes == 1
+    command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
+    environment[STARTED_AT] = str(process_start())
+    if nnodes > 1:
+        where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
+        words = [f"--{name}={value}" for name, value in {**where, "master-port": master_port}.items()]
+        command = [sys.executable, "-P", "-m", "torch.distributed.run", *words, "--no-python", *command]
+        own: list[dict[str, str]] = [{}]
+    else:
+        environment |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
+        environment |= {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port or _free_port())}
+        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)]
+    events: _Events = queue.SimpleQueue()
+    ranks: list[subprocess.Popen[bytes]] = []
+    with _signals_into(events):
+        try:
+            for of_rank in own:
+                ranks.append(_start(command, {**environment, **of_rank}, hold_back))
+            for rank in ranks:
+                threading.Thread(target=_report_end, args=(rank, events), daemon=True).start()
+            # torchrun passes on what it knows and dies of the others.
+            instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
+            return _supervise(ranks, events, grace_seconds, instead)
+        finally:
+            _kill(ranks)
+
+
+def _supervise(
+    ranks: list[subprocess.Popen[bytes]], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
+) -> int:
+    """Wait for all ranks and pass signals on, some as others; after the first failure the rest have the grace period to end."""
+    alive, exit_code, deadline = list(ranks), 0, None
+    while alive:
+        try:
+            event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except queue.Empty:  # a rank that waits in a collective for a dead one does not answer SIGTERM
+            _kill(alive)
+            deadline = None
+            continue
+        if isinstance(event, signal.Signals):
+            _send(alive, instead.get(event, event))
+            continue
+        alive.remove(event.rank)
+        if event.code and not exit_code:
+            exit_code = _exit_code(event.code)
+            if event.code < 0:  # the others say what went wrong themselves; this one could not
+                name = signal.Signals(-event.code).name
+                print(f"ingot: error: rank process {event.rank.pid} was ended by {name}", file=sys.stderr)
+            deadline = time.monotonic() + grace_seconds
+            _send(alive, signal.SIGTERM)
+    return exit_code
+
+
+def _exit_code(code: int) -> int:
+    """The command's exit code, by that of a rank: one that a signal ended from outside is a run that failed."""
+    return code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
+
+
+def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool) -> subprocess.Popen[bytes]:
+    # A rank of ours gets signals when it can answer them: one that came while Python starts would kill it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no thread runs yet
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunError(f"cannot start a rank with {command[0]}: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _report_end(rank: subprocess.Popen[bytes], events: _Events) -> None:
+    events.put(_Ended(rank, rank.wait()))
+
+
+@contextlib.contextmanager
+def _signals_into(events: _Events) -> Iterator[None]:
+    """Signals become events, except those that our caller ignores, as nohup does."""
+    before: dict[signal.Signals, Any] = {}
+    seen: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        events.put(signal.Signals(number))
+
+    for number in _FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = replace_handler(number, receive)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            handler = handler or signal.SIG_DFL
+            signal.signal(number, handler_after_stop(number, handler) if seen else handler)
+
+
+def _send(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for rank in ranks:
+        rank.send_signal(number)
+
+
+def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End ranks together with the processes they started."""
+    for rank in ranks:
+        if rank.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    """A port nobody listens on, below the range that systems hand out to outgoing connections while the ranks start."""
+    for port in random.sample(range(20000, 32768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise RunError("no free port between 20000 and 32767 for the ranks to meet at; name one with --master-port")
+
+
+def _check(nproc: int, nnodes: int, node_rank: int, master_port: int | None) -> None:
+    if nproc < 1:
+        raise ConfigError(f"--nproc-per-node {nproc}: at least 1 process is needed")
+    if not 0 <= node_rank < nnodes:
+        raise ConfigError(f"--node-rank {node_rank} of --nnodes {nnodes}: nodes are counted from 0 to one less than their number")
+    if nnodes > 1 and master_port is None:
+        raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
+    if master_port is not None and not 1 <= master_port <= 65535:
+        raise ConfigError(f"--master-port {master_port}: a port is between 1 and 65535")

@@ -1,0 +1,334 @@
+"""How work looks while it goes on: a live line on a terminal or in a notebook, plain lines or nothing elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from ingot.errors import shown
+from ingot.runs.checkpoints import Kind
+from ingot.runs.reporter import (
+    BeginReport,
+    EvaluationReport,
+    LineReporter,
+    Reporter,
+    StepReport,
+    begin_line,
+    evaluation_line,
+    saved_line,
+    tasks_line,
+)
+from ingot.runtime.ranks import ranks_from_environment
+
+# One line at the bottom of a terminal that says how far a piece of work is; everything else is printed above it.
+
+TICK_SECONDS = 0.25  # the line is drawn this often by itself, so that the time moves where nothing else does
+REDRAW_SECONDS = 0.1  # and at most this often for numbers that change fast
+BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the bar; the wide one where there are at least so many columns
+NOTEBOOK_COLUMNS = 100  # of a cell, whose width nobody tells
+START_OF_LINE, ERASE, UP = "\r", "\x1b[K", "\x1b[A"
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether it is a terminal whose lines can be erased."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_notebook(stream: TextIO) -> bool:
+    """Whether text goes to the output of a notebook's cell: a carriage return begins the line anew and nothing erases it."""
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether a line can be drawn over and over there."""
+    return is_terminal(stream) or is_notebook(stream)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of the line; where there is no room, the part of the smallest weight goes first."""
+
+    text: str
+    weight: int
+
+
+def fit(parts: Iterable[Part], width: int) -> str:
+    """The parts that have room in `width` cells, in their order."""
+    kept = [part for part in parts if part.text]
+    while len(kept) > 1 and len("  ".join(part.text for part in kept)) > width:
+        kept.remove(min(kept, key=lambda part: part.weight))
+    return "  ".join(part.text for part in kept)[:width]
+
+
+def bar(fraction: float, width: int) -> Part:
+    """A bar that is filled up to a fraction, for a line of `width` cells."""
+    cells = BAR if width >= WIDE else NARROW_BAR
+    full = int(min(max(fraction, 0.0), 1.0) * cells)
+    return Part("━" * full + "─" * (cells - full), 40)
+
+
+def percent(fraction: float) -> Part:
+    """How far something is."""
+    return Part(f"{100 * min(max(fraction, 0.0), 1.0):3.0f}%", 80)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class Work:
+    """What is being done: a name, how much of it, and since when."""
+
+    def __init__(self, what: str, unit: str = "rows"):
+        self.what, self.done, self.total = what, 0, 0
+        self._unit, self._since = unit, time.monotonic()
+
+    def update(self, done: int, total: int) -> None:
+        """So much is done of so much; a total of 0 is not known."""
+        self.done, self.total = done, total
+
+    def parts(self, width: int) -> list[Part]:
+        """The work as parts of a line."""
+        seconds = time.monotonic() - self._since
+        if not self.total:
+            return [Part(self.what, 100), Part(duration(seconds), 60)]
+        fraction = self.done / self.total
+        left = f"about {duration(seconds * (1 / fraction - 1))}" if 0 < fraction < 1 else ""
+        name, amount = Part(self.what, 100), Part(self._amount(), 50)
+        return [name, bar(fraction, width), percent(fraction), amount, Part(left, 60)]
+
+    def _amount(self) -> str:
+        if self._unit == "bytes":
+            return f"{self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB"
+        return f"{self.done:,} of {self.total:,} {self._unit}".rstrip()
+
+
+class StatusLine:
+    """Draws what `render` gives for a width, until it is closed. A context; lines of others go above it meanwhile."""
+
+    def __init__(self, render: Callable[[int], str]):
+        self._render = render
+        self._stream = sys.stderr
+        self._in_notebook = is_notebook(sys.stderr)
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="status line", daemon=True)
+        self._drawn, self._columns, self._drawn_at = 0, 0, 0.0
+        self._ends_open = False  # somebody wrote half a line, which is not drawn over
+        self._replaced: list[tuple[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        for name in ("stderr", "stdout"):
+            stream = getattr(sys, name)
+            if can_redraw(stream):
+                self._replaced.append((name, stream))
+                setattr(sys, name, _Above(stream, self))
+        self.draw()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        with self._lock:
+            self._write(self._erased())
+        for name, stream in self._replaced:
+            setattr(sys, name, stream)
+
+    def draw(self, often: bool = False) -> None:
+        """Draw the line as it is now; of what comes `often` only a few times a second."""
+        with self._lock:
+            if self._ends_open or self._over.is_set() or (often and time.monotonic() - self._drawn_at < REDRAW_SECONDS):
+                return
+            before, columns = self._erased(), self._columns
+            text = self._render(columns - 1)
+            self._write(f"{before}{text}")
+            self._drawn, self._drawn_at = len(text), time.monotonic()
+
+    def above(self, text: str, stream: TextIO | None = None) -> None:
+        """Print text above the line."""
+        with self._lock:
+            before = "" if self._ends_open else self._erased()
+            self._ends_open = not text.endswith("\n")
+            self._write(before)
+            self._write(text, stream)
+            self.draw()
+
+    def _erased(self) -> str:
+        """What takes the line off the screen; finds out how wide the terminal is now."""
+        if self._in_notebook:
+            drawn, self._drawn, self._columns = self._drawn, 0, NOTEBOOK_COLUMNS
+            return f"{START_OF_LINE}{' ' * drawn}{START_OF_LINE}"
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            columns = 80
+        # A terminal that has become narrower has broken the line into several rows (few do not: xterm is one).
+        rows = max(0, self._drawn - 1) // columns if columns < self._columns else 0
+        self._drawn, self._columns = 0, columns
+        return f"{START_OF_LINE}{ERASE}{UP}" * rows + f"{START_OF_LINE}{ERASE}"
+
+    def _write(self, text: str, stream: TextIO | None = None) -> None:
+        with suppress(OSError, ValueError):  # the terminal may be gone; the work goes on
+            target = stream or self._stream
+            target.write(text)
+            target.flush()
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK_SECONDS):
+            self.draw()
+
+
+class _Above:
+    """A stream that stands for another and prints above the line."""
+
+    def __init__(self, stream: TextIO, line: StatusLine):
+        self._stream, self._line = stream, line
+
+    def write(self, text: str) -> int:
+        if text:
+            self._line.above(text, self._stream)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def make_reporter() -> Iterator[Reporter]:
+    """The reporter that fits stderr; only the first rank has anything to say."""
+    if not ranks_from_environment().first:
+        yield Reporter()
+    elif not can_redraw(sys.stderr):
+        yield LineReporter(_to_stderr)
+    else:
+        live = LiveReporter()
+        with live.line:
+            yield live
+
+
+def _to_stderr(line: str) -> None:
+    with suppress(OSError, ValueError):  # whoever read the lines may have left; log.txt has them all
+        print(shown(line), file=sys.stderr, flush=True)
+
+
+class LiveReporter(Reporter):
+    """A progress bar with the numbers that matter, and lines above it for what is worth keeping."""
+
+    def __init__(self) -> None:
+        self.line = StatusLine(self._render)
+        self._work: Work | None = Work("starting")  # None while steps are taken
+        self._step: StepReport | None = None
+        self._left = ""  # of the budget
+        self._bpb = ""
+
+    def begin(self, report: BeginReport) -> None:
+        self._left = _left(report.max_steps, report.resumed_at, report.budget_seconds, report.elapsed_seconds)
+        self._say(begin_line(report))
+
+    def primed(self, step: int, steps: int) -> None:
+        if step == steps:
+            self._say(f"primed with {steps} steps")
+
+    def step(self, report: StepReport, log: bool) -> None:
+        self._left = _left(report.max_steps, report.step, report.budget_seconds, report.elapsed_seconds)
+        waited, self._work, self._step = self._work is not None, None, report
+        self.line.draw(often=not waited)
+
+    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+        work = self._work
+        new = work is None or work.what != what or done < work.done
+        if new:
+            self._work = work = Work(what)
+        assert work is not None
+        work.update(done, total)
+        self.line.draw(often=not new and done < total)
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._bpb = f"bpb {report.val_bpb:.4f}"
+        self._work = None if self._step is not None else Work("training")
+        self._say(evaluation_line(report))
+        if report.tasks:
+            self._say(tasks_line(report.step, report.tasks))
+
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
+        self._say(saved_line(path, kind))
+
+    def message(self, text: str) -> None:
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        self.line.above(f"{shown(text)}\n")
+
+    def _render(self, width: int) -> str:
+        work, step = self._work, self._step
+        if work is not None or step is None:
+            parts = work.parts(width) if work is not None else []
+            left = "" if self._left.startswith("0 ") else self._left  # what follows the training takes its own time
+            return fit([*parts, Part(left, 70)], width)
+        return fit(
+            [
+                Part("training", 100),
+                bar(step.spent, width),
+                percent(step.spent),
+                Part(self._left, 70),
+                Part(f"step {step.step:,}", 30),
+                Part(f"loss {step.loss:.4f}", 60),
+                Part(self._bpb, 20),
+                Part(f"{step.tokens_per_second:,.0f} tok/s", 10),
+                Part(f"mfu {100 * step.mfu:.1f}%" if step.mfu is not None else "", 5),
+            ],
+            width,
+        )
+
+
+def _left(max_steps: int | None, step: int, budget_seconds: float | None, seconds: float) -> str:
+    """What is left of the budget: of steps or seconds, whichever will be spent first."""
+    by_steps = step / max_steps if max_steps else -1.0
+    by_seconds = seconds / budget_seconds if budget_seconds else -1.0
+    if max_steps and by_steps >= by_seconds:
+        pace = f", {duration(seconds / step * max(0, max_steps - step))}" if step and seconds else ""
+        return f"{max(0, max_steps - step):,} steps left{pace}"
+    return f"{duration(max(0.0, budget_seconds - seconds))} left" if budget_seconds else ""
+
+
+@contextmanager
+def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal or in a notebook; the function it gives takes what is done and how much there is."""
+    with work_line(what, "bytes" if in_bytes else unit) as (_, show):
+        yield partial(show, what) if show else lambda done, total: None
+
+
+@contextmanager
+def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
+    """Where lines and progress of one piece of work after the other go; without a terminal there are lines alone.
+
+    Progress is what is being done, how much of it, of how much, and a name for it where that changes while it goes on.
+    """
+    if not can_redraw(sys.stderr):
+        yield _to_stderr, None
+        return
+    work, part = Work(what, unit), what
+    with StatusLine(lambda width: fit(work.parts(width), width)) as line:
+
+        def show(what: str, done: int, total: int, name: str = "") -> None:
+            nonlocal work, part
+            if what != part:
+                work, part = Work(what, unit), what
+            often = work.total > 0 and work.what == (name or what) and done < total
+            work.what = name or what
+            work.update(done, total)
+            line.draw(often)
+
+        yield lambda text: line.above(f"{shown(text)}\n"), show

@@ -1,6 +1,0 @@
-"""`python -m ingot.doors.gpt_simple`: the same as `gpt-simple`, for torchrun and `accelerate launch`."""
-
-from ingot.doors.gpt_simple.main import run
-
-if __name__ == "__main__":
-    run()

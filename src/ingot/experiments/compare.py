@@ -1,0 +1,304 @@
+"""Two sides of finished runs compared: what their scores say, by their folders alone.
+
+A side is one arm of an experiment: runs that differ in their seeds and in nothing else. Scores compare where the validation text
+is the same, be it in other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ingot.config.fields import settings as fields
+from ingot.config.text import format_value
+from ingot.errors import CheckpointError, ConfigError, IngotError
+from ingot.eval.statistics import Welch, seeds_needed, welch
+from ingot.runs.checkpoints import newest_index
+from ingot.runs.reporter import by_rows
+from ingot.runs.run import Run
+from ingot.train.resume import compared
+
+ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
+SEEDS = ("training.seed", "data.seed")
+BYTES = "evaluation.bytes"
+LEVEL = 0.01  # p below it settles a comparison
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A run that is complete, with its score."""
+
+    path: Path
+    score: float
+    seeds: tuple[int, ...]
+    data: str  # its fingerprint
+    text_bytes: int | None  # of the validation text, where all of it was scored
+    part: str  # said of a score of a part of the text
+    sliding: str  # said of a score by rows that overlap
+    settings: dict[str, Any]  # all that decide what a run comes to, but the seeds
+
+
+Reader = Callable[[Path, ScoreName], Scored]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of one arm."""
+
+    runs: tuple[Scored, ...]
+
+    @property
+    def scores(self) -> list[float]:
+        return [run.score for run in self.runs]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def std(self) -> float:
+        return statistics.stdev(self.scores)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the scores of two sides say."""
+
+    a: Side
+    b: Side
+    test: Welch
+    needed: int | None  # runs of each side for p below LEVEL, if means and spreads stay; None: no sensible number is enough
+    differing: dict[str, tuple[Any, Any]]  # settings that the two sides have unlike
+    notes: tuple[str, ...]
+
+    @property
+    def difference(self) -> float:
+        return self.b.mean - self.a.mean
+
+    @property
+    def more(self) -> tuple[int, int] | None:
+        """How many more seeds each side needs; None: no sensible number is enough."""
+        if self.test.p < LEVEL:
+            return 0, 0
+        if self.needed is None:
+            return None
+        return max(0, self.needed - len(self.a.runs)), max(0, self.needed - len(self.b.runs))
+
+
+def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
+    """Compare the scores of two arms; `read` is asked for each run, where they are not to be read here."""
+    sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
+    runs = [run for side in sides for run in side.runs]
+    if both := {run.path.resolve() for run in sides[0].runs} & {run.path.resolve() for run in sides[1].runs}:
+        raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; leave it out of one")
+    check_same_text(runs, score)
+    test, needed = welch(sides[0].scores, sides[1].scores), seeds_needed(sides[0].scores, sides[1].scores, LEVEL)
+    first, second = (side.runs[0].settings for side in sides)
+    differing = {
+        name: (first.get(name), second.get(name))
+        for name in sorted(first.keys() | second.keys())
+        if first.get(name) != second.get(name)
+    }
+    parts = " and ".join(dict.fromkeys(run.part or "by all rows" for run in runs)) if any(run.part for run in runs) else ""
+    kinds = list(dict.fromkeys(run.sliding or "by rows that do not overlap" for run in runs))
+    notes = [f"scores are not of the whole validation text: {parts}; evaluation.final_rows=null scores all of it"] * bool(parts)
+    if len(kinds) > 1:
+        notes.append(f"scores are {' and '.join(kinds)}: tokens of one side saw more before them; set evaluation.stride alike")
+    elif runs[0].sliding:
+        notes.append(f"scores are {kinds[0]}: rows overlap, so they are below those of rows that do not")
+    return Comparison(*sides, test, needed, differing, tuple(notes))
+
+
+def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
+    """A complete run by its folder."""
+    run = Run.open(path)
+    result, state = run.result() or {}, run.status()
+    if state.status != "completed" or result.get("status") != "completed":
+        raise CheckpointError(
+            f"{path} is not complete: its status is {state.status}; finish it with: ingot train {shlex.quote(str(path))}"
+        )
+    if not isinstance(value := result.get(score), int | float) or not math.isfinite(value):
+        known = [name for name in get_args(ScoreName) if isinstance(result.get(name), int | float)]
+        raise CheckpointError(f"{path} has no {score}; it has {' and '.join(known) or 'no score'}")
+    steps, at = result.get("total_steps"), result.get("val_step")
+    if score != "artifact_bpb" and at not in (None, steps):  # None: by an older version
+        raise CheckpointError(f"the {score} of {path} is of step {at} and it has {steps}; train it with evaluation.at_end=true")
+    settings = compared(run.config)
+    seeds = tuple(int(settings.pop(name)) for name in SEEDS)
+    rows, rows_of = result.get("val_rows") or 0, result.get("val_rows_of") or 0
+    part, text_bytes = by_rows(rows, rows_of).strip(), None
+    sliding = by_rows(None, None, result.get("val_stride")).strip()
+    if not part:
+        evaluations = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
+        text_bytes = evaluations[-1].get("bytes") if evaluations else None
+    return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, sliding, settings)
+
+
+def verdict(found: Comparison) -> str:
+    """What the test says, in words."""
+    p = f"p = {found.test.p:.2g} (Welch, two-sided)"
+    if found.test.p < LEVEL:
+        return f"{p}: {'B' if found.difference < 0 else 'A'} is lower"
+    if found.more is None:
+        return f"{p}: no sensible number of seeds would tell them apart"
+    if found.more[0] == found.more[1]:
+        return f"{p}: not settled, {found.more[0]} more seeds of each needed for p < {LEVEL:g}"
+    return f"{p}: not settled, {found.more[0]} more seeds of A and {found.more[1]} of B needed for p < {LEVEL:g}"
+
+
+def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
+    """Refuse scores of different texts, of different tokens where tokens count, and of bytes counted in different ways."""
+    first = runs[0]
+    for run in runs[1:]:
+        same_text = run.text_bytes is not None and run.text_bytes == first.text_bytes and score != "val_loss"
+        counted = [one.settings.get(BYTES) for one in (first, run)]
+        if score != "val_loss" and counted[0] != counted[1] and not same_text:
+            raise ConfigError(
+                f"{first.path} and {run.path} count bytes in different ways, {BYTES}={counted[0]} and {counted[1]}: {score} does "
+                "not compare; train one of them with the other's"
+            )
+        if run.data != first.data and not same_text:
+            paths = [one.settings.get("data.path") for one in (first, run)]
+            raise ConfigError(
+                f"{first.path} and {run.path} are scored on different data, {paths[0]} (fingerprint {first.data[:12]}) and "
+                f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
+            )
+
+
+def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
+    if len(paths) < 2:
+        given = f"{paths[0]} alone" if paths else "no run"
+        raise ConfigError(
+            f"one side has {given}, and noise is known from two runs on: give runs of at least two seeds on each side"
+        )
+    runs = [read(path, score) for path in paths]
+    for one, other in combinations(runs, 2):
+        if one.path.resolve() == other.path.resolve():
+            raise ConfigError(f"{one.path} is given twice on one side; leave one out")
+        if one.seeds == other.seeds:
+            seeds = ", ".join(f"{name}={seed}" for name, seed in zip(SEEDS, one.seeds, strict=True))
+            raise ConfigError(f"{one.path} and {other.path} have the same seeds ({seeds}); a side needs runs of other ones")
+    for run in runs[1:]:
+        unlike = [name for name in runs[0].settings if runs[0].settings[name] != run.settings.get(name)]
+        if unlike:
+            told = ", ".join(f"{n} is {_shown(runs[0].settings[n])} and {_shown(run.settings.get(n))}" for n in unlike[:3])
+            raise ConfigError(f"{runs[0].path} and {run.path} are on one side and are not one arm: {told}; put them on two sides")
+    return Side(tuple(runs))
+
+
+def _shown(value: Any) -> str:
+    return format_value(value) if value is None or isinstance(value, str | int | float | list | dict) else str(value)
+
+
+def _fingerprint(path: Path, result: dict[str, Any], settings: dict[str, Any]) -> str:
+    """The fingerprint of the data; runs of versions that did not write it into result.json have it in their checkpoints."""
+    known = result.get("data_fingerprint")
+    if known is None and (index := newest_index(path)) is not None:
+        known = index.progress.get("data_fingerprint")
+    return str(known) if known is not None else str(settings.get("data.path"))
+
+
+# Runs sorted by what they have in common: which settings tell them apart, and which are one arm with several seeds.
+
+
+@dataclass(frozen=True)
+class Known:
+    """A run, finished or not, by its name, its folder, the settings that decide what it comes to, and its last score."""
+
+    name: str
+    path: Path
+    settings: Mapping[str, Any]
+    val_bpb: float | None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that differ in nothing but their seeds; numbers are None where too few have a score."""
+
+    runs: tuple[Known, ...]
+    n: int  # runs with a score
+    mean: float | None
+    std: float | None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(run.name for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Two arms, and what the test between their scores says, or why there is none."""
+
+    a: Arm
+    b: Arm
+    said: str
+
+
+def arm_key(settings: Mapping[str, Any]) -> str:
+    """The same for runs that differ in nothing but their seeds."""
+    return repr(sorted((name, value) for name, value in settings.items() if name not in SEEDS))
+
+
+def unlike(several: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the settings that are not the same in all."""
+    names = sorted({name for settings in several for name in settings})
+    return [name for name in names if len({repr(settings.get(name)) for settings in several}) > 1]
+
+
+def settings_table(several: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A row for each setting that tells runs apart, with a value per run; of one alone, those that are not the default."""
+    if len(several) > 1:
+        named = unlike(several)
+    else:
+        known = fields(str(several[0].get("model.family")))
+        named = sorted(name for name, value in several[0].items() if name not in known or value != known[name].default)
+    return [[name, *(format_value(settings.get(name)) for settings in several)] for name in named]
+
+
+def over_seeds(runs: Sequence[Known]) -> list[Arm]:
+    """The arms of which there are several runs."""
+    found: dict[str, list[Known]] = {}
+    for run in runs:
+        found.setdefault(arm_key(run.settings), []).append(run)
+    return [_arm(arm) for arm in found.values() if len(arm) > 1]
+
+
+def tested(arms: Sequence[Arm]) -> list[Tested]:
+    """What the tests between pairs of arms say; each run is read once, in however many pairs it stands."""
+    found, read = [], _reading_once()
+    for a, b in combinations(arms, 2):
+        try:
+            said = verdict(compare([run.path for run in a.runs], [run.path for run in b.runs], read=read))
+        except IngotError as error:
+            said = str(error)
+        found.append(Tested(a, b, said))
+    return found
+
+
+def _reading_once() -> Reader:
+    known: dict[tuple[Path, ScoreName], Scored | IngotError] = {}
+
+    def read(path: Path, score: ScoreName) -> Scored:
+        if (path, score) not in known:
+            try:
+                known[path, score] = read_scored(path, score)
+            except IngotError as error:
+                known[path, score] = error
+        found = known[path, score]
+        if isinstance(found, IngotError):
+            raise found
+        return found
+
+    return read
+
+
+def _arm(runs: Sequence[Known]) -> Arm:
+    scores = [run.val_bpb for run in runs if run.val_bpb is not None]
+    mean, std = statistics.fmean(scores) if scores else None, statistics.stdev(scores) if len(scores) > 1 else None
+    return Arm(tuple(runs), len(scores), mean, std)

@@ -1,0 +1,430 @@
+"""The arms of a sweep and their trials: which settings are varied, with which seeds, and in which order the runs come.
+
+Arms take turns, seed by seed, so that whatever changes on the machine meanwhile meets all of them, and a sweep that is broken off
+has as many seeds of one arm as of another.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import statistics
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from ingot.backends.open import fork_can_use, modules
+from ingot.config.loading import ResolvedConfig
+from ingot.config.schema import Config
+from ingot.config.text import Plain, format_value, parse_yaml
+from ingot.data.loading.open import open_dataset
+from ingot.errors import ConfigError, IngotError
+from ingot.eval.statistics import welch
+from ingot.experiments.compare import BYTES, SEEDS, ScoreName
+from ingot.runs.run import Run
+from ingot.runs.state import read_result, read_state
+from ingot.runtime.files import writing_output
+from ingot.train.resume import compared, completed
+
+NOT_SET = {
+    **dict.fromkeys(SEEDS, "give --seeds instead"),
+    "training.output_dir": "give --output instead",
+    "training.resume": "a sweep goes on where it stood",
+}
+_NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # of a folder in the output, which .. is not
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What one arm sets, by the names or sections of settings."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of an arm."""
+
+    arm: str
+    seed: int
+    resolved: ResolvedConfig
+
+    @property
+    def config(self) -> Config:
+        return self.resolved.config
+
+    @property
+    def folder(self) -> Path:
+        return Path(str(self.config.training.output_dir))
+
+
+def make_arms(vary: Sequence[str], file: Path | None = None) -> list[Arm]:
+    """The arms that words such as optimizer.learning_rate=0.01,0.02 and a YAML file of arms describe, each with each."""
+    if not vary and file is None:
+        raise ConfigError("there is nothing to sweep: give --vary SETTING=VALUE,VALUE or --arms FILE")
+    varied = [_values(word) for word in vary]
+    if twice := [name for name, count in Counter(name for name, _ in varied).items() if count > 1]:
+        raise ConfigError(f"--vary {twice[0]} is given twice; give all its values at once")
+    short = Counter(name.rpartition(".")[2] for name, _ in varied)
+    named = _read_arms(file) if file is not None else [Arm("", {})]
+    arms = []
+    for base, *values in product(named, *([(name, value) for value in values] for name, values in varied)):
+        parts = [base.name] if base.name else []
+        for name, value in values:
+            last = name.rpartition(".")[2]
+            parts.append(f"{last if short[last] == 1 else name}={_shown(value)}")
+        arms.append(Arm(re.sub(r"[^\w.=,+-]+", "-", ",".join(parts)), {**base.settings, **dict(values)}))
+    for name, count in Counter(arm.name for arm in arms).items():
+        if count > 1:
+            one, other, *_ = (arm.settings for arm in arms if arm.name == name)
+            advice = "leave one of the equal values out" if one == other else "give them names of their own with --arms FILE"
+            raise ConfigError(f"two arms have the name {name}; {advice}")
+    return arms
+
+
+def read_seeds(text: str) -> list[int]:
+    """The seeds of a text such as 1,2,3."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--seeds {text} is not a list of numbers such as 1,2,3")
+    seeds = [int(word) for word in words]
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {text} has a seed twice; the second run would be the first once more")
+    return seeds
+
+
+def plan_trials(
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    output: Path,
+    resolve: Callable[[Mapping[str, Any]], ResolvedConfig],
+    score: ScoreName = "val_bpb",
+) -> list[Trial]:
+    """The runs of a sweep in their order, checked before one starts; `resolve` makes a config of an arm's settings."""
+    trials = []
+    for seed, arm in product(seeds, arms):
+        own: dict[str, Any] = dict.fromkeys(SEEDS, seed)
+        own["training.output_dir"] = str(output / arm.name / f"seed-{seed}")
+        try:
+            trials.append(Trial(arm.name, seed, resolve({**arm.settings, **own})))
+        except ConfigError as error:
+            raise error.within(f"arm {arm.name}") from None
+    for trial in trials:
+        check_scored(trial, score)
+    check_one_text(trials, score)
+    for trial in trials:
+        check_folder(trial)
+    return trials
+
+
+def check_scored(trial: Trial, score: ScoreName) -> None:
+    """Refuse an arm that would end without the score that is asked for."""
+    artifact, needed = trial.config.artifact, {"evaluation.at_end": trial.config.evaluation.at_end}
+    if score == "artifact_bpb":
+        needed = {"artifact.write": artifact.write, "artifact.score": artifact.score}
+    if lacking := [name for name, value in needed.items() if not value]:
+        raise ConfigError(
+            f"arm {trial.arm}: it would have no {score} of its last step, because {lacking[0]} is false; set it to true"
+        )
+
+
+def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
+    """Refuse arms whose scores would be of different texts or in different units; the same text may be in other tokens."""
+    found: dict[tuple[Any, ...], _Judged] = {}
+    for trial in trials:
+        data, counted = trial.config.data, trial.config.evaluation.bytes
+        key = (data.path, data.tokenizer, data.trust_tokens, counted, trial.config.evaluation.final_rows)
+        if key not in found:
+            try:
+                dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, trial.config.fitting_tokenizer)
+            except IngotError as error:
+                raise error.within(f"arm {trial.arm}") from None
+            val = dataset.split("val")
+            text = (val.documents, val.bytes) if val.bytes else dataset.fingerprint
+            size = val.piece_bytes if counted == "pieces" else val.bytes
+            rows = trial.config.evaluation.final_rows
+            found[key] = _Judged(trial.arm, text, dataset.fingerprint, size, isinstance(rows, int))
+    first, *others = found.values()
+    for other in others:
+        if why := _unlike(first, other, score):
+            raise ConfigError(f"the arms {first.arm} and {other.arm} {why}; sweep each by itself")
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What an arm's score is of."""
+
+    arm: str
+    text: object
+    tokens: str  # fingerprint
+    size: int | None  # bytes that it divides by
+    in_part: bool
+
+
+def _unlike(one: _Judged, other: _Judged, score: ScoreName) -> str:
+    if one.text != other.text:
+        return "are on different data, and scores of different validation texts do not compare"
+    if score == "val_loss" and one.tokens != other.tokens:
+        return "have different tokens: their val_loss does not compare, their val_bpb does"
+    if score != "val_loss" and one.size != other.size:
+        return f"count bytes in different ways ({BYTES}), so that their {score} does not compare"
+    if (one.in_part or other.in_part) and one.tokens != other.tokens:
+        return "have rows of different tokens, so that some rows (evaluation.final_rows) are of different texts"
+    return ""
+
+
+def check_folder(trial: Trial) -> None:
+    """Refuse a folder with a run of other settings: going on with it would be neither the one nor the other."""
+    if not (trial.folder / "config.yaml").is_file():
+        return
+    was, now = compared(Run.open(trial.folder).config), compared(trial.config)
+    unlike = [name for name in now if was.get(name) != now[name]]
+    if unlike:
+        name = unlike[0]
+        raise ConfigError(
+            f"{trial.folder} holds a run with other settings: {name} was {_shown(was.get(name))} and is {_shown(now[name])}; "
+            "choose another --output"
+        )
+
+
+def _values(word: str) -> tuple[str, list[Any]]:
+    name, equals, text = word.partition("=")
+    values: list[Any] = []
+    if text.strip().startswith("["):
+        values = parse_yaml(text, f"--vary {name}")
+    elif text.strip():
+        values = [Plain(value.strip()) for value in text.split(",")]
+    if not equals or not values:
+        raise ConfigError(f"--vary {word} has no values; write it as --vary optimizer.learning_rate=0.01,0.02")
+    refuse_fixed([name], f"--vary {name}")
+    return name, values
+
+
+def _read_arms(file: Path) -> list[Arm]:
+    try:
+        tree = parse_yaml(file.read_text(encoding="utf-8-sig"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--arms {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
+    if not isinstance(tree, dict) or not tree:
+        raise ConfigError(f"--arms {file} holds no arms; write each as its name with its settings below, `plain: {{}}` for none")
+    arms = []
+    for name, settings in tree.items():
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"--arms {file}: {name!r} is not a name for an arm; use letters, digits and . = , + -, not dots alone"
+            )
+        if not isinstance(settings, dict | None):
+            raise ConfigError(f"--arms {file}: the arm {name} needs settings below it, such as `data.sampling: redraw`")
+        refuse_fixed(_names(settings or {}), f"--arms {file}: {name}")
+        arms.append(Arm(name, dict(settings or {})))
+    return arms
+
+
+def _names(tree: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in tree.items():
+        yield from [f"{key}.{name}" for name in value] if isinstance(value, Mapping) and "." not in key else [key]
+
+
+def refuse_fixed(names: Iterable[str], where: str) -> None:
+    """Refuse settings that a sweep gives every run itself."""
+    for name in names:
+        if name in NOT_SET:
+            raise ConfigError(f"{where}: {name} cannot be set here; {NOT_SET[name]}")
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, str) else format_value(value)
+
+
+# The trials of a sweep, one after the other, each in a process of its own that ends as `ingot train` would have.
+
+LOOK_SECONDS = 1.0  # between two looks at a trial, for whoever draws it
+PRELOADED = ("ingot.experiments.sweep", "ingot.preflight.validate", "ingot.train.start")
+OUTPUT = "output-{}.txt"  # beside a run folder, with what its process printed; seed-* is runs alone
+
+Tell = Callable[[Trial, str | None], None]  # a trial is over; why it failed, None: it did not
+
+
+def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], tell: Tell) -> dict[Path, str]:
+    """Run what is not complete yet; gives the errors of those that failed, by their folders. `tick` is called every second."""
+    errors = {}
+    for trial in trials:
+        if completed(trial.config, kept=False) is not None:  # its score is all that is asked for
+            continue
+        tick(trial)
+        error = train_apart(trial, tick)
+        if error is not None:
+            errors[trial.folder] = error
+        tell(trial, error)
+    return errors
+
+
+def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None) -> str | None:
+    """Train in another process; why it failed, or None."""
+    context = _processes(trial.config.training.device)
+    receive, send = context.Pipe(duplex=False)
+    output = trial.folder.with_name(OUTPUT.format(trial.folder.name))
+    with writing_output(output.parent):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    earlier = output.stat().st_size if output.exists() else 0
+    process = context.Process(target=_train, args=(trial.resolved, output, send), name=str(trial.folder))
+    process.start()
+    send.close()
+    try:
+        while process.is_alive():
+            wait([process.sentinel], timeout=LOOK_SECONDS)
+            tick(trial)
+    except BaseException:
+        process.terminate()  # it saves and stops
+        process.join()
+        raise
+    process.join()
+    try:
+        return str(error) if (error := receive.recv()) is not None else None
+    except EOFError:  # it had no time to say why
+        why = _last_line(output, earlier) if process.exitcode > 0 else ""  # below: by a signal, whatever it printed before
+        return f"its process ended with exit code {process.exitcode}{why and f': {why}'}; {output} has what it printed"
+
+
+@cache
+def _processes(device: str) -> Any:
+    """How trials begin: as forks of a process that has loaded the framework, unless what it loaded keeps them off the device."""
+    if sys.platform == "linux":
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload([*PRELOADED, *modules(device)])
+        first = forks.Process(target=_ask, args=(device,))
+        with suppress(OSError, EOFError):  # what it loads ended it
+            first.start()
+            first.join()
+        if first.exitcode == 0:
+            return forks
+    return multiprocessing.get_context("spawn")
+
+
+def _ask(device: str) -> None:
+    sys.exit(not fork_can_use(device))
+
+
+def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:
+    """What the process of a trial does."""
+    _print_into(output)
+    _stop_with_parent()
+    from ingot.preflight.validate import check_before_training
+    from ingot.runs.reporter import LineReporter
+    from ingot.train.start import run
+
+    try:
+        dataset = check_before_training(resolved.config, 1, lambda line: print(line, flush=True))
+        run(resolved, LineReporter(lambda line: print(line, flush=True)), dataset=dataset)
+        _answer(send, None)
+    except IngotError as error:
+        _answer(send, str(error))
+        sys.exit(error.exit_code)
+
+
+def _answer(send: Connection, error: str | None) -> None:
+    with suppress(OSError):  # the sweep is gone
+        send.send(error)
+
+
+def _last_line(path: Path, begin: int) -> str:
+    """The last thing a process printed, which is why it ended where Python ended it; what lies before `begin` is another's."""
+    text = path.read_bytes()[begin:].decode(errors="replace") if path.exists() else ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _print_into(path: Path) -> None:
+    """Let everything this process and its children print go into a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _stop_with_parent() -> None:
+    """Save and stop when the sweep is gone, by whatever signal."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="sweep", daemon=True).start()
+
+
+# What a sweep has come to so far: the scores of every arm against those of the first, by the folders of its runs.
+
+
+@dataclass(frozen=True)
+class TrialSummary:
+    """One run; numbers are None where there are none yet."""
+
+    run: str
+    seed: int
+    status: str  # waiting: it has not begun
+    score: float | None
+    tokens_per_second: float | None
+    training_seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """One arm; `difference` and `p` are against the first arm."""
+
+    arm: str
+    trials: tuple[TrialSummary, ...]
+    n: int  # complete runs with a score
+    mean: float | None
+    std: float | None
+    difference: float | None
+    p: float | None
+    best: bool = False
+
+
+def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, str] | None = None) -> list[ArmSummary]:
+    """The arms in their order."""
+    arms: dict[str, list[TrialSummary]] = {}
+    for trial in trials:
+        arms.setdefault(trial.arm, []).append(_look(trial, score, errors or {}))
+    scores = {arm: [one.score for one in found if one.score is not None] for arm, found in arms.items()}
+    first = next(iter(scores.values()))
+    means = {arm: statistics.fmean(found) for arm, found in scores.items() if found}
+    lowest = min(means, key=means.__getitem__) if len(means) > 1 else None
+    return [
+        ArmSummary(
+            arm,
+            tuple(found),
+            n=len(own := scores[arm]),
+            mean=means.get(arm),
+            std=statistics.stdev(own) if len(own) > 1 else None,
+            difference=means[arm] - statistics.fmean(first) if own and first and own is not first else None,
+            p=welch(first, own).p if min(len(own), len(first)) > 1 and own is not first else None,
+            best=arm == lowest,
+        )
+        for arm, found in arms.items()
+    ]
+
+
+def _look(trial: Trial, score: ScoreName, errors: Mapping[Path, str]) -> TrialSummary:
+    state = read_state(trial.folder)
+    if state is None:
+        status = "failed" if trial.folder in errors else "waiting"
+        return TrialSummary(str(trial.folder), trial.seed, status, None, None, 0.0, errors.get(trial.folder))
+    status = Run(trial.folder).status().status
+    result: dict[str, Any] = (read_result(trial.folder) or {}) if status == "completed" else {}
+    value, speed = result.get(score), result.get("tokens_per_second") or state.tokens_per_second
+    seconds, error = state.elapsed_seconds, errors.get(trial.folder) or state.error
+    return TrialSummary(str(trial.folder), trial.seed, status, value, speed, seconds, error)

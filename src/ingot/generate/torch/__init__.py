@@ -1,1 +1,0 @@
-"""Generation with torch: a key-value cache, sampling, batches of prompts."""

@@ -1,0 +1,1 @@
+"""A trained model: open it from anywhere, generate, score, serve batches."""

@@ -1,0 +1,472 @@
+"""The one way to open a trained model, and what can be done with it: let it write, and score it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ingot.artifact.container import read_artifact
+from ingot.artifact.gpt_simple import MODEL, WEIGHTS, is_checkpoint, read_model, saved_checkpoints, tokenizer_folder
+from ingot.artifact.hf_tokenizer import assumed_tokenizer
+from ingot.artifact.hf_tokenizer import find_tokenizer as find_hf_tokenizer
+from ingot.backends.base import Inference
+from ingot.backends.open import open_inference, read_torch_weights
+from ingot.backends.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, is_whole, prompt_ids
+from ingot.config.loading import load_config
+from ingot.config.schema import Config
+from ingot.data.formats.base import ends_of
+from ingot.data.formats.foreign import NoTokenizer
+from ingot.data.loading.open import open_dataset, resolve
+from ingot.data.prepare.cached import PREFIX
+from ingot.data.store.dataset import Dataset
+from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
+from ingot.errors import CheckpointError, ConfigError, DataError, RunError
+from ingot.eval.evaluator import Evaluator, Score, evaluator_of
+from ingot.eval.self_test import Check, self_test
+from ingot.runs.checkpoints import INDEX, Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index, saved_steps
+from ingot.runs.folder import MODEL_COPY
+from ingot.runtime.tensors import TensorRecord
+
+# A model at rest: the weights of a run, a checkpoint, an artifact or a foreign file, and what rebuilds it. No framework yet.
+
+# What a reader of an exported file needs of all that a checkpoint knows.
+FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fingerprint", "model_file_sha256", "step", "val_bpb")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model that can be opened or exported; `run` is the folder of its run, where that is known."""
+
+    path: Path
+    run: Path | None
+    tensors: dict[str, TensorRecord]
+    facts: dict[str, Any]
+    config: Config
+
+    @property
+    def names_data(self) -> bool:
+        """Whether it knows a text that it was trained on."""
+        return self.facts.get("data_fingerprint") is not None
+
+
+def open_weights(path: Path, which: str = "latest") -> Weights:
+    """Read a run folder (its latest or best checkpoint), one checkpoint, or an artifact; gpt-simple's folders too."""
+    if path.is_file():
+        artifact = read_artifact(path)
+        return Weights(path, None, artifact.tensors, *_known(path, artifact.facts))
+    if (theirs := _gpt_simple(path, which)) is not None:
+        return theirs
+    checkpoint = find_checkpoint(path, which)
+    run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
+    known = dict(checkpoint.progress)
+    if (known.get("val_step"), known.get("val_whole")) != (checkpoint.step, True):
+        known["val_bpb"] = None  # of other weights, or of a part of the text
+    return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
+
+
+def locate_weights(path: Path) -> Path:
+    """The artifact or checkpoint that a path means, found without reading its weights; CheckpointError where there is none."""
+    if path.is_file():
+        return path.resolve()
+    if (theirs := _locate_gpt_simple(path, "latest")) is not None:
+        if not (theirs / MODEL / WEIGHTS).is_file():
+            raise CheckpointError(f"{theirs} has no {MODEL}/{WEIGHTS}")
+        read_model(theirs)
+        return theirs.resolve()
+    found = locate_checkpoint(path)
+    for file, known in read_index(found)["files"].items():
+        if not (found / file).is_file() or (found / file).stat().st_size != known["bytes"]:
+            raise CheckpointError(f"{found / file} is missing or has not the {known['bytes']:,} bytes it was written with")
+    return found.resolve()
+
+
+def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
+    facts = {name: known.get(name) for name in FACTS}
+    config, tokenizer = facts["config"], facts["tokenizer"]
+    told = isinstance(config, dict) and isinstance(config.get("model"), dict) and "family" in config["model"]
+    if not told or "tokenizer" not in known or not isinstance(tokenizer, dict | None):
+        raise CheckpointError(f"{path} does not say how to build its model")
+    try:
+        return facts, load_config(python=config, environment={}).config
+    except ConfigError as error:
+        raise CheckpointError(f"{path} does not say how to build its model: {error}") from None
+
+
+def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How a model was scored, which other programs' files carry along: the same weights must not have two scores.
+
+    `config` is what a checkpoint keeps of it; what it does not say is not told.
+    """
+    data, evaluation = config.get("data", {}), config.get("evaluation", {})
+    known = {"seq_len": data.get("seq_len"), "stride": evaluation.get("stride") or data.get("seq_len")}
+    known["bytes"] = evaluation.get("bytes")
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def foreign_weights(
+    path: Path,
+    records: Iterable[TensorRecord],
+    settings: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    named: str | None = None,
+    scoring: Mapping[str, Any] = MappingProxyType({}),
+) -> Weights:
+    """A model that was not trained here, by the settings of its `model` section, with a whole config as every reader expects.
+
+    `named`: what opens its tokenizer again. `scoring` is what `scoring_of` said of it, where its file knows.
+    """
+    length = scoring.get("seq_len") or settings["context"]
+    named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
+    given = {
+        "model": dict(settings),
+        "data": {"seq_len": length, "tokenizer": named},
+        "training": {"max_steps": 0, "tokens_per_step": length},
+        "evaluation": {name: scoring[name] for name in ("stride", "bytes", "whole_rows") if name in scoring},
+    }
+    config = load_config(python=given, environment={}).config
+    facts: dict[str, Any] = dict.fromkeys(FACTS)
+    facts["config"] = config.model_dump(mode="json")
+    if tokenizer is not None:
+        facts |= {"tokenizer": tokenizer.spec(), "tokenizer_fingerprint": tokenizer.fingerprint()}
+        facts["vocab_size"] = tokenizer.vocab_size
+    return Weights(path, None, {record.name: record for record in records}, facts, config)
+
+
+def _gpt_simple(path: Path, which: str) -> Weights | None:
+    """The model of a checkpoint of gpt-simple's, or of a run of its own; None if what lies there is ours, or newer there."""
+    if (saved := _locate_gpt_simple(path, which)) is None:
+        return None
+    settings = read_model(saved)
+    records = read_torch_weights(saved / MODEL / WEIGHTS)
+    folder = tokenizer_folder(saved)
+    tokenizer = find_hf_tokenizer(folder, settings["vocab_size"]) if folder is not None else None
+    try:
+        known = foreign_weights(saved, records.values(), settings, tokenizer, str(folder) if folder is not None else None)
+    except ConfigError as error:
+        raise CheckpointError(f"{saved / MODEL} does not say how to build its model: {error}") from None
+    # Any tokenizer may be named for it: the one beside it has a mark for padding more than the one its data were made with.
+    return replace(known, run=saved.parent.parent, facts={**known.facts, "tokenizer_fingerprint": None})
+
+
+def _locate_gpt_simple(path: Path, which: str) -> Path | None:
+    """The checkpoint of gpt-simple's that a path means.
+
+    A run folder may hold the same step in both layouts: ours, which says more, is taken then.
+    """
+    if is_checkpoint(path):
+        return path
+    if which != "latest" or not (found := saved_checkpoints(path)):
+        return None
+    return found[-1].path if found[-1].step > max(saved_steps(path / "checkpoints"), default=-1) else None
+
+
+def as_checkpoint(weights: Weights) -> Checkpoint:
+    """A model as the checkpoint that it is, with the optimizer's memory; what is none of ours has only its weights."""
+    if (weights.path / INDEX).is_file():
+        return load_checkpoint(weights.path)
+    known = {"tokens": 0, "elapsed_seconds": 0.0, **weights.facts}
+    return Checkpoint(weights.path, int(weights.facts["step"] or 0), known, {"model": weights.tensors})
+
+
+def model_file(weights: Weights) -> Path:
+    """The Python file of a model of one's own: the copy in its run folder or beside an artifact, unchanged.
+
+    A file may come from anybody, so an artifact never says which code on this machine is run.
+    """
+    folder = weights.path.resolve().parent
+    kept = [folder / MODEL_COPY, *([folder.parent / MODEL_COPY] if folder.name in ("artifact", "checkpoints") else [])]
+    file = next((file for file in kept if file.is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{weights.path} holds a model of its own; put its Python file beside it as {MODEL_COPY}")
+    if hashlib.sha256(file.read_bytes()).hexdigest() != weights.facts.get("model_file_sha256"):
+        raise CheckpointError(f"{file} is not the file that {weights.path} was trained with; put that one there")
+    return file
+
+
+AT_ONCE = 64  # texts that are written side by side at most: more make a step slower, not the whole faster
+LONGEST_ROW = 1 << 20  # tokens that a model with rotary positions is asked to see at once
+BATCH_TOKENS = 1 << 16  # of all of them, prompts included: what a cache of keys and values is filled with
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a text begins with."""
+
+    ids: list[int]
+    is_new: bool  # no text comes before what is written
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedModel:
+    """A trained model ready to write or to be scored, with the tokenizer it was trained with."""
+
+    weights: Weights  # what is known of it; the tensors are the backend's
+    tokenizer: Tokenizer
+    backend: Inference
+
+    def __repr__(self) -> str:
+        family, step = self.weights.config.model.family, self.weights.facts.get("step")
+        trained = f", step {step:,}" if isinstance(step, int) else ""
+        return (
+            f"LoadedModel({self.weights.path}: {family}, {self.backend.parameters:,} parameters{trained}, {self.tokenizer.kind} "
+            f"tokenizer, on {self.backend.device.name})"
+        )
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int | None = Sampling.top_k,
+        top_p: float | None = Sampling.top_p,
+        seed: int | None = Sampling.seed,
+        use_cache: bool = Sampling.use_cache,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        stop_at_end: bool = False,
+    ) -> Iterator[str]:
+        """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
+        if not is_whole(tokens) or not 0 <= tokens <= MOST_TOKENS:
+            raise ConfigError(f"tokens must be a whole number from 0 to {MOST_TOKENS:,}, not {tokens!r}")
+        options = GenerationOptions(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop_at_end=stop_at_end,
+            use_cache=use_cache,
+        )
+        starts, sampling = self._starts([prompt], options), options.sampling(1)
+        return (piece for _, piece in self._write(starts, sampling, tokens, stop_at_end))
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int | None = Sampling.top_k,
+        top_p: float | None = Sampling.top_p,
+        seed: int | None = Sampling.seed,
+        use_cache: bool = Sampling.use_cache,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        stop_at_end: bool = False,
+    ) -> str:
+        """The prompt and its continuation."""
+        pieces = self.stream(
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            use_cache=use_cache,
+            repetition_penalty=repetition_penalty,
+            stop_at_end=stop_at_end,
+        )
+        return prompt + "".join(pieces)
+
+    def generate_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
+        """The continuation of every prompt, many at once; text i draws with the seed plus i, as it would alone."""
+        options = options or GenerationOptions()
+        return self.write_texts(prompts, options, options.sampling(len(prompts)).seeds)
+
+    def write_texts(self, prompts: Sequence[str], options: GenerationOptions, seeds: Sequence[int]) -> list[str]:
+        """The continuation of every prompt, each with a seed of its own; as many at once as the memory holds."""
+        starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
+        order = sorted(range(len(prompts)), key=lambda i: len(starts[i].ids))  # those of about one length together
+        texts, at_once = {}, AT_ONCE
+        while order:
+            longest = len(starts[order[min(at_once, len(order)) - 1]].ids) + options.max_new_tokens
+            part = order[: max(1, min(at_once, BATCH_TOKENS // longest))]
+            seeded = replace(sampling, seeds=tuple(seeds[i] for i in part))
+            try:
+                pieces = list(self._write([starts[i] for i in part], seeded, options.max_new_tokens, options.stop_at_end))
+            except MemoryError:
+                if len(part) == 1:
+                    raise RunError("the device's memory does not hold one text; shorten it or use another device") from None
+                at_once = len(part) // 2
+                continue
+            order = order[len(part) :]
+            for row, i in enumerate(part):
+                written = "".join(piece for number, piece in pieces if number == row)
+                texts[i] = prompts[i] + written if options.return_full_text else written
+        return [texts[i] for i in range(len(prompts))]
+
+    def stream_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[tuple[int, str]]:
+        """The same piece by piece, as it is written: the number of the prompt and what comes next; all prompts at once."""
+        options = options or GenerationOptions()
+        starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
+        return self._write(starts, sampling, options.max_new_tokens, options.stop_at_end) if prompts else iter(())
+
+    def _starts(self, prompts: Sequence[str], options: GenerationOptions) -> list[Start]:
+        return [Start(prompt_ids(self.tokenizer, prompt, options.start_mark), is_new=not prompt) for prompt in prompts]
+
+    def _write(self, starts: Sequence[Start], sampling: Sampling, tokens: int, stop_at_end: bool) -> Iterator[tuple[int, str]]:
+        """Pieces of text with the number of their start, until all are over."""
+        ends = self.ends if stop_at_end else set()
+        decoders = {row: StreamDecoder(self.tokenizer, at_start=start.is_new) for row, start in enumerate(starts)}
+        for found in islice(self.backend.generate([start.ids for start in starts], sampling), tokens):
+            for row, decoder in list(decoders.items()):
+                over = found[row] in ends
+                if piece := decoder.finish() if over else decoder.push([found[row]]):
+                    yield row, piece
+                if over:
+                    del decoders[row]
+            if not decoders:
+                return
+        for row, decoder in decoders.items():
+            if piece := decoder.finish():
+                yield row, piece
+
+    @property
+    def context(self) -> int:
+        """The most tokens that it sees at once."""
+        return self.weights.config.model.context or self.weights.config.data.seq_len
+
+    @property
+    def ends(self) -> set[int]:
+        """The ids after which a document is over: its end mark, and the start mark of the next."""
+        return set(ends_of(self.tokenizer))
+
+    def cast(self, dtype: str) -> LoadedModel:
+        """Keep the weights as another number format from now on, to write with."""
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype {dtype} is not known; there are {', '.join(DTYPES)}")
+        if not self.backend.cast(DTYPES[dtype]):
+            raise ConfigError(
+                f"{self.weights.path} cannot be opened with dtype {dtype}: a model of one's own keeps its number format, and mlx "
+                "has no fp16; leave dtype out"
+            )
+        return self
+
+    def evaluate(
+        self,
+        data: str | None = None,
+        rows: int | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        stride: int | None = None,
+        seq_len: int | None = None,
+    ) -> Score:
+        """Loss and bits per byte on the validation split of `data`, or of what it was trained on.
+
+        Rows are as long and as far from each other as in its training, unless `seq_len` and `stride` say otherwise; with a
+        `seq_len` alone they do not overlap.
+        """
+        evaluator = self._evaluator(data, stride, seq_len)
+        return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
+
+    def self_test(self, data: str | None = None, *, stride: int | None = None, seq_len: int | None = None) -> list[Check]:
+        """Checks that `evaluate` scores as it must: each token once, without a sight of the future, by probabilities."""
+        settings = self.weights.config.model
+        head_rows = settings.vocab_size or self.tokenizer.vocab_size
+        evaluator, backend = self._evaluator(data, stride, seq_len), self.backend
+        precision = backend.precision
+        return self_test(evaluator, backend.score, backend.score_rows, self.tokenizer.vocab_size, head_rows, precision)
+
+    def _evaluator(self, data: str | None, stride: int | None, seq_len: int | None) -> Evaluator:
+        """What scores it on the validation split of `data`, or of what it was trained on."""
+        config, path = self.scored_by(stride, seq_len), self.weights.path
+        if data is None and not self.weights.names_data:
+            raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
+        named = config.data.path
+        if data is None and not named.startswith(PREFIX) and not resolve(named).exists():
+            raise DataError(f"{path} was trained on {named}, which is not here; say what to score it on with --data DIR")
+        dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
+        if data is None and named.startswith(PREFIX) and dataset.fingerprint != self.weights.facts["data_fingerprint"]:
+            raise DataError(
+                f"{path} was trained on another version of {named}, with other works held out; --data {named} scores it on those "
+                "held out now, which it has read"
+            )
+        own = self.weights.facts.get("tokenizer_fingerprint") is not None
+        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (
+            own or not _agree(dataset.tokenizer, self.tokenizer)
+        ):
+            raise DataError(
+                f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with; prepare its text "
+                "with that one"
+            )
+        return evaluator_of(config, dataset, "val")
+
+    def _open(self, path: str, tokenizer: str | None) -> Dataset:
+        """The data at a path; tokens that do not say their tokenizer are taken to be this model's."""
+        known = self.weights.config.data
+        try:
+            return open_dataset(path, tokenizer, known.trust_tokens)
+        except NoTokenizer:
+            if known.tokenizer is None:
+                raise
+            return open_dataset(path, known.tokenizer, known.trust_tokens)
+
+    def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:
+        """The config by which `evaluate` scores; a ConfigError where the model cannot see such rows."""
+        config = self.weights.config
+        if seq_len is not None:
+            most = config.model.context or config.data.seq_len
+            if config.model.family not in ("gpt2", "file"):  # positions that are learnt one by one, or by a rule of one's own
+                most = max(most, LONGEST_ROW)
+            if not 1 <= seq_len <= most:
+                raise ConfigError(f"rows of {seq_len:,} tokens are not from 1 to the {most:,} that {self.weights.path} can see")
+            config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
+        if stride is not None:
+            if not 1 <= stride <= config.data.seq_len:
+                raise ConfigError(f"a stride of {stride:,} is not from 1 to the {config.data.seq_len:,} tokens of a row")
+            config = _with(config, "evaluation", stride=stride)
+        return config
+
+
+def _agree(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether every id that two tokenizers have stands for the same bytes: another program may have added a mark for padding."""
+    ids = range(min(one.vocab_size, other.vocab_size))
+    return all(one.decode_bytes([i]) == other.decode_bytes([i]) for i in ids)
+
+
+def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
+    """Put weights on a device, ready to write and to be scored; to write only, as another `dtype`: fp32, bf16 or fp16."""
+    backend = open_inference(settings_on(weights, device), tokenizer.vocab_size)
+    backend.load_weights(weights.tensors, str(weights.path))
+    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
+    return model if dtype is None else model.cast(dtype)
+
+
+def settings_on(weights: Weights, device: str) -> Config:
+    """The settings by which weights are opened on a device."""
+    layers, own = weights.config.model.layers, weights.config.model.family == "file"
+    if not own and layers > len(weights.tensors):  # settings that a stranger wrote may ask for any size
+        raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
+    config = _with(weights.config, "training", device=device)
+    return _with(config, "model", file=str(model_file(weights))) if own else config
+
+
+def _with(config: Config, section: str, **changes: str | int | None) -> Config:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
+
+
+def find_tokenizer(weights: Weights, name: str | None = None, data: str | None = None) -> Tokenizer:
+    """The tokenizer that came with a model; of one that came without, the one that is named or that of the data."""
+    path, facts, section = weights.path, weights.facts, weights.config.data
+    own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
+    if own is not None and name is None:
+        return own
+    if not (name or data or weights.names_data or section.tokenizer):
+        found = assumed_tokenizer(path, weights.config.model.vocab_size or 0)
+    else:
+        try:
+            if name:
+                found = open_tokenizer(name)
+            else:
+                found = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
+        except DataError as error:
+            raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
+    if facts.get("tokenizer_fingerprint") not in (None, found.fingerprint()):
+        was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
+        other = name or data or section.tokenizer or section.path
+        raise CheckpointError(f"{path} {was}, and {other} is or has another; give the one it was trained with")
+    return found

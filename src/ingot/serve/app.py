@@ -1,0 +1,246 @@
+"""The web server: routes, who may ask, and what becomes of a client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from ingot.backends.sampling import Sampling
+from ingot.errors import IngotError
+from ingot.inference.engine import Closed, Engine, Piece, Text
+from ingot.inference.model import LoadedModel
+from ingot.serve.protocol import Answer, Asked, Refused, read_request
+
+MOST_BYTES = 1 << 24  # of a request
+GONE = 499  # the status of a request whose client has left
+NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
+
+Found = tuple[int, Piece]
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI:
+    """The server of one model; with a token, only who knows it is answered."""
+    engine = Engine(model)
+    began = int(time.time())
+    app = FastAPI(title="ingot serve", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.engine, app.state.close = engine, partial(asyncio.to_thread, engine.close)
+
+    @app.middleware("http")
+    async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        try:
+            _check_client(request, token)
+            return await call_next(request)
+        except Refused as refused:
+            return _refusal(refused)
+
+    @app.exception_handler(Refused)
+    async def tell(request: Request, refused: Refused) -> Response:
+        return _refusal(refused)
+
+    @app.exception_handler(HTTPException)
+    async def tell_http(request: Request, error: HTTPException) -> Response:
+        place = f"{request.method} {request.url.path}"
+        what = {404: f"there is no {place:.100}; ask /v1/completions or /v1/models", 405: f"{place:.100} is not allowed"}
+        return _refusal(Refused(what.get(error.status_code, str(error.detail)), status=error.status_code))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_about(name, began)]}
+
+    @app.get("/v1/models/{asked:path}")
+    async def one_model(asked: str) -> dict[str, Any]:
+        if asked != name:
+            raise Refused(f"there is no model {asked!r:.100}; this server has {name!r}", "model", 404, "model_not_found")
+        return _about(name, began)
+
+    @app.post("/v1/chat/completions")
+    async def chat() -> Response:
+        raise Refused(NO_CHAT, code="no_chat")
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await complete(request, engine, name)
+
+    return app
+
+
+async def complete(request: Request, engine: Engine, name: str) -> Response:
+    """The answer to one request for completions, by a model of that name."""
+    model = engine.model
+    body = await read_body(request)
+    asked = await asyncio.to_thread(read_request, body, model.tokenizer, model.context, name)  # others go on meanwhile
+    told = [prompt for prompt in asked.prompts for _ in range(asked.n)]
+    answer = Answer(model.tokenizer, name, told, asked.logprobs, asked.echo)
+    found: asyncio.Queue[Found] = asyncio.Queue()
+    texts = _submit(engine, asked, found)
+    if asked.stream:
+        return StreamingResponse(_events(asked, answer, texts, found), media_type="text/event-stream")
+    return await _whole(request, asked, answer, texts, found)
+
+
+def _about(name: str, began: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": began, "owned_by": "ingot"}
+
+
+def _refusal(refused: Refused) -> Response:
+    return JSONResponse(refused.record(), refused.status)
+
+
+def _failure(error: IngotError) -> Refused:
+    """What a client is told of a text that failed: a model that was closed can be asked for again."""
+    return Refused(str(error), status=409 if isinstance(error, Closed) else 500)
+
+
+def _check_client(request: Request, token: str | None) -> None:
+    """Refuse who does not know the token, and web pages of others, which a browser names."""
+    if token is not None and not is_token(request, token):
+        raise Refused(
+            "the token is missing or wrong; send the header Authorization: Bearer TOKEN", status=401, code="invalid_api_key"
+        )
+    if token is None:
+        refuse_others(request)
+
+
+def refuse_others(request: Request) -> None:
+    """Refuse who asks another name than this machine's own, which may lead a web page here, and web pages of others."""
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    if not _is_own_name(host):
+        raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
+    if origin is not None and origin != f"http://{host}":
+        raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
+
+
+def is_token(request: Request, token: str) -> bool:
+    """Whether a client sends the token; headers are bytes, which come as letters of one byte each."""
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode("latin-1"), token.encode())
+
+
+def _is_own_name(host: str) -> bool:
+    """Whether a Host header names this machine itself, with or without a port."""
+    name, _, port = host.rpartition(":")
+    name = (name if port.isdigit() else host).lower().removesuffix(".")
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+async def read_body(request: Request) -> bytes:
+    """What a client sent, up to a size."""
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise Refused(f"the request has more than {MOST_BYTES:,} bytes", status=413)
+    except ClientDisconnect:
+        raise Refused("the client has left before its request was whole", status=GONE) from None
+    return bytes(body)
+
+
+def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[Text]:
+    """Ask the engine for every text; its pieces arrive in the queue with the number of their text."""
+    loop = asyncio.get_running_loop()
+
+    def putting(index: int) -> Callable[[Piece], None]:
+        def put(piece: Piece) -> None:
+            with suppress(RuntimeError):  # the server has ended meanwhile
+                loop.call_soon_threadsafe(found.put_nowait, (index, piece))
+
+        return put
+
+    texts = []
+    for index, prompt in enumerate(prompt for prompt in asked.prompts for _ in range(asked.n)):
+        sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, seed=asked.seed + index)
+        texts.append(
+            Text(
+                prompt.ids,
+                prompt.is_new,
+                asked.tokens,
+                sampling,
+                putting(index),
+                stop=asked.stop,
+                logprobs=asked.logprobs,
+                echo=asked.echo,
+                stream=asked.stream,
+            )
+        )
+    for text in texts:
+        engine.submit(text)
+    return texts
+
+
+async def _whole(request: Request, asked: Asked, answer: Answer, texts: list[Text], found: asyncio.Queue[Found]) -> Response:
+    """The answer in one piece; where the client leaves before, nothing more is written for it."""
+    choices: dict[int, dict[str, Any]] = {}
+    leaving = asyncio.create_task(_left(request))
+    try:
+        while len(choices) < len(texts):
+            index, piece = await _next(found, leaving)
+            if piece.error is not None:
+                raise _failure(piece.error)
+            choices[index] = answer.choice(index, piece)
+    except Gone:
+        return Response(status_code=GONE)
+    finally:
+        leaving.cancel()
+        for text in texts:
+            text.gone.set()
+    record = answer.record([choices[index] for index in range(len(texts))])
+    return JSONResponse({**record, "usage": answer.usage(len(asked.prompts))})
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has left."""
+    # Not request.is_disconnected, which takes no for an answer from a middleware that has yet to ask.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next(found: asyncio.Queue[Found], leaving: asyncio.Task[None]) -> Found:
+    getting = asyncio.ensure_future(found.get())
+    await asyncio.wait({getting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if getting.done():
+        return getting.result()
+    getting.cancel()
+    raise Gone
+
+
+async def _events(asked: Asked, answer: Answer, texts: list[Text], found: asyncio.Queue[Found]) -> AsyncIterator[bytes]:
+    """The answer as server-sent events; the server closes this when the client leaves."""
+    left = len(texts)
+    try:
+        while left:
+            index, piece = await found.get()
+            if piece.error is not None:
+                yield _event(_failure(piece.error).record())
+                return
+            left -= piece.finish is not None
+            yield _event(answer.record([answer.choice(index, piece)]))
+        if asked.with_usage:
+            yield _event({**answer.record([]), "usage": answer.usage(len(asked.prompts))})
+        yield b"data: [DONE]\n\n"
+    finally:
+        for text in texts:
+            text.gone.set()
+
+
+def _event(record: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(record).encode() + b"\n\n"

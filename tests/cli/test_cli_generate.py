@@ -1,0 +1,325 @@
+"""`ingot generate` and `ingot batch-generate` for programs: lines of JSON on stdout, everything else on stderr."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from ingot import api
+from ingot.backends.sampling import GenerationOptions
+from ingot.cli.main import run
+from ingot.console.output import visible
+from ingot.data.tokenizers import ByteTokenizer
+from ingot.errors import DataError
+from ingot.inference.batch import read_prompts
+
+
+@pytest.fixture
+def call(capsys):
+    """The command line in this process: its exit code, stdout and stderr."""
+
+    def words(*given):
+        with pytest.raises(SystemExit) as ended:
+            run([str(word) for word in given])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return words
+
+
+@pytest.mark.parametrize("verb", ["generate", "batch-generate"])
+def test_the_help_names_no_argument_that_a_verb_does_not_have(call, verb):
+    text = " ".join(call(verb, "--help")[1].split())
+    assert "Instead of --checkpoint DIR: the newest checkpoint of a run folder" in text
+
+
+@pytest.fixture
+def lines(call):
+    """The objects on stdout of a command that succeeds."""
+
+    def words(*given):
+        code, out, err = call(*given)
+        assert code == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+    return words
+
+
+def written(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+GREEDY = ("--greedy", "--max-new-tokens", 8, "--dtype", "fp32", "--device", "cpu")
+
+
+def test_a_file_of_prompts_may_begin_with_a_mark_and_have_any_character_in_its_texts(tmp_path):
+    records = "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n" for text in ("a\u2028b", "c"))
+    (tmp_path / "p.jsonl").write_bytes(records.encode("utf-8-sig"))
+    assert [one["prompt"] for one in read_prompts(tmp_path / "p.jsonl")] == ["a\u2028b", "c"]
+
+
+def test_prompts_of_a_file_come_back_in_order_with_their_texts(lines, reference, tmp_path):
+    file = written(tmp_path / "p.jsonl", {"prompt": "abc", "id": 1}, {"prompt": ""}, {"prompt": "some words of "})
+    found = lines("generate", "--output-dir", reference, "--prompts-file", file, *GREEDY)
+    assert [(one["prompt"], one.get("id")) for one in found] == [("abc", 1), ("", None), ("some words of ", None)]
+    options = GenerationOptions(8, greedy=True, start_mark=False)
+    assert [one["completion"] for one in found] == api.load(reference, device="cpu").generate_batch(
+        [one["prompt"] for one in found], options
+    )
+    assert found[0]["generation"] == {
+        "max_new_tokens": 8,
+        "temperature": 1.0,
+        "top_k": None,
+        "top_p": None,
+        "do_sample": False,
+        "repetition_penalty": 1.0,
+        "seed": None,
+    }
+
+
+def test_a_checkpoint_is_named_by_its_folder_and_a_run_by_its_own(lines, reference):
+    newest = max((reference / "checkpoints").iterdir())
+    [one] = lines("generate", "--checkpoint", newest, "--prompt", "abc", *GREEDY)
+    [other] = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY)
+    assert one == other and set(one) == {"prompt", "completion", "generation"}
+
+
+def test_the_full_text_and_a_file_of_output(call, lines, reference, tmp_path):
+    [one] = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY)
+    code, out, err = call(
+        "generate",
+        "--output-dir",
+        reference,
+        "--prompt",
+        "abc",
+        *GREEDY,
+        "--return-full-text",
+        "--output",
+        tmp_path / "a/b.jsonl",
+    )
+    assert (code, out) == (0, "") and "b.jsonl: 1 texts" in err
+    assert json.loads((tmp_path / "a/b.jsonl").read_text())["completion"] == "abc" + one["completion"]
+
+
+def test_a_stream_tells_the_pieces_before_the_whole(lines, reference):
+    *pieces, whole = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY, "--stream")
+    assert len(pieces) > 1 and {piece["index"] for piece in pieces} == {0}
+    assert "".join(piece["piece"] for piece in pieces) == whole["completion"]
+
+
+@pytest.mark.parametrize("words", [("--temperature", 0), ("--top-k", 0), ("--prompt", "")], ids=str)
+def test_temperature_0_top_k_0_and_an_empty_prompt_write(lines, reference, words):
+    [one] = lines("generate", "--output-dir", reference, "--prompt", "abc", "--max-new-tokens", 4, "--device", "cpu", *words)
+    assert isinstance(one["completion"], str)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give PATH, --checkpoint DIR or --output-dir RUN: which model is to write"),
+        (["--checkpoint", "a", "--output-dir", "b", "--prompt", "c"], "give --checkpoint DIR or --output-dir RUN; one of them"),
+        (["--output-dir", "b"], "give --prompt TEXT or --prompts-file FILE; one of them"),
+        (["--output-dir", "b", "--prompt", "c", "--prompts-file", "d"], "give --prompt TEXT or --prompts-file FILE"),
+        (["--output-dir", "b", "--prompt", "c", "--dtype", "int8"], "--dtype int8 is not known; there are fp32,"),
+        (
+            ["--output-dir", "b", "--prompt", "c", "--tokens", "0"],
+            "--max-new-tokens must be a whole number from 1 to 100,000,000",
+        ),
+        (["--output-dir", "b", "--prompt", "c", "--repetition-penalty", "0"], "--repetition-penalty must be a number above 0"),
+        (["b", "--prompt", "c", "--top-p", "0"], "--top-p must be a number above 0 and at most 1, not 0.0"),
+        (["b", "--prompt", "c", "--temperature", "inf"], "--temperature must be a number of 0 or more, not inf"),
+        (["b", "--prompt", "c", "--repetition-penalty", "nan"], "--repetition-penalty must be a number above 0, not nan"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line_and_exit_code_2(call, words, said):
+    code, out, err = call("generate", *words)
+    assert (code, out) == (2, "")
+    assert said in err and len(err.splitlines()) == 1
+
+
+def test_a_prompts_file_with_bad_lines_names_all_of_them(call, reference, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\nnot json\n[1]\n{"text": "a"}\n{"prompt": 5}\n{"prompt": "\\ud800"}\n')
+    code, _, err = call("generate", "--output-dir", reference, "--prompts-file", tmp_path / "p.jsonl")
+    assert code == 2
+    for part in (":2: this is not JSON", ":3: this is not a JSON object", ":4: prompt is missing", ":5: prompt must be a text"):
+        assert part in err
+    assert ":6: prompt holds half a surrogate pair" in err
+
+
+@pytest.mark.parametrize("verb", [("generate", "--prompts-file"), ("generate", "--prompt-file"), ("batch-generate", "--input")])
+def test_a_file_of_prompts_that_is_not_there_is_missing_data_to_every_verb(call, reference, verb):
+    code, out, err = call(verb[0], "--output-dir", reference, verb[1], "/nowhere/p.jsonl")
+    assert (code, out) == (3, "") and "/nowhere/p.jsonl cannot be read: No such file" in err and err.count("\n") == 1
+
+
+def test_a_field_that_cannot_be_utf_8_comes_back_in_a_file_as_it_was(call, reference, tmp_path):
+    file = written(tmp_path / "p.jsonl", {"prompt": "abc", "id": "\ud800"})
+    for words in (("generate", "--prompts-file"), ("batch-generate", "--input")):
+        code, _, err = call(words[0], "--output-dir", reference, words[1], file, *GREEDY, "--output", tmp_path / "t.jsonl")
+        assert code == 0, err
+        assert json.loads((tmp_path / "t.jsonl").read_bytes())["id"] == "\ud800"
+
+
+def test_each_line_has_the_seed_that_draws_its_text_alone(lines, call, reference, tmp_path):
+    file = written(tmp_path / "p.jsonl", *({"prompt": "a b c"} for _ in range(3)))
+    words = ("--tokens", 12, "--temperature", 2, "--device", "cpu")
+    found = lines("generate", reference, "--prompts-file", file, *words)
+    assert [one["generation"]["seed"] for one in found] == [1337, 1338, 1339]
+    for one in found:
+        seed = one["generation"]["seed"]
+        alone = call("generate", reference, "--prompt", "a b c", *words, "--seed", seed, "--stop-at-end", "--json")[1]
+        assert json.loads(alone)["texts"] == ["a b c" + one["completion"]]
+
+
+def test_all_problems_of_a_batch_are_told_together_before_a_model_is_opened(call, reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "load", None)
+    file = written(
+        tmp_path / "r.jsonl",
+        {"prompt": 5},
+        {"prompt": "a", "model": {"checkpoint": "x", "output_dir": "y"}},
+        {"prompt": "a", "generation": {"temperature": -1, "top_p": 2}},
+        {"prompt": "a", "model": {"dtype": "int4"}},
+        {"prompt": "a", "generation": {"max_tokens": 3}},
+        {"prompt": "fine"},
+    )
+    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference)
+    assert (code, out) == (2, "")
+    told = err.splitlines()
+    assert len(told) == 7 and "6 problems" in told[-1]
+    for number, part in [
+        (1, "prompt must be a text"),
+        (2, "model has a checkpoint and an output_dir"),
+        (3, "generation.temperature must be a number of 0 or more, not -1"),
+        (3, "generation.top_p must be"),
+        (4, "model.dtype must be one of"),
+        (5, "generation.max_tokens is not known"),
+    ]:
+        assert any(line.startswith(f"{file}:{number}: ") and part in line for line in told)
+
+
+def test_models_that_are_not_there_are_told_together_too(call, tmp_path):
+    file = written(tmp_path / "r.jsonl", *({"prompt": "a", "model": {"output_dir": str(tmp_path / name)}} for name in "xy"))
+    code, _, err = call("batch-generate", "--input", file, "--dry-run")
+    assert code == 2
+    assert f"model {tmp_path / 'x'}: there is no checkpoint" in err and f"model {tmp_path / 'y'}: there is no checkpoint" in err
+
+
+def test_references_to_one_model_open_it_once_and_the_order_is_kept(lines, call, reference, tmp_path, monkeypatch):
+    newest = max((reference / "checkpoints").iterdir())
+    oldest = min((reference / "checkpoints").iterdir())
+    monkeypatch.setenv("WHERE", str(reference.parent))
+    by = [
+        {"output_dir": str(reference)},
+        {"checkpoint": str(oldest)},
+        {"checkpoint": f"$WHERE/{reference.name}/checkpoints/{newest.name}"},
+    ]
+    file = written(tmp_path / "r.jsonl", *({"prompt": f"{n} ", "id": n, "model": by[n % 3]} for n in range(6)))
+    opened, load = [], api.load
+    monkeypatch.setattr(api, "load", lambda path, **options: opened.append(path) or load(path, **options))
+    found = lines("batch-generate", "--input", file, *GREEDY)
+    assert [one["id"] for one in found] == list(range(6))
+    assert opened == [newest.resolve(), oldest.resolve()]
+    for one in found:
+        path = oldest if one["id"] % 3 == 1 else newest
+        [alone] = lines("generate", "--checkpoint", path, "--prompt", one["prompt"], *GREEDY)
+        assert one["completion"] == alone["completion"]
+
+
+def test_a_dry_run_says_what_would_be_done_and_opens_nothing(call, reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "load", None)
+    file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, "--dry-run", "--json")
+    assert code == 0 and "2 texts by 1 models; nothing is wrong and nothing was opened" in err
+    plan = json.loads(out)
+    assert (plan["requests"], plan["models"][0]["texts"], plan["models"][0]["dtype"]) == (2, 2, "bf16")
+
+
+def test_a_record_has_its_own_seed_and_draws_what_it_would_alone(lines, reference, tmp_path):
+    file = written(tmp_path / "r.jsonl", *({"prompt": "a b c", "generation": {"seed": seed}} for seed in (4, 9, 4)))
+    words = ("--max-new-tokens", 12, "--temperature", 2, "--top-k", 0, "--top-p", 1, "--dtype", "fp32", "--device", "cpu")
+    found = lines("batch-generate", "--input", file, "--output-dir", reference, *words)
+    assert found[0]["completion"] == found[2]["completion"] != found[1]["completion"]
+    [alone] = lines("generate", "--output-dir", reference, "--prompt", "a b c", "--seed", 9, *words)
+    assert alone["completion"] == found[1]["completion"]
+
+
+def test_what_fails_while_it_is_written_is_the_error_of_its_line(call, reference, tmp_path, monkeypatch):
+    from ingot.errors import RunError
+    from ingot.inference.model import LoadedModel
+
+    plain = LoadedModel.write_texts
+
+    def fails(model, prompts, options, seeds):
+        if "bad" in prompts:
+            raise RunError("this one cannot be")
+        return plain(model, prompts, options, seeds)
+
+    monkeypatch.setattr(LoadedModel, "write_texts", fails)
+    file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "bad"}, {"prompt": "b"})
+    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, *GREEDY)
+    first, bad, last = map(json.loads, out.splitlines())
+    assert code == 0 and "1 of 3 texts could not be written" in err
+    assert bad["error"] == "this one cannot be" and "completion" not in bad
+    assert "completion" in first and "completion" in last
+
+
+READ = ("--greedy", "--tokens", 8, "--device", "cpu")
+
+
+def test_a_prompt_comes_from_stdin_or_a_file_without_the_last_line_end(call, reference, tmp_path, monkeypatch):
+    usual = call("generate", reference, "--prompt", "some\nwords", *READ)
+    assert usual[0] == 0 and usual[1].startswith("some\nwords")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"some\nwords\n")))
+    assert call("generate", reference, "--prompt", "-", *READ) == usual
+    (tmp_path / "prompt.txt").write_bytes(b"some\nwords\n")
+    assert call("generate", reference, "--prompt-file", tmp_path / "prompt.txt", *READ) == usual
+
+
+def test_a_prompt_has_its_line_ends_from_stdin_and_from_a_file(call, reference, tmp_path, monkeypatch):
+    (tmp_path / "prompt.txt").write_bytes(b"a\r\nb\r\n")
+    of_file = call("generate", reference, "--prompt-file", tmp_path / "prompt.txt", *READ, "--json")[1]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\r\nb\r\n")))
+    of_stdin = call("generate", reference, "--prompt", "-", *READ, "--json")[1]
+    assert of_file == of_stdin and json.loads(of_file)["prompt"] == "a\r\nb"
+
+
+def test_a_prompt_that_cannot_be_encoded_is_not_printed_before_the_error(call, reference, monkeypatch):
+    assert call("generate", reference, "--prompt", "a\udcff", *READ) == (
+        3,
+        "",
+        "ingot: error: --prompt is not UTF-8 text; give it as UTF-8\n",
+    )
+
+    def refuse(tokenizer, text):
+        raise DataError("not a character of this vocabulary")
+
+    monkeypatch.setattr(ByteTokenizer, "encode_document", refuse)
+    code, out, err = call("generate", reference, "--prompt", "abc", *READ)
+    assert (code, out) == (3, "") and "not a character" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "answer"),
+    [
+        (["--prompt", "a", "--prompt-file", "b"], 2, "give --prompt TEXT or --prompt-file FILE; one of them"),
+        (["--prompt-file", "/nowhere/b"], 3, "/nowhere/b cannot be read: No such file or directory"),
+        (["--prompt", "-"], 3, "stdin is not UTF-8 text (byte 1)"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_one_line(call, reference, monkeypatch, words, code, answer):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
+    found, out, err = call("generate", reference, *words)
+    assert (found, out) == (code, "") and answer in err and err.count("\n") == 1
+
+
+def test_control_characters_are_visible_on_a_terminal_and_kept_in_a_pipe(call, reference, monkeypatch):
+    words = ("generate", reference, "--prompt", "a\x1b[31m", "--temperature", 9, "--tokens", 200, "--device", "cpu")
+    piped = call(*words)[1]
+    assert piped.startswith("a\x1b[31m") and visible(piped) != piped
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = call(*words)[1]
+    assert shown == visible(piped) and shown.startswith("a\\x1b[31m")
+    assert all(one.isprintable() or one in "\n\t" or ord(one) > 0x9F for one in shown)

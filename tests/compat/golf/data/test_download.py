@@ -1,0 +1,741 @@
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hub_server import HubServer, serving
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ingot
+from ingot.compat.golf.data.check import check_tokenizer_pair
+from ingot.compat.golf.data.download import Progress, download
+from ingot.compat.golf.data.manifest import dataset_name, plan_files
+from ingot.compat.golf.data.scripts import _summary
+from ingot.data.hub import Hub
+from ingot.data.store.shards import HEADER_INTS, MAGIC, VERSION
+from ingot.errors import ConfigError, DataError
+
+ROOT = Path(ingot.__file__).parents[2]
+REPO = "owner/golf"
+SETS = "datasets/fineweb10B_sp1024"
+TRAIN, VAL = f"{SETS}/fineweb_train_{{:06d}}.bin", f"{SETS}/fineweb_val_000000.bin"
+MODEL, VOCAB = "tokenizers/t.model", "tokenizers/t.vocab"
+
+
+def shard(tokens, seed=0):
+    header = np.zeros(HEADER_INTS, "<i4")
+    header[:3] = MAGIC, VERSION, tokens
+    return header.tobytes() + np.random.default_rng(seed).integers(0, 1024, tokens).astype("<u2").tobytes()
+
+
+def manifest(**changes):
+    stats = {"files_train": 4, "files_val": 1, "tokens_train": 400, "tokens_val": 70}
+    entry = {"name": "fineweb10B_sp1024", "tokenizer_name": "t", "stats": stats}
+    return {"datasets": [entry], "tokenizers": [{"name": "t", "model_path": MODEL, "vocab_path": VOCAB}], **changes}
+
+
+def repository(prefix="datasets/", listed=None, seed=0):
+    files = {TRAIN.format(i): shard(100, seed + i) for i in range(4)}
+    files |= {VAL: shard(70, seed + 9), MODEL: b"model" * 9, VOCAB: b"vocab\n"}
+    files |= {"docs_selected.jsonl": b'{"text": "a"}\n', "manifest.json": json.dumps(listed or manifest()).encode()}
+    return {prefix + name: content for name, content in files.items()}
+
+
+class Folder:
+    """A hub with one repository, a cache, and a folder to download into."""
+
+    def __init__(self, hub: HubServer, base: Path) -> None:
+        self.hub, self.cache, self.path = hub, base / "cache", base / "data"
+        self.files = repository()
+        self.commit = hub.commit(REPO, self.files)
+        self.lines: list[str] = []
+
+    def __call__(self, **request):
+        given = {"train_shards": 2, "notify": self.lines.append, **request}
+        asked = {"repo": REPO, "attempts": 3, "first_wait": 0.01, "endpoint": self.hub.endpoint, "cache": self.cache}
+        asked |= {name: given.pop(name) for name in asked.keys() & given.keys()}
+        return download(self.path, Hub(**asked, notify=given["notify"]), **given)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def names(self) -> set[str]:
+        return {str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_file()}
+
+    def is_whole(self) -> bool:
+        return all((self / name).read_bytes() == self.files[f"datasets/{name}"] for name in WANTED)
+
+    def said(self, words: str) -> bool:
+        return any(words in line for line in self.lines)
+
+
+WANTED = (TRAIN.format(0), TRAIN.format(1), VAL, MODEL, VOCAB, "manifest.json")
+OURS = {".download.lock", "manifest.source.json"}
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch, tmp_path):
+    """Neither the settings nor the token of whoever runs the tests count."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no token"))
+    for name in ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def hub():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def folder(hub, tmp_path):
+    return Folder(hub, tmp_path)
+
+
+def test_the_first_train_shards_all_of_validation_and_the_tokenizer_arrive(folder):
+    result = folder()
+    assert folder.names() == {*WANTED, *OURS}
+    assert folder.is_whole()
+    assert (result.train_shards, result.train_tokens, result.val_shards, result.val_tokens) == (2, 200, 1, 70)
+    assert (result.files, result.fetched_files) == (5, 5)
+    assert result.fetched_bytes == sum(len(folder.files[f"datasets/{name}"]) for name in WANTED[:-1])
+    assert (result.repo, result.commit, result.dataset) == (REPO, folder.commit, str(folder / SETS))
+    assert _summary(result).endswith(f"train on it with: ingot train --recipe demo --data.path {folder / SETS}")
+    assert result.tokenizer == [str(folder / MODEL), str(folder / VOCAB)]
+
+
+def test_without_a_number_all_train_shards_arrive_up_to_80(folder):
+    assert folder(train_shards=None).train_shards == 4
+
+
+def test_no_train_shards_are_still_all_of_validation(folder):
+    result = folder(train_shards=0)
+    assert folder.names() == {VAL, MODEL, VOCAB, "manifest.json", *OURS}
+    assert (result.train_tokens, result.val_tokens) == (0, 70)
+
+
+def test_progress_ends_at_all_files_and_all_bytes(folder):
+    seen: list[Progress] = []
+    result = folder(progress=seen.append)
+    last = seen[-1]
+    assert (last.files, last.bytes) == (last.of_files, last.of_bytes) == (5, result.fetched_bytes)
+    assert {progress.fetched for progress in seen} - {None} == set(WANTED[:-1])
+    assert all(0 <= progress.bytes <= progress.of_bytes for progress in seen)
+
+
+@pytest.mark.parametrize("variant", ["foo", "", "sp", "byte", "byte261", "sp1024/../x", "SP1024", "sp1024\n", "sp1_.."])
+def test_an_unknown_variant_is_refused_before_anything_is_asked(folder, variant):
+    with pytest.raises(ConfigError, match="unknown variant"):
+        folder(variant=variant)
+    assert not folder.hub.requests
+
+
+@pytest.mark.parametrize("variant", ["sp1024", "sp8192", "byte260", "sp8192_lossless_caps_caseops_v1_reserved"])
+def test_a_variant_names_its_data_set(variant):
+    assert dataset_name(variant) == f"fineweb10B_{variant}"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"train_shards": -1},
+        {"workers": 0},
+        {"prefix": "../x"},
+        {"repo": "no name"},
+        {"repo": ""},
+        {"revision": "main", "skip_manifest": True},
+    ],
+)
+def test_a_malformed_request_is_refused_and_makes_no_folder(folder, request_):
+    with pytest.raises(ConfigError):
+        folder(**request_)
+    assert not folder.path.exists()
+
+
+def test_more_shards_than_there_are_are_refused_with_the_number_there_is(folder):
+    with pytest.raises(ConfigError, match=f"sp1024 has 4 train shards in {REPO}, fewer than the 9,999 asked for"):
+        folder(train_shards=9999)
+    assert not folder.path.exists()
+
+
+def test_a_data_set_that_is_not_listed_is_named_with_those_that_are(folder):
+    with pytest.raises(
+        DataError, match=f"no dataset fineweb10B_byte260 in datasets/manifest.json of {REPO}; it lists fineweb10B_sp1024"
+    ):
+        folder(variant="byte260")
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        (manifest(tokenizers=[]), "no tokenizer t in datasets/manifest.json of owner/golf; it lists none"),
+        (manifest(tokenizers=[{"name": "t"}]), "tokenizer t in datasets/manifest.json of owner/golf names no file"),
+        (manifest(datasets={}), "no dataset"),
+        (manifest(datasets=[{"name": "fineweb10B_sp1024"}]), "has no stats"),
+        ([], "holds a list instead of an object"),
+    ],
+)
+def test_a_manifest_that_lacks_something_is_refused(folder, listed, said):
+    folder.hub.commit(REPO, {**repository(), "datasets/manifest.json": json.dumps(listed).encode()})
+    with pytest.raises(DataError, match=said):
+        folder()
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("count", [-1, True, "4", 10**9])
+def test_a_number_of_files_that_is_none_is_refused(folder, count):
+    listed = manifest()
+    listed["datasets"][0]["stats"]["files_val"] = count
+    folder.hub.commit(REPO, repository(listed=listed))
+    with pytest.raises(DataError, match="is not a number of files"):
+        folder()
+
+
+HOSTILE = [
+    "../../etc/passwd", "/etc/passwd", "tokenizers/../../x", "tokenizers/../manifest.json", "cached_challenge_fineweb.py",
+    "tokenizers", "tokenizers/", "tokenizers//x", "tokenizers/./x", "C:\\x", "tokenizers\\..\\x", "tokenizers/.x",
+    "tokenizers/a\x00", 7,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_a_manifest_cannot_write_outside_the_folder_of_tokenizers(folder, path):
+    listed = manifest(tokenizers=[{"name": "t", "model_path": path}])
+    folder.hub.commit(REPO, repository(listed=listed))
+    with pytest.raises(DataError, match="only names inside tokenizers/ are taken"):
+        folder()
+    assert not folder.path.exists()
+
+
+@given(st.lists(st.sampled_from(["..", ".", "", "tokenizers", "a", "/", "\\", "a.model", "~", "c:"]), max_size=5).map("/".join))
+def test_whatever_a_tokenizers_path_is_it_stays_inside(path):
+    try:
+        plan = plan_files(manifest(tokenizers=[{"name": "t", "model_path": path, "vocab_path": MODEL}]), "sp1024", 1, REPO, "m")
+    except DataError:
+        return
+    for name in plan.tokenizer:
+        assert os.path.normpath(f"/data/{name}") == f"/data/{name}"
+        assert name.startswith("tokenizers/")
+
+
+def test_a_file_that_is_listed_and_absent_is_named_before_anything_is_fetched(folder):
+    files = repository()
+    del files[f"datasets/{VAL}"], files[f"datasets/{TRAIN.format(1)}"]
+    folder.hub.commit(REPO, files)
+    with pytest.raises(DataError, match=f"{REPO} has no datasets/{VAL} and 1 more of 5 files"):
+        folder()
+    assert not folder.hub.asked("GET", ".bin")
+    assert not folder.path.exists()
+
+
+def test_a_repository_may_keep_its_manifest_at_the_top(folder):
+    folder.hub.commit("owner/flat", repository(prefix=""))
+    folder(repo="owner/flat", prefix="")
+    assert folder.is_whole()
+
+
+def test_a_wrong_prefix_is_named(folder):
+    with pytest.raises(DataError, match=r"has no elsewhere/manifest.json; check the repository and the prefix 'elsewhere'"):
+        folder(prefix="elsewhere")
+
+
+def test_the_byte_counts_of_validation_tokens_come_with_it(folder):
+    listed = manifest()
+    listed["datasets"][0]["val_bytes_glob"] = "fineweb_val_bytes_*.bin"
+    name = f"{SETS}/fineweb_val_bytes_000000.bin"
+    folder.hub.commit(REPO, {**repository(listed=listed), f"datasets/{name}": shard(70, 3)})
+    result = folder()
+    assert (folder / name).read_bytes() == shard(70, 3)
+    assert (result.val_shards, result.val_tokens) == (1, 70)
+
+
+def test_files_that_are_there_are_not_fetched_again(folder):
+    folder()
+    before = {name: (folder / name).stat().st_mtime_ns for name in WANTED}
+    folder.hub.requests.clear()
+    result = folder(cache=folder.path.parent / "another cache", train_shards=2)
+    assert (result.files, result.fetched_files, result.fetched_bytes) == (5, 0, 0)
+    assert {name: (folder / name).stat().st_mtime_ns for name in WANTED} == before
+    assert not folder.hub.asked("GET", ".bin")
+
+
+def test_more_shards_later_fetch_only_those(folder):
+    folder(train_shards=1)
+    result = folder(train_shards=3)
+    assert result.fetched_files == 2
+    assert folder.is_whole()
+
+
+DAMAGE = {
+    "cut short": lambda content: content[:-2],
+    "empty": lambda content: b"",
+    "one bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_are_fetched_again(folder, damage):
+    folder()
+    damaged = (VAL, MODEL, VOCAB)
+    for name in damaged:
+        content = DAMAGE[damage]((folder / name).read_bytes())
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+    assert folder().fetched_files == 3
+    assert folder.is_whole()
+    assert all(folder.said(f"{folder / name} is not the file of {REPO}") for name in damaged)
+
+
+def test_a_file_damaged_together_with_the_cache_is_fetched_from_the_hub(folder):
+    folder()
+    with (folder / VAL).open("r+b") as file:  # the same content as in the cache, under two names
+        file.truncate(100)
+    folder.hub.requests.clear()
+    assert folder().fetched_files == 1
+    assert folder.is_whole()
+    assert len(folder.hub.asked("GET", VAL)) == 1
+
+
+def test_a_link_that_leads_nowhere_is_replaced(folder):
+    (folder / SETS).mkdir(parents=True)
+    (folder / VAL).symlink_to(folder / "gone")
+    folder()
+    assert folder.is_whole()
+    assert not (folder / VAL).is_symlink()
+
+
+def test_a_file_is_a_second_name_for_what_the_cache_has(folder):
+    folder()
+    blobs = {path.stat().st_ino for path in (folder.cache / "datasets--owner--golf/blobs").iterdir()}
+    assert (folder / VAL).stat().st_ino in blobs
+
+
+def test_on_another_disk_a_file_is_a_copy(folder, tmp_path):
+    other = Path("/dev/shm")
+    if not os.access(other, os.W_OK) or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("one disk only")
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=other) as cache:
+        folder(cache=Path(cache))
+    assert folder.is_whole()
+    assert folder.names() == {*WANTED, *OURS}
+
+
+def test_a_body_cut_off_is_continued_where_it_ended(folder):
+    folder.files[f"datasets/{VAL}"] = shard(6_000_000)
+    folder.hub.commit(REPO, folder.files)
+    folder.hub.fail(VAL, cut_after=11_000_000)
+    folder()
+    assert folder.is_whole()
+    assert [request.range for request in folder.hub.asked("GET", VAL)] == [
+        None,
+        f"bytes={10 << 20}-",
+    ]  # it keeps 10 MiB at a time
+
+
+@pytest.mark.parametrize(
+    "mishap",
+    [{"cut_after": 500, "reset": True}, {"short": 10}, {"flip": True}, {"status": 503}, {"status": 500, "times": 2}],
+    ids=str,
+)
+def test_a_mishap_on_the_way_is_overcome(folder, mishap):
+    folder.hub.fail(VAL, **mishap)
+    seen: list[Progress] = []
+    folder(progress=seen.append)
+    assert folder.is_whole()
+    assert max(progress.bytes for progress in seen) == seen[-1].of_bytes
+    assert len(folder.hub.asked("GET", VAL)) == 1 + mishap.get("times", 1)
+
+
+def test_too_many_requests_are_answered_by_patience(folder):
+    folder.hub.fail(f"/api/datasets/{REPO}", status=429, headers={"Retry-After": "1"})
+    folder.hub.fail(VAL, status=429, headers={"Retry-After": "0"})
+    folder()
+    assert folder.is_whole()
+    assert folder.said("the file list: HTTP 429, too many requests; attempt 2 of 3 in 1 s")
+
+
+def test_a_hub_that_asks_for_an_hour_is_not_waited_for(folder):
+    folder.hub.fail(f"/api/datasets/{REPO}", status=429, headers={"Retry-After": "3600"})
+    with pytest.raises(DataError, match=r"asks for 3,600 s of patience \(HTTP 429, too many requests\)"):
+        folder()
+
+
+def test_it_gives_up_with_one_sentence_and_a_second_run_continues(folder):
+    fault = folder.hub.fail(VAL, status=503, times=99)
+    with pytest.raises(
+        DataError, match=rf"gave up on datasets/{VAL} of {REPO} at http\S+ after 3 attempts: HTTP 503; the same command"
+    ):
+        folder(workers=1)
+    assert len(folder.hub.asked("GET", VAL)) == 3
+    assert folder.names() == {MODEL, VOCAB, "manifest.json", *OURS}
+    fault.times = 0
+    assert folder().fetched_files == 3
+    assert folder.is_whole()
+
+
+def test_what_always_arrives_damaged_is_refused_and_leaves_nothing(folder):
+    folder.hub.fail(VAL, flip=True, times=99)
+    with pytest.raises(DataError, match=f"datasets/{VAL} of {REPO} is damaged in the cache or on the way: sha256"):
+        folder(workers=1)
+    assert folder.names() == {MODEL, VOCAB, "manifest.json", *OURS}
+
+
+def test_a_shard_that_is_no_shard_on_the_hub_is_refused(folder):
+    folder.hub.commit(REPO, {**repository(), f"datasets/{VAL}": b"<html>" * 1000})
+    with pytest.raises(DataError, match=rf"datasets/{VAL} of {REPO} is not a sound shard: unexpected header"):
+        folder(workers=1)
+    assert VAL not in folder.names()
+
+
+def test_a_hub_out_of_reach_is_named(folder):
+    with pytest.raises(DataError, match=rf"gave up on the file list of {REPO} at http://127.0.0.1:9 after 3 attempts: \S+"):
+        folder(endpoint="http://127.0.0.1:9")
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize(("gated", "status"), [(False, 401), (True, 403)])
+def test_a_closed_repository_says_how_to_get_in(folder, gated, status):
+    folder.hub.token, folder.hub.gated = "secret", gated
+    with pytest.raises(DataError, match=rf"no access to dataset repository {REPO} at \S+ \(HTTP {status}\).*HF_TOKEN"):
+        folder()
+    assert len(folder.hub.requests) == 1
+
+
+def test_a_token_opens_a_repository_and_stays_with_the_hub(folder, monkeypatch):
+    folder.hub.token = "secret"
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    folder()
+    assert folder.is_whole()
+    assert {request.token for request in folder.hub.requests if request.path.startswith("/cdn/")} == {None}
+
+
+def test_a_repository_or_revision_that_is_not_there_is_named(folder):
+    with pytest.raises(DataError, match="no access to dataset repository owner/gone"):
+        folder(repo="owner/gone")
+    with pytest.raises(DataError, match=f"{REPO} at .* has no such revision"):
+        folder(revision="v9")
+
+
+def test_a_revision_pins_every_file(folder):
+    folder.hub.commit(REPO, repository(seed=50))
+    folder(revision=folder.commit)
+    assert folder.is_whole()
+
+
+def test_a_repository_that_changed_replaces_manifest_and_files(folder):
+    folder()
+    folder.files = repository(listed=manifest(version=2), seed=50)
+    folder.hub.commit(REPO, folder.files)
+    assert folder().fetched_files == 3
+    assert folder.is_whole()
+    assert folder.said(f"manifest.json is replaced: {REPO} has changed since {folder.commit[:12]}")
+
+
+def test_a_manifest_of_another_repository_is_replaced_and_named(folder):
+    folder.hub.commit("other/golf", repository(listed=manifest(version=2), seed=50))
+    folder(repo="other/golf")
+    folder()
+    assert folder.is_whole()
+    assert folder.said(f"manifest.json came from other/golf and is replaced by that of {REPO}")
+
+
+def test_a_manifest_of_unknown_origin_is_kept_beside(folder):
+    folder.path.mkdir()
+    (folder / "manifest.json").write_text('{"mine": 1}')
+    folder()
+    assert folder.is_whole()
+    assert (folder / "manifest.previous.json").read_text() == '{"mine": 1}'
+    assert folder.said("the one that was here is kept as manifest.previous.json")
+
+
+def test_a_data_set_of_ones_own_is_not_overwritten(folder):
+    (folder / SETS).mkdir(parents=True)
+    for name in ("dataset.json", "fineweb_train_000000.bin"):
+        (folder / SETS / name).write_text("mine")
+    with pytest.raises(DataError, match="is not overwritten by a download; choose another output"):
+        folder()
+    assert folder.names() == {f"{SETS}/dataset.json", TRAIN.format(0), ".download.lock"}
+    assert (folder / TRAIN.format(0)).read_text() == "mine"
+
+
+def test_a_tokenizer_of_ones_own_is_not_overwritten_and_one_that_was_downloaded_is_mended(folder):
+    (folder / MODEL).parent.mkdir(parents=True)
+    (folder / MODEL).write_text("mine")
+    with pytest.raises(DataError, match="no download brought it, so it is not overwritten"):
+        folder()
+    assert folder.names() == {MODEL, ".download.lock"} and (folder / MODEL).read_text() == "mine"
+    (folder / MODEL).unlink()
+    folder()
+    (folder / MODEL).write_text("damaged")
+    folder()
+    assert folder.is_whole()
+
+
+def test_a_refused_request_leaves_the_manifest_as_it_was(folder):
+    folder()
+    folder.hub.commit("other/golf", repository(listed=manifest(version=2)))
+    with pytest.raises(ConfigError):
+        folder(repo="other/golf", train_shards=5)
+    assert folder.is_whole()
+
+
+def test_a_local_manifest_is_used_as_it_is_and_says_where_it_came_from(folder):
+    folder()
+    folder.hub.commit(REPO, repository(listed=manifest(version=2), seed=50))
+    (folder / VAL).unlink()
+    assert folder(skip_manifest=True).fetched_files == 1
+    assert folder.is_whole()
+    assert folder.said(f"manifest.json, which came from {REPO} at {folder.commit[:12]}")
+
+
+def test_with_a_local_manifest_and_all_files_nothing_is_asked_of_the_hub(folder):
+    folder()
+    folder.hub.requests.clear()
+    assert folder(skip_manifest=True).fetched_files == 0
+    assert not folder.hub.requests
+
+
+def test_what_a_local_manifest_fetches_is_known_afterwards(folder):
+    folder(train_shards=1)
+    folder(skip_manifest=True)
+    content = (folder / TRAIN.format(1)).read_bytes()
+    (folder / TRAIN.format(1)).unlink()
+    (folder / TRAIN.format(1)).write_bytes(content[:-1] + b"\x7f")
+    assert folder(skip_manifest=True).fetched_files == 1
+    assert folder.is_whole()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_complete_folder_may_be_read_only(folder):
+    folder()
+    (folder / ".download.lock").unlink()
+    folder.path.chmod(0o500)
+    try:
+        assert folder().fetched_files == 0
+    finally:
+        folder.path.chmod(0o700)
+
+
+def test_a_lock_file_that_is_a_link_is_refused_by_name(folder, tmp_path):
+    folder.path.mkdir(parents=True)
+    (tmp_path / "mine").write_text("mine")
+    (folder / ".download.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(DataError, match=r"\.download\.lock is a symbolic link.*another output"):
+        folder()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_without_a_local_manifest_skipping_it_is_an_error(folder):
+    with pytest.raises(DataError, match=r"--skip-manifest is given and there is no \S+/data/manifest.json"):
+        folder(skip_manifest=True)
+    assert not folder.path.exists()
+
+
+def test_a_local_manifest_of_another_repository_is_refused(folder):
+    folder()
+    with pytest.raises(DataError, match=f"came from {REPO} .*, not from other/golf"):
+        folder(repo="other/golf", skip_manifest=True)
+
+
+def test_a_local_manifest_of_unknown_origin_keeps_the_files_that_are_there(folder):
+    folder()
+    (folder / "manifest.source.json").unlink()
+    folder.hub.commit(REPO, repository(seed=50))
+    assert folder(skip_manifest=True).fetched_files == 0
+    assert folder.is_whole()
+    assert folder.said("does not say where it came from")
+
+
+@pytest.mark.parametrize("content", ["", '{"files": {"a": 1}}'])
+def test_a_damaged_record_of_the_origin_counts_as_none(folder, content):
+    folder()
+    (folder / "manifest.source.json").write_text(content)
+    assert folder().fetched_files == 0
+    assert json.loads((folder / "manifest.source.json").read_text())["repo"] == REPO
+
+
+def test_a_shard_of_another_data_set_in_the_folder_is_refused(folder):
+    folder()
+    (folder / TRAIN.format(3)).write_bytes(shard(100, 99))
+    with pytest.raises(DataError, match=rf"{TRAIN.format(3)} is not what {REPO} has at {folder.commit[:12]}.*remove it"):
+        folder()
+
+
+def test_shards_of_an_earlier_larger_download_stay_and_are_mentioned(folder):
+    folder(train_shards=4)
+    result = folder(train_shards=1)
+    assert result.warnings == [f"{SETS} holds 4 train shards, and training reads them all"]
+
+
+def test_tokens_that_are_not_as_many_as_the_manifest_says_are_a_warning(folder):
+    listed = manifest()
+    listed["datasets"][0]["stats"]["tokens_val"] = 71
+    folder.hub.commit(REPO, repository(listed=listed))
+    assert folder().warnings == ["the val shards hold 70 tokens and the manifest says 71"]
+
+
+def test_documents_come_when_asked_for_and_are_compared_with_their_source(folder):
+    assert not (folder / "docs_selected.jsonl").exists()
+    assert folder(with_docs=True).warnings == []
+    assert (folder / "docs_selected.jsonl").read_bytes() == b'{"text": "a"}\n'
+    folder.hub.commit(REPO, {**repository(), "datasets/docs_selected.source_manifest.json": b'{"docs_sha256": "beef"}'})
+    assert "docs_selected.source_manifest.json says beef" in folder(with_docs=True).warnings[0]
+
+
+def test_what_does_not_fit_the_disk_is_refused_before_it_is_fetched(folder):
+    folder.hub.claims[f"datasets/{VAL}"] = 10**18
+    with pytest.raises(DataError, match=r"1,000,000,000.\d GB are to be downloaded and the disk of \S+ has [\d,.]+ GB free"):
+        folder()
+    assert not folder.hub.asked("GET", ".bin")
+
+
+def test_an_output_that_cannot_be_a_folder_is_named(folder):
+    folder.path.write_text("a file")
+    with pytest.raises(DataError, match=f"cannot write {folder.path}"):
+        folder()
+
+
+def test_what_a_killed_download_left_is_swept_away(folder):
+    (folder / SETS).mkdir(parents=True)
+    (folder / f"{SETS}/.fineweb_val_000000.bin.0123abcd.part").write_bytes(b"half")
+    folder()
+    assert folder.names() == {*WANTED, *OURS}
+
+
+PROGRAM = "import sys, typer; from ingot.cli.data import download_command; "
+PROGRAM += "from ingot.cli import app, main; app.app.command('get')(download_command); main.run(['get', *sys.argv[1:]])"
+
+
+def start(folder, *words, script=None, before=None, **environment):
+    home = {"HF_HOME": str(folder.path.parent / "home"), "HF_HUB_CACHE": str(folder.cache)}
+    known = {**home, "HF_ENDPOINT": folder.hub.endpoint, "PYTHONPATH": str(ROOT / "src")}
+    program = [str(script)] if script else ["-c", PROGRAM]
+    if not script:
+        words = ("--output", str(folder.path), *words)
+    return subprocess.Popen(
+        [sys.executable, *program, *words],
+        env={**os.environ, **known, "MATCHED_FINEWEB_REPO_ID": REPO, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def golf_script(folder):
+    folder.path.mkdir(exist_ok=True)
+    script = folder / "cached_challenge_fineweb.py"
+    script.write_text((ROOT / "data/cached_challenge_fineweb.py").read_text())
+    return script
+
+
+def test_the_golf_script_fills_its_own_folder_and_a_bare_number_counts_most(folder):
+    folder.hub.commit("other/golf", repository(prefix="deep/root/"))
+    known = {"MATCHED_FINEWEB_REPO_ID": "other/golf", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX": "deep/root"}
+    words = ("2", "--train-shards", "80", "--variant", "sp1024")
+    code, out, err = finish(start(folder, *words, script=golf_script(folder), **known))
+    assert (code, folder.is_whole()) == (0, True), err
+    assert out.splitlines()[0] == f"{folder / SETS}: 2 train shards of 200 tokens, 1 validation shard of 70 tokens"
+    assert len([line for line in err.splitlines() if " of 5 files, " in line]) == 5
+
+
+def test_the_golf_script_says_a_mistake_in_one_line_and_its_exit_code(folder):
+    code, out, err = finish(start(folder, script=golf_script(folder)))
+    assert (code, out) == (2, "")
+    assert err == f"cached_challenge_fineweb.py: error: sp1024 has 4 train shards in {REPO}, fewer than the 80 asked for\n"
+
+
+def test_offline_uses_what_is_here_and_says_what_is_not(folder):
+    folder()
+    folder.hub.requests.clear()
+    code, _, err = finish(start(folder, "--train-shards", "2", HF_HUB_OFFLINE="1"))
+    assert code == 0, err
+    code, _, err = finish(start(folder, "--train-shards", "3", HF_HUB_OFFLINE="1"))
+    assert code == 3
+    assert f"HF_HUB_OFFLINE is set and datasets/{TRAIN.format(2)} of {REPO} is neither here nor in the hub's cache" in err
+    assert not folder.hub.requests
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(folder):
+    folder.files[f"datasets/{VAL}"] = shard(70_000)
+    folder.hub.commit(REPO, folder.files)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
+    code, out, err = finish(start(folder, "--train-shards", "2", "--workers", "1", before=limit))
+    assert (code, out) == (3, "")
+    assert "error: cannot read or write" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert folder.names() == {MODEL, VOCAB, "manifest.json", *OURS}
+    assert not list(folder.cache.rglob("*.incomplete"))
+
+
+def test_a_second_download_waits_for_the_first_and_fetches_nothing_twice(folder, eventually):
+    fault = folder.hub.fail(VAL, pause=threading.Event())
+    first = start(folder, "--train-shards", "2", "--json")
+    eventually(lambda: bool(folder.hub.asked("GET", VAL)))
+    second = threading.Thread(target=folder, daemon=True)
+    second.start()
+    eventually(lambda: folder.said("another download into"))
+    fault.pause.set()
+    second.join(30)
+    code, out, err = finish(first)
+    assert code == 0, err
+    assert json.loads(out)["fetched_files"] == 5
+    assert folder.is_whole()
+    assert len(folder.hub.asked("GET", VAL)) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_ended_download_leaves_whole_files_only_and_goes_on(folder, eventually, number, code):
+    fault = folder.hub.fail(VAL, pause=threading.Event())
+    process = start(folder, "--train-shards", "2")
+    eventually(lambda: {TRAIN.format(0), TRAIN.format(1), MODEL, VOCAB} <= folder.names())
+    process.send_signal(number)
+    ended, _, err = finish(process)
+    assert (ended, "Traceback" in err) == (code, False)
+    assert VAL not in folder.names()
+    fault.pause.set()
+    assert folder().fetched_files == 1
+    assert folder.is_whole()
+
+
+def test_the_commands_load_no_client_before_they_run():
+    script = "import sys, ingot.cli.data, ingot.compat.golf.data.scripts; "
+    script += "print([name for name in ('huggingface_hub', 'numpy', 'torch') if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_a_tokenizer_that_is_not_the_data_sets_is_refused_by_the_manifest(folder):
+    folder()
+    assert check_tokenizer_pair(folder / SETS, folder / MODEL) == 4  # of which 2 are there
+    with pytest.raises(
+        DataError, match=r"was made with the tokenizer t.model by \S+manifest.json, not with TOKENIZER_PATH=other.model"
+    ):
+        check_tokenizer_pair(folder / SETS, Path("other.model"))
+    (folder / TRAIN.format(7)).write_bytes(shard(1))
+    for index in (2, 3):
+        (folder / TRAIN.format(index)).write_bytes(shard(1))
+    with pytest.raises(DataError, match=r"has 5 train shards and .* lists 4"):
+        check_tokenizer_pair(folder / SETS, folder / MODEL)
+
+
+def test_a_data_set_without_a_manifest_or_not_in_it_has_any_tokenizer(folder, tmp_path):
+    assert check_tokenizer_pair(tmp_path / "datasets/mine", Path("any.model")) is None
+    folder()
+    assert check_tokenizer_pair(folder / "datasets/mine", Path("any.model")) is None

@@ -1,0 +1,565 @@
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import chain
+
+import pytest
+from golf_kit import BYTE, REPO, ROOT, TEXTS, Folder, Repository, byte_ids, forget_user, lines, sidecar
+from hub_server import serving
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_tokenizers import sentencepiece_file, shared
+
+from ingot.compat.golf.data import scripts as golf_data
+from ingot.compat.golf.data.export import Settings, export
+from ingot.compat.golf.data.manifest import plan_files
+from ingot.compat.golf.data.scripts import download_hf_docs_and_tokenize
+from ingot.compat.golf.data.specs import load_specs
+from ingot.compat.golf.data.tokenizers import bigram_size, vocabulary_lines
+from ingot.data.hub import Hub
+from ingot.data.prepare.blocks import EveryText, encode_block, text_blocks
+from ingot.data.store.dataset import Dataset
+from ingot.data.store.shards import token_count
+from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer
+from ingot.data.verify.audit import audit
+from ingot.errors import ConfigError, DataError
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch, tmp_path):
+    forget_user(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path / "out")
+
+
+@pytest.fixture
+def repository(tmp_path):
+    with serving() as server:
+        yield Repository(server, tmp_path)
+
+
+# Shards
+
+
+def test_splits_share_no_file_and_every_document_begins_with_its_mark(folder):
+    result = folder(chunk_tokens=5)
+    assert folder.split("fineweb10B_byte260", "val") == [byte_ids("é1")]
+    train = folder.split("fineweb10B_byte260", "train")
+    assert list(chain.from_iterable(train)) == byte_ids("") + byte_ids("two words here")
+    assert [len(shard) for shard in train] == [5, 5, 5, 1]
+    stats = result.manifest["datasets"][0]["stats"]
+    assert stats == {
+        "docs_total": 3, "docs_val": 1, "docs_train": 2, "files_total": 5, "files_val": 1, "files_train": 4,
+        "tokens_total": 20, "tokens_val": 4, "tokens_train": 16,
+    }  # fmt: skip
+
+
+def test_a_byte_is_its_value_behind_four_special_ids(folder):
+    folder()
+    assert folder.split("fineweb10B_byte260", "val")[0][1:3] == [0xC3 + 4, 0xA9 + 4]
+    assert json.loads((folder / "tokenizers/fineweb_pure_byte_260.json").read_text()) == {
+        "tokenizer_type": "pure_byte",
+        "config": {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_offset": 4, "byte_count": 256},
+        "vocab_size": 260,
+    }
+
+
+def test_half_a_surrogate_pair_becomes_a_question_mark_and_a_whole_one_stays(folder):
+    (folder / "docs_selected.jsonl").write_bytes(b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n')
+    folder(val_documents=1)
+    assert folder.stream("fineweb10B_byte260", "val") == byte_ids("a?b")
+    assert folder.stream("fineweb10B_byte260", "train") == byte_ids("\U0001f600")
+
+
+@given(st.lists(st.sampled_from(["", "a", "bc"]), min_size=1, max_size=9), st.integers(1, 4))
+def test_documents_without_text_keep_their_place(texts, batch):
+    found = []
+    for block in text_blocks(texts, documents=batch):
+        assert 1 <= len(block) <= batch
+        whole = encode_block(ByteTokenizer(), EveryText(block))
+        assert (whole.tokens.sum(), whole.empty) == (len(whole.ids), 0)
+        assert whole.bytes.tolist() == whole.piece_bytes.tolist() == [len(text) for text in block]
+        found += whole.ids.tolist()
+    assert found == list(chain.from_iterable(map(byte_ids, texts)))
+
+
+def test_what_is_written_depends_neither_on_workers_nor_on_batches(tmp_path):
+    contents = []
+    for number, settings in enumerate([Settings(1), Settings(1, batch=1), Settings(2, batch=7)]):
+        folder = Folder(tmp_path / str(number), [*TEXTS, "", "end"])
+        folder(settings=settings, val_documents=9, chunk_tokens=100)
+        content = folder.content()
+        del content["dataset.json"]  # which names the input
+        contents.append(content)
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_the_folder_is_a_dataset_of_ours_too(folder):
+    folder.docs(TEXTS)
+    folder(BYTE, {"vocab_size": 290}, val_documents=7, chunk_tokens=50)
+    for name in ("fineweb10B_byte260", "fineweb10B_sp290"):
+        dataset = Dataset.open(folder / f"datasets/{name}")
+        assert {one.code for one in audit(dataset.folder).findings} <= {"overlap-documents", "overlap-ngrams"}  # TEXTS repeat
+        assert [dataset.split(split).bytes for split in ("val", "train")] == [
+            sum(map(len, TEXTS[:7])),
+            sum(map(len, TEXTS[7:])),
+        ]
+        assert dataset.split("val").documents == 7
+        starts = dataset.split("train").document_starts()
+        assert (
+            dataset.split("train").read(int(starts[3]), int(starts[4])).tolist()
+            == dataset.tokenizer.encode_document(TEXTS[10]).tolist()
+        )
+
+
+@pytest.mark.parametrize(("held_out", "files"), [(0, (0, 1)), (3, (1, 0))])
+def test_all_or_none_of_the_documents_may_be_validation(folder, held_out, files):
+    stats = folder(val_documents=held_out, chunk_tokens=100).manifest["datasets"][0]["stats"]
+    assert (stats["files_val"], stats["files_train"]) == files
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"val_documents": 4}, "4 documents are to be validation and .* has 3"),
+        ({"val_documents": None}, "50,000 documents are to be validation"),
+        ({"val_documents": -1}, "--num-val-docs -1 is negative"),
+        ({"chunk_tokens": 0}, "--chunk-tokens 0 is out of range"),
+        ({"chunk_tokens": 2**31}, "out of range"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(folder, request_, said):
+    with pytest.raises(ConfigError, match=said):
+        folder(**request_)
+    assert not (folder / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("line", [b"{", b'{"body": "x"}', b'{"text": 7}', b"[]", b"\xff"])
+def test_a_line_that_is_no_document_ends_the_export_with_its_number(folder, line):
+    with (folder / "docs_selected.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(DataError, match=r"docs_selected.jsonl(:4| is not UTF-8)"):
+        folder()
+    assert not (folder / "datasets").exists()
+
+
+# Old data, killed exports
+
+
+def test_old_shards_stay_until_the_new_ones_are_complete(folder):
+    folder()
+    (folder / "datasets/fineweb10B_byte260/fineweb_val_bytes_000000.bin").write_bytes(b"old")
+    (folder / "datasets/fineweb10B_byte260/notes.txt").write_text("mine")
+    before = folder.content()
+    folder.docs(["new", "text"])
+    with (folder / "docs_selected.jsonl").open("ab") as file:
+        file.write(b"{\n")
+    with pytest.raises(DataError):
+        folder()
+    assert folder.content() == before
+    folder.docs(["new", "text"])
+    folder()
+    assert folder.stream("fineweb10B_byte260", "train") == byte_ids("text")
+    assert folder.stream("fineweb10B_byte260", "val") == byte_ids("new")
+    assert set(folder.content()) == {
+        "fineweb_train_000000.bin", "fineweb_val_000000.bin", "fineweb_train.index", "fineweb_val.index", "dataset.json",
+        "notes.txt",
+    }  # fmt: skip
+    assert [path.name for path in (folder / "datasets").iterdir()] == ["fineweb10B_byte260"]
+
+
+def test_a_data_set_that_is_complete_is_kept_and_one_of_other_settings_is_not(folder):
+    folder()
+    before = (folder / "datasets/fineweb10B_byte260").stat().st_ino
+    assert folder().kept == ["fineweb10B_byte260"]
+    assert (folder / "datasets/fineweb10B_byte260").stat().st_ino == before
+    assert folder(val_documents=2).kept == []
+    (folder / "datasets/fineweb10B_byte260/fineweb_train_000000.bin").write_bytes(b"short")
+    assert folder(val_documents=2).kept == []
+    assert audit(folder / "datasets/fineweb10B_byte260").ok
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from ingot.data.prepare import pipeline
+from ingot.compat.golf.data import dataset as golf_dataset
+from ingot.data.hub import Hub
+from ingot.compat.golf.data.export import Settings, export
+from ingot.compat.golf.data.specs import load_specs
+
+pipeline.SAVE_TOKENS = 200
+golf_dataset.REPORT_DOCUMENTS = 40
+hub = Hub("owner/golf")
+hub.offline = True
+
+def notify(line):
+    print(line, flush=True)
+    if "of 60 documents" in line and sys.argv[3] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+export(Path(sys.argv[1]), load_specs(Path(sys.argv[2])), hub, "", val_documents=9, chunk_tokens=100,
+       settings=Settings(1, batch=4), notify=notify)
+"""
+
+
+def test_a_killed_export_publishes_nothing_and_the_same_command_goes_on_to_the_same_bytes(folder, tmp_path, python):
+    folder.docs(TEXTS)
+    folder.specs(BYTE)
+    specs = tmp_path / "specs.json"
+    assert python(KILLED, folder.path, specs, "kill").wait(30) == -signal.SIGKILL
+    assert not (folder / "manifest.json").exists()
+    assert not (folder / "datasets/fineweb10B_byte260").exists()
+    again = python(KILLED, folder.path, specs, "go on")
+    said, problem = again.communicate(timeout=30)
+    assert (again.returncode, problem) == (0, "")
+    assert "going on after document 36" in said
+    other = Folder(tmp_path / "other", TEXTS)
+    other(val_documents=9, chunk_tokens=100)
+    done, expected = folder.content(), other.content()
+    assert done.pop("dataset.json") and expected.pop("dataset.json")
+    assert done == expected
+    assert [path.name for path in (folder / "datasets").iterdir()] == ["fineweb10B_byte260"]
+
+
+def test_an_export_killed_between_two_renames_has_lost_nothing(folder):
+    folder()
+    before = folder.content()
+    (folder / "datasets/fineweb10B_byte260").rename(folder / "datasets/.fineweb10B_byte260.replaced")
+    assert folder().kept == ["fineweb10B_byte260"]
+    assert folder.content() == before
+
+
+def test_downloaded_shards_and_tokenizers_are_not_replaced_without_a_word(folder):
+    folder()
+    assert not folder.said("replaced")
+    (folder / "datasets/fineweb10B_byte260/dataset.json").unlink()
+    (folder / "tokenizers/fineweb_pure_byte_260.json").write_text("{}")
+    folder()
+    assert folder.said("holds shards that were not made here, but downloaded perhaps; they are replaced")
+    assert folder.said("fineweb_pure_byte_260.json was another tokenizer and is replaced")
+
+
+def test_a_file_where_the_folder_belongs_is_not_touched(folder):
+    (folder / "datasets").mkdir()
+    (folder / "datasets/fineweb10B_byte260").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file where a folder of shards belongs"):
+        folder()
+    assert (folder / "datasets/fineweb10B_byte260").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["tokenizers", "datasets"])
+def test_a_file_in_the_place_of_a_folder_is_found_before_the_documents_are_counted(folder, name):
+    (folder / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"{name} is a file where a folder belongs; remove it or choose another output"):
+        folder(val_documents=99)
+    assert {path.name for path in folder.path.iterdir()} == {name, "docs_selected.jsonl", ".download.lock"}
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_folders_that_stay_empty_do_not_outlive_an_export_that_fails(folder, made):
+    if made:
+        (folder / "datasets").mkdir()
+    with pytest.raises(ConfigError, match="99 documents are to be validation"):
+        folder(val_documents=99)
+    assert ((folder / "tokenizers").exists(), (folder / "datasets").exists()) == (False, made)
+
+
+def test_a_folder_that_is_a_link_to_another_disk_stays_one(folder, tmp_path):
+    (tmp_path / "disk/real").mkdir(parents=True)
+    (folder / "datasets").mkdir()
+    (folder / "datasets/fineweb10B_byte260").symlink_to(tmp_path / "disk/real")
+    folder()
+    folder(val_documents=2)
+    assert (folder / "datasets/fineweb10B_byte260").is_symlink()
+    assert (tmp_path / "disk/real/dataset.json").is_file()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
+
+
+# The manifest
+
+
+def test_the_manifest_has_golfs_schema_with_paths_below_the_output(folder):
+    folder.docs(TEXTS)
+    model = folder / "mine.model"
+    model.write_bytes(sentencepiece_file())
+    size = SentencePieceTokenizer(model.read_bytes()).vocab_size
+    folder(BYTE, {"vocab_size": size}, reuse=[f"{size}={model}"])
+    manifest = folder.manifest()
+    assert list(manifest) == [
+        "version", "num_docs", "num_val_docs", "shuffle_seed", "shard_size", "append_eos", "docs_jsonl", "docs_meta",
+        "tokenizer_specs", "tokenizers", "datasets",
+    ]  # fmt: skip
+    assert (manifest["version"], manifest["num_docs"], manifest["num_val_docs"], manifest["shard_size"]) == ("10B", 60, 1, 500)
+    assert manifest["docs_meta"] == {
+        "remote_repo_id": None,
+        "remote_root": None,
+        "num_docs": 60,
+        "docs_sha256": hashlib.sha256((folder / "docs_selected.jsonl").read_bytes()).hexdigest(),
+        "source_manifest": None,
+    }
+    assert manifest["tokenizers"][0] == {
+        "name": "b", "kind": "byte", "vocab_size": 260, "bos_id": 1, "eos_id": 2, "recommended_bigram_vocab_size": 1920,
+        "source_spec": BYTE, "path": "tokenizers/fineweb_pure_byte_260.json", "pad_id": 0, "unk_id": 3,
+    }  # fmt: skip
+    learned = manifest["tokenizers"][1]
+    assert learned["model_path"] == f"tokenizers/fineweb_{size}_bpe.model"
+    assert learned["vocab_path"] == f"tokenizers/fineweb_{size}_bpe.vocab"
+    assert learned["source_spec"]["reuse_model_path"] == "mine.model"
+    assert str(folder.path) not in (folder / "manifest.json").read_text()
+    entry = {key: value for key, value in manifest["datasets"][0].items() if key != "stats"}
+    assert entry == {
+        "name": "fineweb10B_byte260", "tokenizer_name": "b", "tokenizer_kind": "byte", "path": "datasets/fineweb10B_byte260",
+        "train_glob": "datasets/fineweb10B_byte260/fineweb_train_*.bin",
+        "val_glob": "datasets/fineweb10B_byte260/fineweb_val_*.bin", "vocab_size": 260, "bos_id": 1, "eos_id": 2,
+        "recommended_bigram_vocab_size": 1920,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "rows"), [(1024, 5120), (260, 1920), (1025, 5760), (50_257, 251_520)])
+def test_five_times_the_vocabulary_is_recommended_for_pairs(size, rows):
+    assert bigram_size(size) == rows
+
+
+def test_what_is_exported_can_be_downloaded(folder):
+    folder(chunk_tokens=5)
+    plan = plan_files(folder.manifest(), "byte260", None, REPO, "manifest.json")
+    assert all((folder / name).is_file() for name in plan.files)
+    assert len(plan.train) == 4
+
+
+def test_the_exported_specs_export_the_same_again(folder, tmp_path):
+    folder.docs(TEXTS)
+    folder(BYTE, {"vocab_size": 290}, train_documents=30)
+    again = Folder(tmp_path / "again", TEXTS)
+    hub = Hub(REPO)
+    hub.offline = True
+    export(again.path, load_specs(folder / "tokenizer_config.export.json"), hub, "datasets", val_documents=1, chunk_tokens=500)
+    assert again.manifest() == folder.manifest()
+
+
+def test_a_manifest_that_lists_other_data_is_kept(folder):
+    (folder / "manifest.json").write_text('{"datasets": [{"name": "fineweb10B_sp8192"}]}')
+    folder()
+    assert "sp8192" in (folder / "manifest.previous.json").read_text()
+    assert [entry["name"] for entry in folder.manifest()["datasets"]] == ["fineweb10B_byte260"]
+    assert folder.said("kept as manifest.previous.json")
+
+
+# Tokenizers
+
+
+def raw_sentencepiece(texts, vocab_size):
+    """A model as golf's own script trains it."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, model_type="bpe", vocab_size=vocab_size, character_coverage=0.999,
+        byte_fallback=True, split_digits=True, normalization_rule_name="nmt_nfkc", add_dummy_prefix=False, pad_id=0, bos_id=1,
+        eos_id=2, unk_id=3, hard_vocab_limit=False, minloglevel=4,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+def test_the_vocabulary_is_the_one_golfs_own_options_give(folder):
+    texts = [*TEXTS, "zebra " * 700, "\0quagga " * 60, "  ", "\u2585okapi " * 60, ""]
+    folder.docs(texts)
+    folder({"vocab_size": 300})
+    stripped = [text.replace("\0", " ").strip() for text in texts]
+    expected = vocabulary_lines(raw_sentencepiece([text for text in stripped if text], 300))
+    assert (folder / "tokenizers/fineweb_300_bpe.vocab").read_bytes() == expected
+    assert [word in expected.decode() for word in ("quagga", "zebra", "okapi")] == [True, False, False]
+    assert folder.said("1 of 65 documents are longer than 4,192 bytes")
+    first = folder.stream("fineweb10B_sp300", "val")
+    tokenizer = open_tokenizer(str(folder / "tokenizers/fineweb_300_bpe.model"))
+    assert first == [1, *tokenizer.encode(TEXTS[0]).tolist()]
+
+
+def test_the_vocabulary_file_is_the_published_one():
+    model = shared("tokenizers/fineweb_1024_bpe.model")
+    assert vocabulary_lines(model.read_bytes()) == model.with_suffix(".vocab").read_bytes()
+
+
+def test_overrides_replace_any_setting_of_the_trainer(folder):
+    folder.docs([*TEXTS, "zebra " * 700])
+    folder({"vocab_size": 300, "trainer_overrides": {"user_defined_symbols": ["<x>"], "max_sentence_length": 10_000}})
+    vocabulary = (folder / "tokenizers/fineweb_300_bpe.vocab").read_text()
+    assert "<x>\t" in vocabulary and "zebra" in vocabulary
+
+
+@pytest.mark.parametrize("overrides", [{"no_such": 1}, {"model_type": "x"}, {"character_coverage": 7}, {"bos_id": -1}])
+@pytest.mark.parametrize("kind", ["sentencepiece", "hf_bpe"])
+def test_settings_the_trainer_does_not_take_are_one_line(folder, overrides, kind):
+    with pytest.raises(DataError, match=r"^tokenizer mine: [^\n]+$"):
+        folder({"name": "mine", "kind": kind, "vocab_size": 290, "trainer_overrides": overrides})
+
+
+def test_only_the_first_documents_are_learned_from_if_so_asked(folder):
+    folder.docs([*TEXTS, "quagga " * 50])
+    folder({"vocab_size": 290, "tokenizer_train_docs": 9999}, train_documents=60)
+    assert "quag" not in (folder / "tokenizers/fineweb_290_bpe.vocab").read_text()
+    assert folder.manifest()["tokenizer_specs"][0]["tokenizer_train_docs"] == 60
+
+
+def test_fewer_pieces_than_asked_for_are_taken_with_a_warning(folder):
+    folder.docs(TEXTS)
+    result = folder({"vocab_size": 5000})
+    assert result.manifest["tokenizers"][0]["vocab_size"] < 1000
+    assert "instead of 5,000" in result.warnings[0]
+
+
+def test_a_vocabulary_too_small_for_the_text_is_refused_with_the_size_it_needs(folder):
+    folder.docs(TEXTS)
+    with pytest.raises(DataError, match=r"tokenizer sp_bpe_262: vocab_size 262 is too small for this text"):
+        folder({"vocab_size": 262})
+
+
+def test_a_model_is_used_again_even_in_its_own_place(folder):
+    folder.docs(TEXTS)
+    folder({"vocab_size": 290})
+    model = folder / "tokenizers/fineweb_290_bpe.model"
+    before = model.read_bytes()
+    folder.docs(TEXTS[:9])
+    folder({"vocab_size": 290}, reuse=[f"290={model}"])
+    assert model.read_bytes() == before
+    assert folder.manifest()["num_docs"] == 9
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read .*, which is to be used again: No such file"),
+        (b"damaged", "not a SentencePiece model"),
+        (sentencepiece_file(), "has 274 ids and vocab_size says 290"),
+    ],
+)
+def test_a_model_that_cannot_be_used_again_is_refused_before_anything_is_made(folder, tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "m.model").write_bytes(content)
+    with pytest.raises(DataError, match=f"tokenizer sp_bpe_290: .*{said}"):
+        folder({"vocab_size": 290}, reuse=[f"290={tmp_path / 'm.model'}"])
+    assert [path.name for path in folder.path.iterdir()] == ["docs_selected.jsonl"]
+
+
+def test_a_byte_level_bpe_is_learned_and_used_again(folder, tmp_path):
+    folder.docs(TEXTS)
+    folder({"kind": "hf_bpe", "vocab_size": 280})
+    file = folder / "tokenizers/fineweb_280_hf_bpe.json"
+    tokenizer = open_tokenizer(str(file))
+    assert folder.stream("fineweb10B_hfbpe280", "val") == tokenizer.encode_document(TEXTS[0]).tolist()
+    assert folder.manifest()["tokenizers"][0]["path"] == "tokenizers/fineweb_280_hf_bpe.json"
+    other = Folder(tmp_path / "other", TEXTS)
+    other({"kind": "hf_bpe", "vocab_size": 280, "reuse_model_path": str(file)})
+    assert (
+        other.content("fineweb10B_hfbpe280")["fineweb_val_000000.bin"]
+        == folder.content("fineweb10B_hfbpe280")["fineweb_val_000000.bin"]
+    )
+
+
+def test_gpt2s_tokens_come_with_their_ranks(folder):
+    folder({"kind": "tiktoken"}, settings=Settings(1, 2))
+    assert folder.stream("fineweb10B_gpt2", "train") == [50256, 50256, *GPT2Tokenizer().encode("two words here").tolist()]
+    assert open_tokenizer(str(folder / "tokenizers/gpt2.tiktoken")).kind == "gpt2"
+    entry = folder.manifest()["tokenizers"][0]
+    assert (entry["vocab_size"], entry["bos_id"], entry["eos_id"]) == (50_257, 50_256, 50_256)
+
+
+# The script
+
+
+def run(capsys, *words, folder=ROOT / "data"):
+    code = download_hf_docs_and_tokenize([str(word) for word in words], folder)
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_the_script_prints_what_it_made_and_json_if_asked(folder, offline, capsys, monkeypatch):
+    for name in (golf_data.THREADS, golf_data.BATCH, golf_data.TIKTOKEN_THREADS):
+        monkeypatch.setenv(name, "0")
+    folder.docs(TEXTS)
+    words = ["--output-root", folder.path, "--num-val-docs", "2", "--tokenizer-train-docs", "50", "--chunk-tokens", "1000"]
+    code, out, err = run(capsys, *words)
+    assert code == 0
+    assert "fineweb10B_byte260: 260 ids, 60 documents\n  train: 58 documents" in out
+    assert "warning: tokenizer sp_bpe_1024 has" in err
+    code, out, _ = run(capsys, *words, "--json")
+    assert json.loads(out)["kept"] == ["fineweb10B_sp1024", "fineweb10B_byte260"]
+    assert json.loads(out)["manifest"] == folder.manifest()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--num-val-docs", "9"], 2, "9 documents are to be validation"),
+        (["--reuse-sp-model", "1024=/none.model"], 3, "cannot read /none.model"),
+        (["--tokenizer-config", "/none.json"], 2, "cannot read the tokenizer specs /none.json"),
+        (["--remote-root", "../x"], 2, "is not a folder of a repository"),
+        (["--from-gpt2-shards", "/none"], 3, "no data at /none"),
+        (["--reuse-sp-model", "1024=a", "--reuse-sp-model", "1024=b"], 2, "two models"),
+    ],
+)
+def test_a_mistake_is_one_line_and_the_exit_code_of_its_class(folder, offline, capsys, words, code, said):
+    found, out, err = run(capsys, "--output-root", folder.path, *words)
+    assert (found, out) == (code, "")
+    line = err.splitlines()[-1]
+    assert line.startswith("download_hf_docs_and_tokenize.py: error: ") and said in line
+
+
+@pytest.mark.parametrize("name", [golf_data.THREADS, golf_data.BATCH, golf_data.TIKTOKEN_THREADS, golf_data.DECODE_BATCH])
+def test_a_variable_that_is_no_number_is_refused(folder, offline, capsys, monkeypatch, name):
+    monkeypatch.setenv(name, "many")
+    code, _, err = run(capsys, "--output-root", folder.path)
+    assert code == 2 and f"{name}='many' is not a whole number" in err
+
+
+def test_an_output_is_required(capsys):
+    code, out, err = run(capsys)
+    assert code == 2 and out == "" and "--output-root" in err
+
+
+def test_the_program_exports_from_a_hub(repository, tmp_path):
+    docs = lines(TEXTS)
+    repository.commit(docs, sidecar(docs, docs_val=5), prefix="elsewhere/")
+    home = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": repository.server.endpoint, "PYTHONPATH": str(ROOT / "src")}
+    chosen = {"MATCHED_FINEWEB_REPO_ID": REPO, "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX": "elsewhere"}
+    (tmp_path / "specs.json").write_text(json.dumps([BYTE, {"vocab_size": 290}]))
+    program = [sys.executable, ROOT / "data/download_hf_docs_and_tokenize.py", "--output-root", tmp_path / "out", "--json"]
+    result = subprocess.run(
+        [*program, "--tokenizer-config", tmp_path / "specs.json"],
+        env={**os.environ, **home, **chosen},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    made = json.loads(result.stdout)["manifest"]
+    assert made["docs_meta"]["remote_root"] == "elsewhere"
+    assert [entry["stats"]["docs_val"] for entry in made["datasets"]] == [5, 5]
+    shard = tmp_path / "out/datasets/fineweb10B_sp290/fineweb_train_000000.bin"
+    assert token_count(shard) == made["datasets"][1]["stats"]["tokens_train"]
+
+
+def test_real_documents_give_the_published_tokenizers_tokens(tmp_path):
+    docs, model = shared("fineweb_sample/parameter_golf_verify_docs.jsonl"), shared("tokenizers/fineweb_1024_bpe.model")
+    folder = Folder(tmp_path / "out")
+    (folder / "docs_selected.jsonl").write_bytes(docs.read_bytes())
+    folder({"vocab_size": 1024}, reuse=[f"1024={model}"], val_documents=50, chunk_tokens=10**6)
+    import sentencepiece
+
+    library = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    texts = [json.loads(line)["text"] for line in docs.read_text().splitlines()]
+    expected = [token for text in texts[:50] for token in [1, *library.encode(text)]]
+    assert folder.stream("fineweb10B_sp1024", "val") == expected
+    assert (folder / "tokenizers/fineweb_1024_bpe.vocab").read_bytes() == model.with_suffix(".vocab").read_bytes()

@@ -1,0 +1,176 @@
+"""What the keys of train.py mean as a config of ours."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_runs import words
+
+from ingot.backends.open import find_device
+from ingot.compat.nanogpt.command_line import Given, read_arguments
+from ingot.compat.nanogpt.keys import TRAIN, defaults
+from ingot.compat.nanogpt.mfu import RunningMfu, find_peak, utilisation
+from ingot.compat.nanogpt.reporter import iteration_line
+from ingot.compat.nanogpt.translate import ModelArgs, fresh_args, learning_rate, record, settle, translate
+from ingot.errors import ConfigError
+from ingot.runtime.ranks import Ranks
+
+SMALL = ModelArgs(n_layer=12, n_head=12, n_embd=768, block_size=1024, bias=False, vocab_size=50304, dropout=0.0)
+
+
+def values(*arguments: str, world_size: int = 1) -> dict[str, object]:
+    return settle(read_arguments("train.py", ["--device=cpu", *arguments], lambda line: None), world_size)
+
+
+def config_of(*arguments: str, world_size: int = 1):
+    found = values(*arguments, world_size=world_size)
+    return translate(found, fresh_args(found, None)).config
+
+
+@pytest.mark.parametrize(
+    ("iteration", "rate"), [(0, 2.9985e-7), (1999, 5.997e-4), (2000, 6e-4), (301000, 3.3e-4), (600001, 6e-5)]
+)
+def test_the_learning_rate_is_nanogpt_s(iteration, rate):
+    assert learning_rate(config_of(), iteration) == pytest.approx(rate, rel=1e-4)
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(0, 100), st.booleans())
+def test_the_loop_follows_the_documented_learning_rate_whatever_the_keys(warmup, end, peak, part, iteration, decay):
+    config = config_of(
+        f"--warmup_iters={warmup}", f"--lr_decay_iters={end}", f"--learning_rate={peak}", f"--min_lr={peak * part}",
+        f"--decay_lr={decay}", "--max_iters=100",
+    )  # fmt: skip
+    if not decay:
+        documented = peak
+    elif iteration < warmup:
+        documented = peak * (iteration + 1) / (warmup + 1)
+    else:
+        length = max(end - warmup, 1)  # nanoGPT divides by zero where they are equal
+        done = min(1.0, (iteration - warmup) / length)
+        documented = peak * part + 0.5 * (1 + math.cos(math.pi * done)) * (peak - peak * part)
+    assert learning_rate(config, iteration) == pytest.approx(documented, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(("iteration", "rate"), [(9, 1e-3 * 10 / 11), (10, 1e-3), (11, 1e-4), (90, 1e-4)])
+def test_a_decay_that_ends_with_the_warm_up_is_no_division_by_zero(iteration, rate):
+    config = config_of("--warmup_iters=10", "--lr_decay_iters=10", "--learning_rate=1e-3", "--min_lr=1e-4")
+    assert learning_rate(config, iteration) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("bias", "total", "reported"), [(True, 124_475_904, 123_689_472), (False, 124_373_760, 123_587_328)])
+def test_parameters_are_counted_as_nanogpt_counts_them(bias, total, reported):
+    args = ModelArgs(**{**vars(SMALL), "bias": bias})
+    assert (args.decayed[1] + args.not_decayed[1], args.parameters) == (total, reported)
+
+
+def test_the_groups_of_weight_decay_are_nanogpt_s():
+    assert (SMALL.decayed, SMALL.not_decayed) == ((50, 124_354_560), (25, 19_200))
+    six_layers = ModelArgs(n_layer=6, n_head=6, n_embd=384, block_size=256, bias=False, vocab_size=65, dropout=0.2)
+    assert six_layers.decayed[0] == 26 and f"{six_layers.parameters / 1e6:.2f}M" == "10.65M"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_is_counted_is_what_the_model_has(bias):
+    from ingot.backends.torch.build import build_model
+
+    arguments = words(bias=bias)
+    found = values(*arguments)
+    args = fresh_args(found, 11)
+    shapes = [p.shape for p in build_model(translate(found, args).config, 11).parameters()]
+    for told, group in (
+        (args.decayed, [s for s in shapes if len(s) > 1]),
+        (args.not_decayed, [s for s in shapes if len(s) == 1]),
+    ):
+        assert told == (len(group), sum(shape.numel() for shape in group))
+
+
+def test_mfu_of_the_124m_model_is_nanogpt_s():
+    assert utilisation(SMALL.flops_per_token * 480 * 1024, 1.0, 312e12) == pytest.approx(1.3466, abs=1e-4)
+
+
+def test_mfu_is_minus_100_percent_until_the_run_has_settled_and_then_a_running_mean():
+    mfu = RunningMfu(flops_per_iteration=1e12, peak=2e12)
+    for iteration in range(5):
+        mfu.update(iteration, 1.0)
+    assert iteration_line(4, 1.0, 1.0, mfu.value) == "iter 4: loss 1.0000, time 1000.00ms, mfu -100.00%"
+    mfu.update(5, 1.0)
+    mfu.update(6, 0.5)
+    assert mfu.value == pytest.approx(0.9 * 0.5 + 0.1 * 1.0)
+
+
+def test_the_peak_says_where_it_is_from():
+
+    asked, measured = find_peak(312e12, find_device("cpu")), find_peak(None, find_device("cpu"))
+    assert str(asked) == "mfu is a part of 312 TFLOP/s, as mfu_peak says"
+    assert measured.flops > 1e8 and "measured" in str(measured)
+
+
+def test_the_accumulation_is_that_of_all_ranks_together():
+    one, eight = config_of(), config_of(world_size=8)
+    assert one.training.tokens_per_step == eight.training.tokens_per_step == 491_520
+    rows = len(Ranks(0, 8, 0).share(eight.rows_per_step))
+    assert (rows, rows // eight.training.micro_batch) == (60, 5)
+
+
+def test_an_accumulation_that_ranks_cannot_share_is_refused_with_what_they_can():
+    with pytest.raises(ConfigError) as error:
+        values(world_size=3)
+    assert (
+        "gradient_accumulation_steps=40 cannot be shared by 3 ranks; set it to 39 or 42, or use another number of ranks"
+        in str(error.value)
+    )
+
+
+def test_iterations_from_0_to_max_iters_are_one_more_step():
+    assert config_of("--max_iters=2000", "--lr_decay_iters=2000", "--warmup_iters=0").training.max_steps == 2001
+
+
+def test_without_a_dtype_a_cpu_computes_in_float32_and_is_not_compiled():
+    found = values()
+    assert (found["dtype"], found["compile"]) == ("float32", False)
+    assert values("--compile=True", "--dtype=bfloat16")["compile"] is True
+    assert config_of("--dtype=bfloat16").training.precision == "bf16"
+
+
+def test_float16_on_a_cpu_is_float32_and_says_so():
+    said: list[str] = []
+    arguments = read_arguments("train.py", ["--device=cpu", "--dtype=float16"], lambda line: None)
+    assert settle(arguments, warn=said.append)["dtype"] == "float32"
+    assert said == ["dtype=float16 needs a GPU; computing in float32"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("--eval_interval=0", "eval_interval=0 must be 1 or more"),
+        ("--log_interval=0", "log_interval=0 must be 1 or more"),
+        ("--eval_iters=-1", "eval_iters=-1 must be 1 or more"),
+        ("--dropout=1", "dropout=1.0 must be 0 or more and below 1"),
+        ("--max_iters=-1", "max_iters=-1 must be 0 or more"),
+        ("--dtype=fp8", "dtype=fp8 must be float32, bfloat16, float16 or None"),
+        ("--backend=mpi", "backend=mpi must be nccl or gloo"),
+        ("--n_head=7", "n_embd=768 is not divisible by n_head=7"),
+        ("--learning_rate=1e-5", "min_lr=6e-05 is above learning_rate=1e-05"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_in_the_words_of_the_keys(argument, says):
+    with pytest.raises(ConfigError) as error:
+        values(argument)
+    assert says in str(error.value)
+
+
+def test_a_machine_without_a_gpu_says_what_to_add(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="add --device=cpu"):
+        settle(Given(defaults(TRAIN), {}))
+
+
+def test_what_a_checkpoint_records_are_nanogpt_s_33_keys_as_plain_values():
+    recorded = record(values())
+    assert len(recorded) == 33 and recorded["dtype"] == "float32" and "mfu_peak" not in recorded
+    assert all(type(value) in (int, float, bool, str) for value in recorded.values())

@@ -1,0 +1,75 @@
+"""The reading of runs for the page, without a server."""
+
+import pytest
+from ui_kit import make_run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_run(tmp_path / "runs" / "old", when=1000.0, training__seed=1)
+    make_run(tmp_path / "runs" / "group" / "new", when=2000.0, training__seed=2)
+    return tmp_path / "runs"
+
+
+def test_a_run_that_cannot_be_read_is_told_and_the_others_are_read(folder, tmp_path, monkeypatch):
+    from ingot.runs.series import Series
+    from ingot.ui.watcher import Watcher
+
+    read = Series.read_block
+
+    def fail(series):
+        if series.path.parent.name == "new":
+            raise ValueError("odd bytes")
+        return read(series)
+
+    monkeypatch.setattr(Series, "read_block", fail)
+    watcher = Watcher([folder], tmp_path / "cache")
+    watcher.look()
+    new, old = watcher.runs.values()
+    assert new.told()["status"] == "unreadable" and new.told()["error"] == "the run cannot be read: ValueError: odd bytes"
+    assert new.loaded and old.loaded and old.told()["lines"] == 21
+    monkeypatch.setattr(Series, "read_block", read)
+    watcher._look_at(new, lambda: True)
+    assert new.has_failed  # until a file changes
+    (folder / "group" / "new" / "state.json").touch()
+    watcher._look_at(new, lambda: True)
+    assert (new.told()["status"], new.told()["lines"]) == ("completed", 21)
+
+
+def test_a_run_that_is_reached_by_several_paths_is_one(folder, tmp_path):
+    from ingot.ui.watcher import Watcher, find_runs
+
+    (folder / "a-link").symlink_to("old")
+    (folder / "group" / "link").symlink_to(folder / "old")
+    other = tmp_path / "other"
+    other.symlink_to(folder)
+    paths = [folder / "old", folder / "group" / "new"]
+    assert sorted(find_runs([folder, other, folder / "group", other / "old"]).values()) == sorted(paths)
+    watcher = Watcher([folder / "a-link"], tmp_path / "cache")
+    watcher._scan()
+    [first] = watcher.runs.values()
+    watcher._scan()
+    assert list(watcher.runs.values()) == [first]  # nothing is new, so nothing is told again
+    (folder / "a-link").unlink()
+    (folder / "a-link").symlink_to("group/new")
+    watcher._scan()
+    assert [run.name for run in watcher.runs.values()] == ["new"]
+
+
+def test_a_page_with_too_many_messages_waiting_is_ended_once(folder, tmp_path, monkeypatch):
+    import asyncio
+
+    from ingot.ui import watcher as module
+
+    monkeypatch.setattr(module, "MOST_WAITING", -1)
+
+    async def page():
+        watcher = module.Watcher([folder], tmp_path / "cache")
+        watcher._scan()
+        _, queue = watcher.open_page()
+        watcher._greet()
+        watcher._tell([{}])
+        await asyncio.sleep(0)
+        return [queue.get_nowait() for _ in range(queue.qsize())]
+
+    assert asyncio.run(page()) == [None]
