@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from frontier.engine import Case, add_options, finished, learn_tokenizer, prepare, run_all, say, step_records
+from recipe_runs import Case, add_options, finished, learn_tokenizer, prepare, run_all, say, step_records
 
 from ingot.compat.golf.settings_run import packed_code
 from ingot.config.loading import load_config

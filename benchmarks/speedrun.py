@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from frontier.engine import Case, add_options, finished, prepare, run_all, say, step_records
+from recipe_runs import Case, add_options, finished, prepare, run_all, say, step_records
 
 RECIPE = "speedrun/124m"
 GOAL = 3.9009  # nats per token

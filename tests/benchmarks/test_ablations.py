@@ -7,7 +7,7 @@ from ingot.config.loading import load_config
 from ingot.experiments.sweep import make_arms
 from ingot.runtime.ranks import Ranks
 
-ARMS = Path(__file__).parents[2] / "benchmarks" / "frontier" / "ablations.yaml"
+ARMS = Path(__file__).parents[2] / "benchmarks" / "frontier-ablations.yaml"
 SMALL = {"model.width": 32, "model.layers": 4, "model.heads": 4, "training.device": "cpu"}
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import speedrun
-from frontier.engine import Case
+from recipe_runs import Case
 from speedrun import GOAL, RECIPE, table
 
 RUN = {
