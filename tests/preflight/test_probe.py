@@ -3,7 +3,7 @@
 import pytest
 
 from ingot.config.schema import Config
-from ingot.preflight.probe import _alone
+from ingot.preflight.validate import _alone
 
 STAGES = [{"share": 0.5, "seq_len": 256}, {"share": 0.5, "seq_len": 1024}]
 

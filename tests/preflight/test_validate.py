@@ -12,12 +12,10 @@ from ingot.backends.torch.build import build_model
 from ingot.backends.torch.state import model_records
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.preflight.checks import check_memory, check_resume
 from ingot.preflight.data_checks import DataFacts
 from ingot.preflight.findings import Finding, Findings, exit_code, refuse
-from ingot.preflight.resume_checks import check_resume
-from ingot.preflight.run_checks import check_memory
-from ingot.preflight.summary import report_lines, report_record
-from ingot.preflight.validate import check_before_training, validate
+from ingot.preflight.validate import check_before_training, report_lines, report_record, validate
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.train.resume import facts_of
 

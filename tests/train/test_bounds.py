@@ -12,7 +12,7 @@ from tiny_runs import Train, records
 
 from ingot.runs.reporter import EvaluationReport, Reporter
 from ingot.runtime.ranks import Ranks
-from ingot.train.progress import Progress
+from ingot.train.saver import Progress
 from ingot.train.stop import Shutdown
 
 

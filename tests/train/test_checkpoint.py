@@ -33,9 +33,8 @@ from ingot.runs.checkpoints import (
 )
 from ingot.runtime.tensors import TensorRecord
 from ingot.train import saver as saving
-from ingot.train.progress import Progress
 from ingot.train.resume import check_fits, read_progress, resume
-from ingot.train.saver import Saver, retain
+from ingot.train.saver import Progress, Saver, retain
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 FILES = ("checkpoint.json", "model.safetensors", "optimizer.safetensors")

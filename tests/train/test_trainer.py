@@ -25,7 +25,7 @@ from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
-from ingot.train.progress import Progress
+from ingot.train.saver import Progress
 from ingot.train.stop import Clock, Shutdown
 from ingot.train.trainer import Trainer
 

@@ -23,7 +23,7 @@ from ingot.runs.checkpoints import Kind
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.train import stop as walltime
-from ingot.train.progress import Progress
+from ingot.train.saver import Progress
 from ingot.train.stop import Shutdown, Walltime, find_walltime
 
 AHEAD = str(int(time.time()) + 100_000)

@@ -149,7 +149,7 @@ def inspect_command(
     """Show what a folder of tokens holds."""
     from ingot.data.verify.inspect import PLOT, inspect
     from ingot.data.verify.inspect import plot as draw
-    from ingot.runtime.pictures import check_picture
+    from ingot.runtime.files import check_picture
 
     if plot:
         check_picture(plot, PLOT)

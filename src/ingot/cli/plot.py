@@ -41,7 +41,7 @@ def plot(
     """Draw training loss, bits per byte and accuracies on tasks of runs, those that go on included."""
     from ingot.runs.run import Run
     from ingot.runs.series import curves_of
-    from ingot.runtime.pictures import check_picture
+    from ingot.runtime.files import check_picture
 
     if output is not None:
         check_picture(output, PICTURE)

@@ -44,8 +44,7 @@ def report(
 ) -> None:
     """Write one page on runs: settings that differ, curves, speed, stalls, samples, artifacts, statistics over seeds."""
     from ingot.cli.export import check_target
-    from ingot.runtime.files import write_atomically, writing_output
-    from ingot.runtime.pictures import check_picture
+    from ingot.runtime.files import check_picture, write_atomically, writing_output
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--output {output} is not a name for a page; give one that ends in .html")

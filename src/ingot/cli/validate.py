@@ -28,7 +28,7 @@ def validate(
     from ingot.cli.configs import resolve
     from ingot.errors import ConfigError
     from ingot.preflight.findings import BLOCKED, exit_code
-    from ingot.preflight.summary import report_lines, report_record
+    from ingot.preflight.validate import report_lines, report_record
     from ingot.preflight.validate import validate as check
     from ingot.runtime.ranks import ranks_from_environment
 
@@ -39,7 +39,7 @@ def validate(
         raise
     report = check(resolved.config, world_size, began=process_start())
     if probe and not report.findings.blocked:
-        from ingot.preflight.probe import add_probe
+        from ingot.preflight.validate import add_probe
 
         add_probe(report)
     if ranks_from_environment().first:

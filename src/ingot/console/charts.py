@@ -12,7 +12,7 @@ from string import ascii_lowercase
 from textwrap import wrap
 from typing import Any
 
-from ingot.runtime.pictures import save_picture
+from ingot.runtime.files import save_picture
 
 Points = Sequence[tuple[float, float]]
 

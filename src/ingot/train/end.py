@@ -19,7 +19,7 @@ from ingot.runs.state import Status, TrainingResult
 from ingot.runtime.files import writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.fit_artifact import find_codes
-from ingot.train.progress import Progress, RunOutputs
+from ingot.train.saver import Progress, RunOutputs
 from ingot.train.stop import Shutdown, reason_name
 from ingot.train.trainer import Trainer
 

@@ -38,7 +38,7 @@ from ingot.runs.folder import RunFolder
 from ingot.runs.run import Run
 from ingot.runs.state import TrainingResult, read_state, result_of
 from ingot.runtime.files import user_path, writing
-from ingot.train.progress import Progress
+from ingot.train.saver import Progress
 
 # What a checkpoint tells of where its run stood, checked before anything goes on from there.
 

@@ -36,7 +36,6 @@ from ingot.runtime.processes import die_with
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.end import Exporter, export_artifact, finish, not_begun
 from ingot.train.evaluation import open_tasks
-from ingot.train.progress import Progress, RunOutputs
 from ingot.train.resume import (
     begin_with_weights,
     begins_new,
@@ -48,7 +47,7 @@ from ingot.train.resume import (
     refuse_occupied,
     resume,
 )
-from ingot.train.saver import Saver
+from ingot.train.saver import Progress, RunOutputs, Saver
 from ingot.train.step_plan import refuse_idle_ranks
 from ingot.train.stop import STOP_FILE, Shutdown, Walltime, find_walltime
 from ingot.train.trainer import Trainer

@@ -28,7 +28,7 @@ from ingot.runs.checkpoints import Kind
 from ingot.runs.reporter import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Status
 from ingot.train.evaluation import Bounds, task_records, write_sample
-from ingot.train.progress import Progress, RunOutputs
+from ingot.train.saver import Progress, RunOutputs
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
 from ingot.train.stop import Clock, Shutdown, is_near_end, longest_but_one, sync_clock_and_stop
 

@@ -22,15 +22,15 @@ from ingot.config.schema import Config as IngotConfig
 from ingot.data.loading.open import open_dataset
 from ingot.data.loading.rows import read_already_read, write_already_read
 from ingot.errors import CheckpointError, IngotError, PeerLost
-from ingot.preflight.resume_checks import foreign_checkpoint
+from ingot.preflight.checks import foreign_checkpoint
 from ingot.runs.checkpoints import Kind, save_checkpoint
 from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.lock import RunLock
 from ingot.runs.tracking import keep_id
 from ingot.runtime.files import user_path, writing
 from ingot.runtime.ranks import Ranks
-from ingot.train.progress import Progress
 from ingot.train.resume import facts_of
+from ingot.train.saver import Progress
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,7 @@ from ingot.console.entry import process_start
 from ingot.console.output import print_json
 from ingot.errors import ConfigError
 from ingot.preflight.findings import BLOCKED, exit_code
-from ingot.preflight.summary import report_lines, report_record
+from ingot.preflight.validate import report_lines, report_record
 from ingot.preflight.validate import validate as look
 
 

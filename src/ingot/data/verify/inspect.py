@@ -17,7 +17,7 @@ from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.verify.folder import AuditBucket, AuditSplit, Counts, Starts, count_documents, open_folder, read_index
 from ingot.errors import DataError
-from ingot.runtime.pictures import check_picture, save_picture
+from ingot.runtime.files import check_picture, save_picture
 
 PLOT = "--plot"  # the option that names a picture
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100

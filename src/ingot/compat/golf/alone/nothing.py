@@ -12,7 +12,7 @@ from contextlib import nullcontext as starting
 from dataclasses import fields
 from typing import Any
 
-from ingot.train.progress import Progress
+from ingot.train.saver import Progress
 
 __all__ = ["collected_later", "starting"]  # of runtime.memory and runs.starting, whose places the two take
 
