@@ -26,7 +26,7 @@ import torch
 from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare

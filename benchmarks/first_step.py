@@ -263,7 +263,7 @@ def started(shape: Any, changes: dict[str, Any], folder: Path, number: int) -> d
 
 def prepare(folder: Path) -> None:
     """Have the sample's text ready: preparing it is no part of a run."""
-    code = "from ingot.data.loading.open import open_dataset; open_dataset('sample:shakespeare', 'byte', False, None)"
+    code = "from ingot.data.loading.data_path import open_dataset; open_dataset('sample:shakespeare', 'byte', False, None)"
     subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "INGOT_CACHE": str(folder / CACHES["INGOT_CACHE"])}, check=True
     )

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ingot.data.formats.gpt_simple import index_bytes
+from ingot.data.formats.gpt_simple_folder import index_bytes
 
 END = "<|endoftext|>"
 LARGE: dict[str, Any] = {"layers": 12, "heads": 12, "width": 768, "length": 1024, "rows": 64, "ids": 50257, "precision": "bf16"}

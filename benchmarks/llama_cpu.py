@@ -21,7 +21,7 @@ from nanogpt_cpu import decayed, quiet, random_rows, tell, timed_loop
 
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.model.llama import Llama
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.train.start import run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.data.formats.gpt_simple import DTYPES, index_bytes
+from ingot.data.formats.gpt_simple_folder import DTYPES, index_bytes
 
 EOS = 2  # of the byte tokenizer
 Windows = Sequence[Sequence[int]]

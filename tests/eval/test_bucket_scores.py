@@ -5,7 +5,7 @@ import pytest
 from bucket_files import EOS, documents_of, write_pair
 
 from ingot.config.loading import load_config
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.packing import PackedRows
 from ingot.eval.evaluator import evaluator_of
 from ingot.runtime.ranks import Ranks

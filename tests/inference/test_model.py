@@ -9,7 +9,7 @@ from torch import nn
 from ingot.backends.open import open_backend
 from ingot.backends.sampling import GenerationOptions
 from ingot.config.schema import FAMILIES, Config
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.inference.model import Weights, open_model

@@ -213,7 +213,7 @@ def test_a_home_that_nobody_has_stays_as_it_is(monkeypatch, tmp_path):
 OPEN_MANY = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 split = open_dataset(sys.argv[1]).split("train")
 files = [open(sys.argv[1] + "/dataset.json") for _ in range(200)]
 print(resource.getrlimit(resource.RLIMIT_NOFILE))

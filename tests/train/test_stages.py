@@ -14,7 +14,7 @@ from tiny_runs import Train, killed_after, records, state_of
 
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError, ConfigError

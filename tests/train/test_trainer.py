@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ingot.backends.base import StepPlan, StepResult
 from ingot.config.loading import load_config
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import PeerLost, RunError
 from ingot.optim.schedules import learning_rate_scale

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.schema import GPT2_IDS, GPT2_ROWS
-from ingot.data.formats.base import marks_of
+from ingot.data.formats.documents import marks_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.base import SPACE, byte_alphabet
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges

@@ -62,7 +62,7 @@ def convert_command(
 ) -> None:
     """Turn tokens of one format into another."""
     from ingot.data.formats.convert import Layout, convert
-    from ingot.data.formats.open import open_source
+    from ingot.data.formats.detect import open_source
 
     opened = open_source(source, from_format)
     print(f"{source}: {opened.format}: {opened.about}", file=sys.stderr)

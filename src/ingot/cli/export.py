@@ -153,7 +153,7 @@ def _codes(
 
     if made.quantiser not in BY_MODEL:
         return {}
-    from ingot.data.loading.open import open_dataset
+    from ingot.data.loading.data_path import open_dataset
     from ingot.inference.model import settings_on
     from ingot.train.fit_artifact import find_codes
 
@@ -180,7 +180,7 @@ def _bring_code(source: Weights, target: Path) -> None:
 
 def _has_text(source: Weights) -> bool:
     """Whether the run has validation text; data that cannot be opened is for the score to complain about."""
-    from ingot.data.loading.open import open_dataset
+    from ingot.data.loading.data_path import open_dataset
 
     try:
         data = source.config.data

@@ -43,8 +43,8 @@ def tokenize(
     as_json: AsJson = False,
 ) -> None:
     """Turn JSON lines into gpt-simple's files of tokens; buckets and splits are folders: one call for each train/BUCKET."""
-    from ingot.data.formats.tokenize import Windows, refuse_failed
-    from ingot.data.formats.tokenize import tokenize as make
+    from ingot.data.formats.tokenize_jsonl import Windows, refuse_failed
+    from ingot.data.formats.tokenize_jsonl import tokenize as make
 
     windows = Windows(max_length, overlap, probability if by_chance else 1.0, least_characters)
     with progress_bar("tokenizing", unit="files") as progress:

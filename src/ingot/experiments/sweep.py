@@ -27,7 +27,7 @@ from ingot.backends.open import fork_can_use, modules
 from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
 from ingot.config.text import Plain, format_value, parse_yaml
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.errors import ConfigError, IngotError
 from ingot.eval.statistics import welch
 from ingot.experiments.compare import BYTES, SEEDS, ScoreName

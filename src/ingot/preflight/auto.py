@@ -22,7 +22,7 @@ from ingot.backends.open import find_device, measure_flops, open_backend
 from ingot.config.fields import leaf_values
 from ingot.config.loading import ResolvedConfig, Sources
 from ingot.config.schema import Config
-from ingot.data.loading.open import open_dataset, text_bytes
+from ingot.data.loading.data_path import open_dataset, text_bytes
 from ingot.data.tokenizers.made import BPE
 from ingot.errors import ConfigError, DataError
 from ingot.runs.folder import RunFolder

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ingot.config.schema import Config
 from ingot.data import SPLITS
-from ingot.data.formats.gpt_simple import Pair
-from ingot.data.loading.open import open_dataset, resolve
+from ingot.data.formats.gpt_simple_folder import Pair
+from ingot.data.loading.data_path import open_dataset, resolve
 from ingot.data.prepare.cached import PREFIX
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer

@@ -18,7 +18,7 @@ from ingot.backends.sampling import prompt_ids
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import ConfigError, DataError, IngotError, Interrupted, PeerLost

@@ -22,8 +22,8 @@ from ingot.compat.gpt_simple.main import main
 from ingot.compat.gpt_simple.reading import read_config
 from ingot.compat.gpt_simple.translate import kept_tokens, translate
 from ingot.config.schema import Config as IngotConfig
-from ingot.data.formats.gpt_simple import Pair
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.gpt_simple_folder import Pair
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint

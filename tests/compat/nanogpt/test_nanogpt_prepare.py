@@ -18,8 +18,8 @@ from small_runs import ROOT, shared
 
 from ingot.compat.nanogpt import prepare
 from ingot.compat.nanogpt.prepare import openwebtext, shakespeare, shakespeare_char
-from ingot.data.formats.nanogpt import read_meta
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.nanogpt_folder import read_meta
+from ingot.data.loading.data_path import open_dataset
 
 END = 50256
 

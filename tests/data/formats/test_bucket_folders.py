@@ -10,9 +10,9 @@ from bucket_files import EOS, documents_of, write_buckets, write_pair
 from toy_tokenizers import byte_level_config
 
 from ingot.config.schema import DataSection
-from ingot.data.formats.gpt_simple import index_bytes, token_width
-from ingot.data.formats.tokenize import Windows, tokenize
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.gpt_simple_folder import index_bytes, token_width
+from ingot.data.formats.tokenize_jsonl import Windows, tokenize
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import DataError
 

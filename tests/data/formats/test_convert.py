@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from ingot.cli.data import convert_command
 from ingot.data.formats import convert as module
-from ingot.data.formats.base import Marks, marks_of
 from ingot.data.formats.convert import Layout, convert
-from ingot.data.formats.gpt_simple import Pair
-from ingot.data.formats.open import open_source
+from ingot.data.formats.detect import open_source
+from ingot.data.formats.documents import Marks, marks_of
+from ingot.data.formats.gpt_simple_folder import Pair
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import Dataset
 from ingot.data.store.shards import open_shard
@@ -313,7 +313,7 @@ def test_what_a_killed_conversion_left_is_swept_away_by_the_next(tmp_path, pytho
     nanogpt(tmp_path / "in", 5, 6)
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from ingot.data.formats import convert as module; from ingot.data.formats.open import open_source\n"
+        "from ingot.data.formats import convert as module; from ingot.data.formats.detect import open_source\n"
         "module.write_meta = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "base = Path(sys.argv[1]); module.convert(open_source(base / 'in'), base / 'out', 'nanogpt', tokenizer='byte')"
     )

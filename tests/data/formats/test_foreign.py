@@ -9,10 +9,10 @@ from toy_tokenizers import byte_level_config, sentencepiece_file, toy_sentencepi
 
 from ingot.config.schema import DataSection
 from ingot.data.formats.convert import convert
+from ingot.data.formats.detect import open_source
 from ingot.data.formats.foreign import open_foreign
-from ingot.data.formats.nanogpt import meta_bytes
-from ingot.data.formats.open import open_source
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.nanogpt_folder import meta_bytes
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer, open_tokenizer

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import write_shard
 
-from ingot.data.formats.base import Marks, cut
-from ingot.data.formats.gpt_simple import IndexedWriter, Pair, index_bytes, read_index, token_width
-from ingot.data.formats.nanogpt import META, char_tokenizer, meta_bytes, nanogpt_writer, read_meta
-from ingot.data.formats.open import detect, open_source
-from ingot.data.formats.shards import shard_writer
+from ingot.data.formats.detect import detect, open_source
+from ingot.data.formats.documents import Marks, cut
+from ingot.data.formats.gpt_simple_folder import IndexedWriter, Pair, index_bytes, read_index, token_width
+from ingot.data.formats.nanogpt_folder import META, char_tokenizer, meta_bytes, nanogpt_writer, read_meta
+from ingot.data.formats.shard_folder import shard_writer
 from ingot.data.store.shards import HEADER_BYTES, TokenStream, open_plain, open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 from ingot.errors import ConfigError, DataError
@@ -467,7 +467,7 @@ def test_the_characters_of_a_folder_are_its_tokenizer(tmp_path):
 
 
 def test_gpt2_needs_no_meta(tmp_path):
-    from ingot.data.formats.nanogpt import write_meta
+    from ingot.data.formats.nanogpt_folder import write_meta
 
     write_meta(tmp_path, GPT2Tokenizer())
     assert not list(tmp_path.iterdir())

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from ingot.data.formats.gpt_simple import Pair, cut_windows, read_index
-from ingot.data.formats.tokenize import Windows, refuse_failed, tokenize
+from ingot.data.formats.gpt_simple_folder import Pair, cut_windows, read_index
+from ingot.data.formats.tokenize_jsonl import Windows, refuse_failed, tokenize
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import ConfigError, DataError, RunError
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ingot.config.loading import load_config
-from ingot.data.formats.gpt_simple import index_bytes
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.gpt_simple_folder import index_bytes
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows, read_already_read, write_already_read
 from ingot.errors import ConfigError, DataError
 

@@ -9,7 +9,7 @@ import pytest
 from bucket_files import documents_of, write_buckets
 
 from ingot.config.schema import DataSection
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.reader import RowReader, read_rank_batch
 from ingot.data.loading.rows import MixedRows, make_rows

@@ -10,8 +10,8 @@ from numbered import Numbered, Reading
 from shard_files import write_shard
 
 from ingot.config.schema import DataSection
-from ingot.data.formats.nanogpt import write_meta
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.nanogpt_folder import write_meta
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.packing import PackedRows
 from ingot.data.loading.reader import read_rank_batch

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ingot.data.formats.convert import convert
-from ingot.data.formats.open import open_source
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.detect import open_source
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.data.text.files import find_buckets, is_text

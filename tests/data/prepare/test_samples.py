@@ -10,7 +10,7 @@ from importlib.resources import files
 import pytest
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
-from ingot.data.loading.open import open_dataset, resolve
+from ingot.data.loading.data_path import open_dataset, resolve
 from ingot.data.prepare import cached
 from ingot.data.prepare.cached import sample_path
 from ingot.data.prepare.pipeline import prepare, write_dataset
@@ -116,7 +116,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one_with_a_wa
 
 
 def test_processes_that_prepare_at_once_all_succeed(tmp_path):
-    script = "from ingot.data.loading.open import open_dataset; print(open_dataset('sample:shakespeare').fingerprint)"
+    script = "from ingot.data.loading.data_path import open_dataset; print(open_dataset('sample:shakespeare').fingerprint)"
     env = {**os.environ, "INGOT_CACHE": str(tmp_path)}
     processes = [subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = [process.communicate()[0] for process in processes]

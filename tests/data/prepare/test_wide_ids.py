@@ -9,8 +9,8 @@ from toy_tokenizers import byte_level_config
 
 from ingot.config.schema import DataSection
 from ingot.data.formats.convert import convert
-from ingot.data.formats.open import open_source
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.detect import open_source
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.shards import HEADER_BYTES

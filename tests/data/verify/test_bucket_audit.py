@@ -4,7 +4,7 @@ import pytest
 from bucket_files import EOS, documents_of, write_buckets
 
 from ingot.data.formats.convert import convert
-from ingot.data.formats.open import open_source
+from ingot.data.formats.detect import open_source
 from ingot.data.verify.audit import audit
 from ingot.data.verify.inspect import inspect
 from ingot.errors import ConfigError, DataError

@@ -22,7 +22,7 @@ from ingot.compat.golf.variables import LIMIT_BYTES
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.console.entry import explained, process_start, say
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.eval.evaluator import Score, evaluator_of
 from ingot.runs.reporter import LineReporter

@@ -34,7 +34,7 @@ from ingot.artifact.gpt_simple import (
 )
 from ingot.artifact.hf_tokenizer import OURS, SENTENCEPIECE, check_no_other_tokenizer, tokenizer_files
 from ingot.backends.torch.state import adamw_memory, adamw_state, load_saved, shared_tensor, state_records
-from ingot.data.formats.gpt_simple import read_index
+from ingot.data.formats.gpt_simple_folder import read_index
 from ingot.data.loading.rows import Mask
 from ingot.data.tokenizers import from_spec
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer

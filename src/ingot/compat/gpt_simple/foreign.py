@@ -19,7 +19,7 @@ from ingot.compat.gpt_simple.checkpoint import count_rows, documents_read, read_
 from ingot.compat.gpt_simple.config import Config
 from ingot.compat.gpt_simple.translate import already_read_path, resume_setting, tokens_per_step, translate
 from ingot.config.schema import Config as IngotConfig
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import read_already_read, write_already_read
 from ingot.errors import CheckpointError, IngotError, PeerLost
 from ingot.preflight.checks import foreign_checkpoint

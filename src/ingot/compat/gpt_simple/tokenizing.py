@@ -8,8 +8,8 @@ from pathlib import Path
 from ingot.compat.gpt_simple.log import Log
 from ingot.compat.gpt_simple.translate import tokenizer_name
 from ingot.console.progress import progress_bar
-from ingot.data.formats.tokenize import Windows, refuse_failed
-from ingot.data.formats.tokenize import tokenize as make
+from ingot.data.formats.tokenize_jsonl import Windows, refuse_failed
+from ingot.data.formats.tokenize_jsonl import tokenize as make
 
 
 def tokenize(options: Namespace, log: Log) -> int:

@@ -26,8 +26,8 @@ from ingot.compat.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.compat.nanogpt.translate import ModelArgs, args_of, data_path, fresh_args, translate, vocabulary
 from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import GPT2_IDS, Config
-from ingot.data.formats.nanogpt import META, char_tokenizer
-from ingot.data.loading.open import open_dataset
+from ingot.data.formats.nanogpt_folder import META, char_tokenizer
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError

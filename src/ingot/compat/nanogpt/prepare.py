@@ -93,7 +93,7 @@ def _prepare_text(folder: Path, arguments: Sequence[str], about: str, write: Cal
 
 
 def _write_characters(folder: Path, text: str) -> None:
-    from ingot.data.formats.nanogpt import META, meta_bytes
+    from ingot.data.formats.nanogpt_folder import META, meta_bytes
     from ingot.data.tokenizers import CharTokenizer
 
     tokenizer = CharTokenizer(text)
@@ -110,7 +110,7 @@ def _write_gpt2(folder: Path, text: str) -> None:
 
 
 def _refuse_characters(folder: Path) -> None:
-    from ingot.data.formats.nanogpt import META
+    from ingot.data.formats.nanogpt_folder import META
 
     if (folder / META).exists():
         raise DataError(f"{folder / META} says that the data here are characters; give another --output or remove it")

@@ -29,7 +29,7 @@ from ingot.compat.nanogpt.translate import (
     translate,
 )
 from ingot.console.entry import warn
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.order import Random
 from ingot.data.loading.rows import Windows
 from ingot.errors import ConfigError, DataError

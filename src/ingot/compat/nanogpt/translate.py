@@ -128,7 +128,7 @@ def check_data(values: Mapping[str, Any]) -> None:
 
 def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> None:
     """Let ids be numbers where meta.pkl does not say what they stand for: nanoGPT trains on any."""
-    from ingot.data.formats.nanogpt import META, char_tokenizer
+    from ingot.data.formats.nanogpt_folder import META, char_tokenizer
 
     meta = data_path(values) / META
     if values["tokenizer"] is None and meta.is_file() and char_tokenizer(meta) is None:
@@ -138,7 +138,7 @@ def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> Non
 
 def vocabulary(folder: Path, tokenizer: str | None = None, trust_tokens: bool = False) -> int | None:
     """The size of the vocabulary of a data folder, nanoGPT's or ours; None where the ids are GPT-2's."""
-    from ingot.data.loading.open import open_dataset
+    from ingot.data.loading.data_path import open_dataset
 
     found = open_dataset(str(folder), tokenizer, trust_tokens).tokenizer
     return None if found.kind == "gpt2" else found.vocab_size

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
-from ingot.data.formats.base import ByteCounter, Document, Marks, TokenSource, TokenWriter, marks_of, with_marks
-from ingot.data.formats.gpt_simple import WIDE, IndexedWriter, token_width
-from ingot.data.formats.nanogpt import nanogpt_writer, write_meta
-from ingot.data.formats.open import SOURCES
-from ingot.data.formats.shards import shard_writer
+from ingot.data.formats.detect import SOURCES
+from ingot.data.formats.documents import ByteCounter, Document, Marks, TokenSource, TokenWriter, marks_of, with_marks
+from ingot.data.formats.gpt_simple_folder import WIDE, IndexedWriter, token_width
+from ingot.data.formats.nanogpt_folder import nanogpt_writer, write_meta
+from ingot.data.formats.shard_folder import shard_writer
 from ingot.data.store.dataset import SplitRecord
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import check_output, staged

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data import SPLITS
-from ingot.data.formats.base import marks_of
-from ingot.data.formats.gpt_simple import Pair
+from ingot.data.formats.documents import marks_of
+from ingot.data.formats.gpt_simple_folder import Pair
 from ingot.data.store.dataset import (
     BucketRecord,
     Dataset,
@@ -126,7 +126,7 @@ def shard_files(folder: Path, split: str) -> list[Path]:
 
 
 def _open_nanogpt(folder: Path, tokenizer: str | None, trust_tokens: bool) -> Dataset:
-    from ingot.data.formats.nanogpt import META, nanogpt_tokenizer
+    from ingot.data.formats.nanogpt_folder import META, nanogpt_tokenizer
 
     files = {split: [folder / name] for split, name in NANOGPT.items() if (folder / name).is_file()}
     which = OTHER if tokenizer or (folder / META).is_file() else GUESSED

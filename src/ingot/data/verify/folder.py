@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data import SPLITS
+from ingot.data.formats.detect import detect, open_source
 from ingot.data.formats.foreign import MANIFEST as PUBLISHED
 from ingot.data.formats.foreign import bucket_of, listed_dataset, paired_tokenizer
-from ingot.data.formats.gpt_simple import Pair, find_pairs
-from ingot.data.formats.open import detect, open_source
-from ingot.data.formats.shards import NO_TOKENS, VALIDATION
+from ingot.data.formats.gpt_simple_folder import Pair, find_pairs
+from ingot.data.formats.shard_folder import NO_TOKENS, VALIDATION
 from ingot.data.store.dataset import (
     MANIFEST,
     BucketRecord,

@@ -1,4 +1,4 @@
-"""In place of ingot.data.loading.open: folders of tokens, and no text that comes along."""
+"""In place of ingot.data.loading.data_path: folders of tokens, and no text that comes along."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.compat.golf.log import RunLog
 from ingot.data.formats.foreign import listed_dataset, manifest_of, shard_files, tokenizer_of
-from ingot.data.loading.open import open_dataset
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
 from ingot.errors import ConfigError, DataError
 

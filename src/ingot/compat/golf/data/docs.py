@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, cast
 
 from ingot.compat.golf.data.manifest import DOCS, DOCS_SOURCE, read_source
 from ingot.compat.golf.data.placing import check_space, disk_of, place
-from ingot.data.formats.base import Document, Marks, TokenSource
+from ingot.data.formats.detect import open_source
+from ingot.data.formats.documents import Document, Marks, TokenSource
 from ingot.data.formats.foreign import MANIFEST, parse_manifest
-from ingot.data.formats.open import open_source
 from ingot.data.hub import FileInfo, Hub, client_messages
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.store.staging import writing

@@ -18,7 +18,7 @@ from typing import Any
 
 from ingot.compat.golf.data.docs import Docs, Notify, Progress, read_docs
 from ingot.compat.golf.data.specs import BYTE, HF_BPE, SENTENCEPIECE, TIKTOKEN, Spec, files_of
-from ingot.data.formats.base import marks_of
+from ingot.data.formats.documents import marks_of
 from ingot.data.text.files import adding_up
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
 from ingot.data.tokenizers.gpt2 import END_OF_TEXT

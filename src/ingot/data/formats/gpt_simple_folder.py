@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data import SPLITS
-from ingot.data.formats.base import (
+from ingot.data.formats.documents import (
     ByteCounter,
     Document,
     FileCounts,

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.formats.base import marks_of
-from ingot.data.formats.gpt_simple import DTYPES, check_windows, cut_windows, index_bytes, token_width
+from ingot.data.formats.documents import marks_of
+from ingot.data.formats.gpt_simple_folder import DTYPES, check_windows, cut_windows, index_bytes, token_width
 from ingot.data.text.files import open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
 from ingot.errors import ConfigError, DataError, IngotError, RunError
@@ -27,7 +27,7 @@ from ingot.runtime.processes import python_command
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 AT_ONCE = 256  # texts that are encoded at once
-BOOT = "from ingot.data.formats.tokenize import run_worker; run_worker()"
+BOOT = "from ingot.data.formats.tokenize_jsonl import run_worker; run_worker()"
 Progress = Callable[[int, int], None]  # files done, files in all
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.data.formats.base import ByteCounter, Document, Marks, StreamWriter, TokenSource, cut
+from ingot.data.formats.documents import ByteCounter, Document, Marks, StreamWriter, TokenSource, cut
 from ingot.data.store.dataset import Dataset, Split
 from ingot.data.store.shards import OPEN_FILES, TOKEN_BYTES, ShardWriter, TokenStream, open_shard, sound_header
 from ingot.errors import DataError

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ingot.data.formats.base import TokenSource
-from ingot.data.formats.gpt_simple import GPTSimpleSource, find_pairs
-from ingot.data.formats.nanogpt import FILES, NanoGPTSource
-from ingot.data.formats.shards import PreparedSource, ShardSource
+from ingot.data.formats.documents import TokenSource
+from ingot.data.formats.gpt_simple_folder import GPTSimpleSource, find_pairs
+from ingot.data.formats.nanogpt_folder import FILES, NanoGPTSource
+from ingot.data.formats.shard_folder import PreparedSource, ShardSource
 from ingot.data.store.dataset import MANIFEST, prepare_command
 from ingot.data.store.shards import has_header
 from ingot.data.text.files import is_text

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ingot.data.formats.base import ByteCounter, Document, Marks, PlainWriter, StreamWriter, TokenSource, cut, read_file
+from ingot.data.formats.documents import ByteCounter, Document, Marks, PlainWriter, StreamWriter, TokenSource, cut, read_file
 from ingot.data.store.shards import HEADER_BYTES, TokenStream, open_plain
 from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
