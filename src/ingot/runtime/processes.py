@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 
+from ingot.runtime.machine import ONE_FILE
+
 _PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
     """The command of a fresh Python that runs `code`, which finds `sys` imported and the arguments in sys.argv[1:]."""
-    return [sys.executable, "-P", "-c", _BOOT + code, json.dumps(import_path()), *arguments]
+    boot = f"{_BOOT}import runpy; runpy.run_path({ONE_FILE!r}); " if ONE_FILE else _BOOT
+    return [sys.executable, "-P", "-c", boot + code, json.dumps(import_path()), *arguments]
 
 
 def end_with_parent() -> None:

@@ -113,7 +113,7 @@ def _result(
 # The artifact of a completed run: written into its folder, held against the budget, and scored by another process.
 
 
-def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
+def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., Any] = score_in_fresh_process) -> Exported | None:
     """Write the artifact into the run folder and let another process score it."""
     scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
     rows = trainer.artifact_rows() if scored else None
@@ -123,7 +123,7 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown) -> Exported | None:
         raise Interrupted
     if report is None:
         return None
-    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown) if scored else None, rows)
+    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown, score) if scored else None, rows)
 
 
 def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], shutdown: Shutdown) -> ArtifactReport | None:
@@ -156,13 +156,13 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], sh
     return report
 
 
-def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown) -> float | None:
+def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown, score: Callable[..., Any]) -> float | None:
     """The bits per byte of the file that was written, by a process that knows nothing but the file."""
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
         progress, stop = partial(trainer.reporter.waiting, SCORING), lambda: shutdown.requested
-        return float(score_in_fresh_process(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
+        return float(score(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
     except RunError as error:  # all of the training is done, and no reason to call the run a failure
         why = "interrupted" if shutdown.requested else error
     trainer.reporter.message(f"{path} was not scored: {why}; score it with: ingot eval --artifact {shlex.quote(str(path))}")

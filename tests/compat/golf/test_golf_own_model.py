@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from golf_toys import TOY, Golf
 
-from ingot.compat.golf.alone.bundle import with_settings
-from ingot.compat.golf.bundle import bundle
 from ingot.compat.golf.main import main
 from ingot.compat.golf.variables import NAMES, RANKS
 
@@ -115,16 +113,6 @@ def test_a_submission_is_packed_of_such_runs(golf: Golf, mine: Path, tmp_path: P
     ended = subprocess.run([sys.executable, "-m", "ingot", *words], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "class Model(Golf)" in (tmp_path / "records/own/train_gpt.py").read_text()
-
-
-def test_a_model_is_carried_whatever_its_letters_and_replaced_by_the_next() -> None:
-    strange = '"""\'\\ \U0001f600\n'
-    with_model = bundle({"MODEL_FILE": "x.py"}, strange)
-    namespace: dict[str, object] = {}
-    line = next(line for line in with_model.decode("ascii").splitlines() if line.startswith("MODEL = "))
-    exec(line, namespace)
-    assert namespace["MODEL"] == strange
-    assert with_settings(with_model, {}) == bundle()
 
 
 @pytest.mark.parametrize(

@@ -1,251 +1,179 @@
-"""One file that trains and scores: `train_gpt.py` with the sources of a golf run inside, for machines without Ingot.
+"""One file that trains and scores: `train_gpt.py` with Ingot inside, for machines where Ingot is not installed.
 
-Code counts as part of a submission, so the file holds only what the entry reaches, compressed after a loader that can be read.
-What is not reached in a golf run is named in LEFT_OUT; an import of it is harmless there and its use is an error. There are two
-such programs: the challenge's script (GOLF), and one for runs that `ingot train` made with the frontier family (BY_SETTINGS),
-with that family, its optimizer options and its artifact in place of the challenge's.
+Code counts as part of a submission. The file holds every module that a golf run can reach, found by following imports from
+its entry, without docstrings, comments and descriptions of settings, compressed after a loader that can be read. LEFT_OUT names
+what such a run never uses: importing it works in the file, using it is an error that says so.
 """
 
 from __future__ import annotations
 
+import ast
+import base64
 import bz2
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import ingot
-from ingot.compat.golf.alone.bundle import NONE, with_settings
-from ingot.compat.golf.linker import Read, link
-from ingot.runtime.machine import made_by
+from ingot.runtime.machine import ONE_FILE, made_by
 
-WIDTH = 132  # of the lines of packed text
-# Of packed text: 94 of them, so that eleven hold nine bytes, where base 85 needs eleven and a quarter.
-LETTERS = [chr(code) for code in range(32, 127) if code != ord('"')]
-
-# What a golf run passes by: preparing and packing text, other kinds of tokenizers and files, samples, averages of weights.
+GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # the two programs such a file can be
 LEFT_OUT = (
-    "ingot.artifact.container",
-    "ingot.artifact.fresh_process",
-    "ingot.artifact.rans",
+    "ingot.api",
+    "ingot.artifact.gpt_simple",
+    "ingot.artifact.hf_tokenizer",
     "ingot.backends.mlx",
-    "ingot.backends.torch.state",
-    "ingot.backends.torch.inference",
-    "ingot.backends.torch.tune",
-    "ingot.backends.torch.rounding",
-    "ingot.config.checks",
-    "ingot.config.checks",
-    "ingot.data.formats.foreign",
+    "ingot.backends.torch.generate",
+    "ingot.data.formats.documents",
+    "ingot.data.formats.gpt_simple_folder",
     "ingot.data.formats.nanogpt_folder",
-    "ingot.data.loading.rows",
-    "ingot.data.loading.rows",
+    "ingot.data.hub",
     "ingot.data.loading.packing",
-    "ingot.data.loading.redraw",
-    "ingot.data.prepare",
-    "ingot.data.store.dataset",
-    "ingot.data.store.dataset",
+    "ingot.data.prepare.pipeline",
     "ingot.data.text",
+    "ingot.data.tokenizers.gpt2",
+    "ingot.data.tokenizers.huggingface",
     "ingot.data.tokenizers.plain",
-    "ingot.eval.evaluator",
-    "ingot.generate",
-    "ingot.model.loss",
-    "ingot.model.kernels",
-    "ingot.optim.muon",
-    "ingot.optim.muon",
-    "ingot.runs.folder",
-    "ingot.runs.checkpoints",
-    "ingot.runs.reporter",
+    "ingot.data.tokenizers.training",
+    "ingot.eval.tasks",
+    "ingot.inference",
+    "ingot.model.gpt2",
+    "ingot.model.llama",
+    "ingot.preflight",
+    "ingot.runs.run",
     "ingot.runs.tracking",
-    "ingot.train.end",
-    "ingot.train.evaluation",
-    "ingot.train.resume",
-    "ingot.train.evaluation",
-    "ingot.trained",
 )
-
-# Modules of which a golf run asks next to nothing.
-NOTHING = (
-    "ingot.backends.torch.startup",
-    "ingot.backends.torch.startup",
-    "ingot.backends.torch.tune",
-    "ingot.backends.torch.compile",
-    "ingot.backends.torch.tune",
-    "ingot.backends.torch.custom_model",
-    "ingot.backends.torch.tune",
-    "ingot.compat.golf.look_alikes",
-    "ingot.console.entry",
-    "ingot.model.layers",
-    "ingot.runs.folder",
-    "ingot.runs.checkpoints",
-    "ingot.runtime.processes",
-    "ingot.runtime.machine",
-    "ingot.runtime.signals",
-    "ingot.runtime.machine",
-    "ingot.train.evaluation",
-    "ingot.train.resume",
-    "ingot.train.stop",
-)
-# Modules that the file has in a smaller form.
-INSTEAD = {
-    **dict.fromkeys(NOTHING, "ingot.compat.golf.alone.nothing"),
-    "ingot": "ingot.compat.golf.alone",
-    "ingot.backends.torch.tune": "ingot.compat.golf.alone.attention",
-    "ingot.backends.torch.compile": "ingot.compat.golf.alone.regions",
-    "ingot.backends.torch.tune": "ingot.compat.golf.alone.threads",
-    "ingot.config.schema": "ingot.compat.golf.alone.registry",
-    "ingot.config.loading": "ingot.compat.golf.alone.loading",
-    "ingot.config.render": "ingot.compat.golf.alone.render",
-    "ingot.data.loading.data_path": "ingot.compat.golf.alone.dataset",
-    "ingot.data.tokenizers.open": "ingot.compat.golf.alone.tokenizers",
-    "ingot.compat.golf.bundle": "ingot.compat.golf.alone.bundle",
-    "ingot.model.registry": "ingot.compat.golf.alone.registry",
-    "ingot.runs.lock": "ingot.compat.golf.alone.lock",
+LEFT_OUT_OF = {
+    GOLF: (
+        "ingot.artifact.container",
+        "ingot.artifact.fresh_process",
+        "ingot.artifact.rans",
+        "ingot.backends.torch.rounding",
+        "ingot.data.loading.redraw",
+        "ingot.model.frontier",
+        "ingot.train.fit_artifact",
+    ),
+    BY_SETTINGS: ("ingot.backends.torch.custom_model", "ingot.model.golf"),
 }
-
-# What runs of the frontier family ask for besides: documents redrawn, stages, NorMuon, averages, weights as codes of few bits.
-OF_FRONTIER = (
-    "ingot.artifact.container",
-    "ingot.artifact.fresh_process",
-    "ingot.artifact.rans",
-    "ingot.backends.torch.state",
-    "ingot.backends.torch.rounding",
-    "ingot.config.checks",
-    "ingot.data.loading.redraw",
-    "ingot.data.store.dataset",
-    "ingot.optim.muon",
-    "ingot.optim.muon",
-    "ingot.train.end",
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    """What is made one file: where it begins, what it passes by, what it has in a smaller form, and how it is used."""
-
-    entry: str
-    left_out: tuple[str, ...] = ()
-    instead: Mapping[str, str] = field(default_factory=dict)
-    usage: str = ""
-
-    @cache  # noqa: B019 (there are two programs)
-    def read(self, name: str) -> str | None:
-        """The source of a module of ours as this program has it."""
-        path = Path(ingot.__file__).parent.joinpath(*self.instead.get(name, name).split(".")[1:])
-        files = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
-        return files[0].read_text(encoding="utf-8") if files else None
-
-
-GOLF = Program(
-    "ingot.compat.golf.main",
-    LEFT_OUT,
-    INSTEAD,
-    "Settings are environment variables (DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, ...); EVAL_ONLY_PATH=final_model.int8.ptz\n"
-    "scores that file and trains nothing.",
-)
-BY_SETTINGS = Program(
-    "ingot.compat.golf.by_settings",
-    tuple(name for name in LEFT_OUT if name not in OF_FRONTIER),
-    {
-        **INSTEAD,
-        "ingot.artifact.fresh_process": "ingot.compat.golf.alone.fresh_process",
-        "ingot.config.schema": "ingot.compat.golf.alone.frontier_registry",
-        "ingot.model.registry": "ingot.compat.golf.alone.frontier_registry",
-    },
-    "Settings are environment variables: DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, MAX_WALLCLOCK_SECONDS, and any setting by its\n"
-    "name (env model.layers=9). EVAL_ONLY_PATH=model.ingot scores that file and trains nothing.",
-)
+WIDTH = 132  # characters per line of the compressed text
 
 LOADER = '''\
 """Trains and scores a golf model: python train_gpt.py, or torchrun --standalone --nproc_per_node=N train_gpt.py.
 
-{usage} Needs torch, numpy, sentencepiece and pydantic.
-The sources ({package} {version}) are PACKED below; to read one:
-python -c "import train_gpt; print(train_gpt.SOURCES['{entry}'])"
+Settings are environment variables (DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, MAX_WALLCLOCK_SECONDS, ...); EVAL_ONLY_PATH=FILE
+scores the artifact FILE and trains nothing. Needs torch, numpy, sentencepiece and pydantic.
+The sources ({made_by}) are PACKED below; to read one: python -c "import train_gpt; print(train_gpt.SOURCES[train_gpt.ENTRY])"
 """
-import bz2, importlib.abc, importlib.util, os, sys, traceback
+import base64, bz2, importlib.abc, importlib.util, os, sys, traceback
 
-# What this run sets, unless the environment does.
+# The program of this file, the variables that it sets unless the environment does, and its custom model, if it has one.
+ENTRY = None
 SETTINGS = {{}}
-# Its own model, if it has one, which is put beside this file.
 MODEL = None
 
-PACKED = r"""
+PACKED = """
 {packed}
 """
-# Eleven letters of it are nine bytes: digits of base 94, the lowest first.
-letters = [code - 32 - (code > 34) for code in map(ord, PACKED) if code >= 32]
-values = [sum(digit * 94**place for place, digit in enumerate(letters[i : i + 11])) for i in range(0, len(letters), 11)]
-packed = b"".join(value.to_bytes(9, "little") for value in values)
-SOURCES = dict(part.split("\\n", 1) for part in bz2.decompress(packed).decode().split("\\0"))
-# A module that is not among them can be imported and not be used.
+SOURCES = dict(part.split("\\n", 1) for part in bz2.decompress(base64.b85decode(PACKED.replace("\\n", ""))).decode().split("\\0"))
+# The source of a module that is left out: its names can be imported and subclassed, and calling one is an error.
 ABSENT = """
-class Absent:
-    def __init__(self, name):
-        self.name = name
-    def __call__(self, *args, **kwargs):
-        from {package}.errors import ConfigError
-        raise ConfigError(f"{{self.name}} is not part of this file, which only trains and scores; use the package {package}")
-    def __getattr__(self, name):
-        return __getattr__(f"{{self.name}}.{{name}}")
+class Absent(type):
+    def __call__(cls, *args, **kwargs):
+        from ingot.errors import ConfigError
+        raise ConfigError(f"{{cls.__module__}}.{{cls.__name__}} is not part of this file; install ingot to use it")
 def __getattr__(name):
-    if "__" in name:
+    if name.startswith("__"):
         raise AttributeError(name)
-    return Absent(f"{{__name__}}.{{name}}")
+    return Absent(name, (), {{"__module__": __name__}})
 """
 
 
-class Sources(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
-    path, version = os.path.abspath(__file__), "{version}"
+class Sources(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    one_file, made_by = os.path.abspath(__file__), "{made_by}, one file"
 
     def find_spec(self, name, path=None, target=None):
-        return importlib.util.spec_from_loader(name, self) if name.split(".")[0] == "{package}" else None
+        return importlib.util.spec_from_loader(name, self) if name.split(".")[0] == "ingot" else None
 
     def is_package(self, name):
         return name not in SOURCES or any(other.startswith(name + ".") for other in SOURCES)
 
     def get_filename(self, name):
-        return os.path.join(self.path, *name.split(".")) + ".py"
+        return os.path.join(self.one_file, *name.split(".")) + ".py"
 
     def get_source(self, name):
         return SOURCES.get(name, ABSENT)
 
+    def get_code(self, name):
+        return compile(self.get_source(name), self.get_filename(name), "exec")
+
 
 sys.meta_path.insert(0, Sources())
-sys.excepthook = traceback.print_exception  # knows where lines are that no file has
+sys.excepthook = traceback.print_exception  # prints source lines that are in no file of their own
 
 if __name__ == "__main__":
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    from {entry} import main
-
+    main = importlib.import_module(ENTRY).main
     sys.exit(main(sys.argv[1:], *filter(None, [MODEL])))
 '''
 
 
-def bundle(settings: Mapping[str, str] = NONE, model: str | None = None, program: Program = GOLF) -> bytes:
-    """`train_gpt.py`, in which these variables are set unless the environment sets them; the same bytes for the same sources.
+def bundle(settings: Mapping[str, str] | None = None, model: str | None = None, entry: str = GOLF) -> bytes:
+    """Return the `train_gpt.py` of a program, with variables that hold unless the environment sets them.
 
-    `model` is the text of a model of one's own, which it carries.
+    `model` is the source of a custom model that the file carries. The same sources give the same bytes.
     """
-    return with_settings(_unset(program), settings, model)
+    content = Path(ONE_FILE).read_text() if ONE_FILE else _program(entry)
+    header = f'ENTRY = "{entry}"\nSETTINGS = {json.dumps(settings or {}, indent=4)}\nMODEL = {model!a}'
+    content = re.sub(r"^ENTRY = .*?^MODEL = .*?$", lambda _: header, content, count=1, flags=re.DOTALL | re.MULTILINE)
+    return content.encode()
 
 
 @cache
-def _unset(program: Program) -> bytes:
-    version = made_by().removeprefix("ingot ")
-    return one_file("ingot", program.entry, program.read, program.left_out, version, program.usage)
+def _program(entry: str) -> str:
+    sources = {name: _strip(tree) for name, tree in sorted(closure(entry).items())}
+    # bz2 is 5% smaller than lzma on half a megabyte of Python.
+    packed = base64.b85encode(bz2.compress("\0".join(f"{name}\n{source}" for name, source in sources.items()).encode())).decode()
+    lines = "\n".join(packed[start : start + WIDTH] for start in range(0, len(packed), WIDTH))
+    return LOADER.format(made_by=made_by(), packed=lines)
 
 
-def one_file(package: str, entry: str, read: Read, left_out: tuple[str, ...] = (), version: str = "", usage: str = "") -> bytes:
-    """A program of a package as one file that needs the package no more."""
-    sources = link(package, entry, read, left_out)
-    keys: list[Callable[[str], Any]] = [str, sources.__getitem__, lambda name: len(sources[name])]
-    orders = [sorted(sources, key=key, reverse=last) for key in keys for last in (False, True)]
-    texts = ["\0".join(f"{name}\n{sources[name]}" for name in order) for order in orders]
-    # 3% smaller than lzma on a few hundred kilobytes of Python, and 200 bytes more or less by the order of these.
-    small = min((bz2.compress(text.encode()) for text in texts), key=len)
-    values = [int.from_bytes(small[start : start + 9].ljust(9, b"\0"), "little") for start in range(0, len(small), 9)]
-    letters = "".join(LETTERS[value // 94**place % 94] for value in values for place in range(11))
-    packed = "\n".join(letters[start : start + WIDTH] for start in range(0, len(letters), WIDTH))
-    return LOADER.format(package=package, entry=entry, version=version, usage=usage, packed=packed).encode()
+def closure(entry: str) -> dict[str, ast.Module]:
+    """Return the modules of the package that `entry` imports, directly or not, inside functions too, but for those left out."""
+    modules: dict[str, ast.Module] = {}
+    queue, left_out = [entry], (*LEFT_OUT, *LEFT_OUT_OF[entry])
+    while queue:
+        name = queue.pop()
+        path = Path(ingot.__file__).parent.joinpath(*name.split(".")[1:])
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        stays_out = any(f"{name}.".startswith(f"{other}.") for other in left_out)
+        if name.split(".")[0] != "ingot" or name in modules or stays_out or not path.is_file():
+            continue
+        modules[name] = ast.parse(path.read_text(encoding="utf-8"))
+        queue.append(name.rpartition(".")[0])
+        for node in ast.walk(modules[name]):
+            if isinstance(node, ast.Import):
+                queue += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                queue += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return modules
+
+
+def _strip(tree: ast.Module) -> str:
+    """Return the source of a module without docstrings, comments, descriptions of settings and types of parameters.
+
+    Functions with a decorator keep their types: Triton and torch's custom operators read them.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            node.returns = None
+            for parameter in ast.walk(node.args):
+                if isinstance(parameter, ast.arg):
+                    parameter.annotation = None
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
+    return ast.unparse(tree)

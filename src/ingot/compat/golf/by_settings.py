@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,22 @@ from ingot.compat.golf.variables import LIMIT_BYTES
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.console.entry import explained, process_start, say
+from ingot.data.formats.foreign import shard_files
 from ingot.data.loading.data_path import open_dataset
-from ingot.errors import CheckpointError, ConfigError, RunError
+from ingot.data.store.dataset import MANIFEST
+from ingot.errors import CheckpointError, ConfigError, DataError, RunError, Setting
 from ingot.eval.evaluator import Score, evaluator_of
 from ingot.runs.reporter import LineReporter
-from ingot.runtime.ranks import ranks_from_environment
+from ingot.runtime.files import user_path
+from ingot.runtime.ranks import ranks_from_environment, without_ranks
 from ingot.runtime.signals import listening_early
+from ingot.train.end import export_artifact
 from ingot.train.start import run
 
 NAME = "train_gpt.py"
 SCORED = "EVAL_ONLY_PATH"
 ROUND_TRIP = "final_roundtrip"  # what the score of the artifact is called
+POLL_SECONDS = 0.25  # between two checks whether scoring must stop
 PLACES = {"DATA_PATH": ("data.path",), "TOKENIZER_PATH": ("data.tokenizer",)}
 VARIABLES = {**PLACES, "SEED": ("training.seed", "data.seed"), "MAX_WALLCLOCK_SECONDS": ("budget.seconds",)}
 NAMED = {name: variable for variable, names in VARIABLES.items() for name in names} | {"training.output_dir": "RUN_ID"}
@@ -88,7 +96,10 @@ def _train(environment: Mapping[str, str]) -> int:
         settings["training.output_dir"] = str(run_folder(Path("logs"), environment["RUN_ID"], ranks.first))
     if settings.get("budget.seconds", 1) is None and settings.get("training.max_steps") is None:
         raise ConfigError("MAX_WALLCLOCK_SECONDS=0 is no cap, and nothing else ends this run; set training.max_steps too")
-    result = run(load_config(python=settings, environment={}), LineReporter(say), began=process_start())
+    resolved = load_config(python=settings, environment={})
+    check_data(resolved.config)
+    exporter = partial(export_artifact, score=score_by_this_file)
+    result = run(resolved, LineReporter(say), exporter, began=process_start())
     if result.status != "completed" or result.artifact_bytes is None or not ranks.first:
         return 0
     code = Path(sys.argv[0]).stat().st_size
@@ -121,9 +132,35 @@ def score_artifact(path: Path, settings: Mapping[str, Any]) -> Score:
     known = {f"{section}.{name}": value for section, tree in told.items() for name, value in tree.items()}
     here = ("data.path", "data.tokenizer", "data.trust_tokens", "training.device")
     config = load_config(python=known | {name: settings[name] for name in here if name in settings}, environment={}).config
+    check_data(config)
     dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
     backend = open_inference(config, dataset.tokenizer.vocab_size)
     backend.load_weights(artifact.tensors, str(path))
     evaluator = evaluator_of(config, dataset, "val")
     rows = config.evaluation.final_rows
     return evaluator.score(evaluator.rows(rows if isinstance(rows, int) else None), backend.score)
+
+
+def check_data(config: Config) -> None:
+    """Refuse a folder that holds neither prepared data nor validation shards."""
+    folder = user_path(config.data.path)
+    if not (folder / MANIFEST).is_file() and not shard_files(folder, "val"):
+        raise DataError(f"no files found for {folder / 'fineweb_val_*.bin'}; set {{0}}", Setting("data.path"))
+
+
+def score_by_this_file(
+    path: Path, data: None, device: str, rows: None, progress: Any, stop: Callable[[], bool]
+) -> dict[str, float]:
+    """Return the score of an artifact that another process of this file reads: there is no `ingot eval` without Ingot."""
+    environment = {**without_ranks(os.environ), SCORED: str(path), "training.device": device}
+    with subprocess.Popen([sys.executable, sys.argv[0]], env=environment, stdout=subprocess.PIPE, text=True) as child:
+        while child.poll() is None:
+            if stop():
+                child.kill()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(POLL_SECONDS)
+        assert child.stdout is not None
+        scores = re.search(r"_exact val_loss:(\S+) val_bpb:(\S+)", child.stdout.read())
+    if scores is None or child.returncode:
+        raise RunError(f"{path} was written but not scored: the process that read it ended with code {child.returncode}")
+    return {"val_loss": float(scores[1]), "val_bpb": float(scores[2])}

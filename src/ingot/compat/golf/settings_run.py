@@ -34,7 +34,7 @@ OF_ONE_RUN = (*NOT_COMPARED, "data.path", "data.tokenizer", "data.seed", SEED, "
 def packed_code(config: Config) -> bytes:
     """The `train_gpt.py` that trains and scores as a config says."""
     told = {name: here for name, (_, here) in changed(config).items() if name not in OF_ONE_RUN}
-    return bundle(told, program=BY_SETTINGS)
+    return bundle(told, entry=BY_SETTINGS)
 
 
 def changed(config: Config) -> dict[str, tuple[str, str]]:
