@@ -157,9 +157,9 @@ def test_a_process_of_another_system_is_judged_by_its_heartbeat_and_not_by_its_n
 
 def test_a_process_here_that_is_older_than_its_heartbeat_is_believed_however_old_that_is(folder: RunFolder, monkeypatch) -> None:
     write_state(folder, age_seconds=1000)
-    monkeypatch.setattr("ingot.runs.run.process_age", lambda pid: 500.0)
+    monkeypatch.setattr("ingot.runtime.processes.process_age", lambda pid: 500.0)
     assert status(folder) == "crashed"  # a process that is younger than the last heartbeat only has the number
-    monkeypatch.setattr("ingot.runs.run.process_age", lambda pid: 2000.0)
+    monkeypatch.setattr("ingot.runtime.processes.process_age", lambda pid: 2000.0)
     assert status(folder) == "running"
 
 

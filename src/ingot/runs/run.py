@@ -6,7 +6,6 @@ is still being written is not read yet.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from ingot.runs.folder import RunFolder, is_claimed
 from ingot.runs.metrics import Mark
 from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_result, read_state, this_process
 from ingot.runtime.files import open_to_read
-from ingot.runtime.processes import is_zombie, process_age
+from ingot.runtime.processes import is_alive
 
 if TYPE_CHECKING:
     from ingot.config.schema import Config
@@ -70,7 +69,7 @@ class Run:
         age = state.age_seconds
         host, _, boot_id = this_process()
         here = (state.host, state.boot_id) == (host, boot_id)  # a number of another system's process says nothing
-        alive = _is_alive(state.pid, age) if here else age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
+        alive = is_alive(state.pid, age) if here else age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
         gone = state.status == "running" and not alive
         return RunStatus("crashed" if gone else state.status, state, age, here)
 
@@ -117,15 +116,3 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """What the last session came to; None before it has ended."""
         return read_result(self.path)
-
-
-def _is_alive(pid: int, heard_ago: float) -> bool:
-    """Whether a process is there that was heard of so many seconds ago, and not a later one with its number."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, TypeError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # somebody else's, and there
-    began = process_age(pid)
-    return not is_zombie(pid) and (began is None or began >= heard_ago - 1.0)  # ages are known to a hundredth, and clocks are set

@@ -121,6 +121,18 @@ def is_zombie(pid: int) -> bool:
         return False
 
 
+def is_alive(pid: int, heard_ago: float) -> bool:
+    """Return whether the process heard of so many seconds ago still runs; a younger one has only got its number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, TypeError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # the process exists and belongs to another user
+    age = process_age(pid)
+    return not is_zombie(pid) and (age is None or age >= heard_ago - 1.0)  # ages are known to a hundredth, and clocks are set
+
+
 def _fields(pid: int | str) -> list[str]:
     """What the system says of a process, from the third field on: the second, its name, may have spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

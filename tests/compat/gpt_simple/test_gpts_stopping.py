@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -185,6 +188,66 @@ def test_stop_of_a_run_that_only_the_original_trains_says_so(door: Door, gpts: P
     said = door("stop", "--output_dir", "theirs", code=1).line
     assert "theirs is not trained here but by the original gpt-simple, which theirs/.shutdown_requested asks to stop" in said
     assert not (gpts / "theirs/stop").exists()
+
+
+def their_state(folder: Path, pid: int, age_seconds: float = 0.0) -> None:
+    """Write what the original, or our own run of its keys, last said of itself that many seconds ago."""
+    heard = (datetime.now(UTC) - timedelta(seconds=age_seconds)).isoformat(timespec="seconds")
+    told = {"status": "running", "pid": pid, "started_at": heard, "updated_at": heard, "global_step": 4, "loss": math.inf}
+    folder.mkdir(exist_ok=True)
+    (folder / ".run_state.json").write_text(json.dumps(told))
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("more", [(), ("--force",), ("--nproc_per_node", 2)], ids=["train", "force", "ranks"])
+def test_a_folder_in_which_the_original_trains_is_refused_and_left_as_it_is(
+    door: Door, gpts: Path, more: tuple[object, ...]
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        (gpts / "out/checkpoints/checkpoint-4").mkdir(parents=True)
+        their_state(gpts / "out", process.pid)
+        before = sorted(gpts.rglob("out/**"))
+        line = door(*TRAIN, *more, code=1).line
+        assert f"process {process.pid}" in line and "stop it first" in line and "another training.output_dir" in line
+        assert sorted(gpts.rglob("out/**")) == before
+    finally:
+        process.communicate()
+
+
+def test_a_state_that_the_original_wrote_a_moment_ago_is_refused_for_it_may_train_on_another_host(
+    door: Door, gpts: Path, dead_pid: int
+) -> None:
+    their_state(gpts / "out", dead_pid, age_seconds=20)
+    line = door(*TRAIN, code=1).line
+    assert "another host" in line and "another training.output_dir" in line and "delete out/.run_state.json" in line
+    (gpts / "out/.run_state.json").unlink()
+    door("-q", *TRAIN, "--training.max_steps", 3)
+
+
+def test_a_folder_whose_original_died_long_ago_is_trained_in(door: Door, gpts: Path, dead_pid: int) -> None:
+    their_state(gpts / "out", dead_pid, age_seconds=3600)
+    door("-q", *TRAIN, "--training.max_steps", 3)
+
+
+def test_a_process_that_got_the_number_of_a_dead_original_is_not_taken_for_it(door: Door, gpts: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        their_state(gpts / "out", process.pid, age_seconds=3600)
+        door("-q", *TRAIN, "--training.max_steps", 3)
+        process.communicate()
+
+
+def test_a_run_of_ours_that_was_killed_a_moment_ago_goes_on_at_once(door: Door, our_copy: Path, dead_pid: int) -> None:
+    state = json.loads((our_copy / "out/state.json").read_text())
+    (our_copy / "out/state.json").write_text(json.dumps({**state, "status": "running", "pid": dead_pid}))
+    their_state(our_copy / "out", dead_pid)
+    door("-q", *TRAIN, "--training.max_steps", 13)
 
 
 def test_status_of_checkpoints_alone_is_what_the_newest_says(door: Door, our_copy: Path) -> None:

@@ -21,15 +21,18 @@ from typing import Any
 
 from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, STOP_FLAG, TOKENIZER, Saved, saved_checkpoints
 from ingot.compat.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoint, write_tokenizer
-from ingot.errors import CheckpointError, IngotError, Setting
+from ingot.errors import CheckpointError, IngotError, RunError, Setting
 from ingot.runs.checkpoints import Kind, load_checkpoint, read_kind, saved_steps, step_of
 from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.reporter import BeginReport, Reporter, StepReport
+from ingot.runs.state import read_state
 from ingot.runs.tracking import read_id
 from ingot.runtime.files import read_dict, to_json, write_atomically, writing
+from ingot.runtime.processes import is_alive
 
 LEFT = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # by a kill while one was written
 STATUSES = {"failed": "error"}  # what it calls a status
+FRESH_SECONDS = 300.0  # the original writes its state every logging_steps, and clocks of hosts differ
 LOOK_SECONDS = 0.5  # between two looks for its flag file: a network disk answers slowly
 
 
@@ -40,6 +43,33 @@ def refuse_strangers(folder: Path) -> None:
     if not {"model", "training"} <= (read_dict(folder / CONFIG) or {}).keys():
         what = f"{folder} holds {CONFIG}, which neither gpt-simple nor Ingot wrote"
         raise CheckpointError(what, Setting("training.output_dir"), advice="choose another {0}")
+
+
+def refuse_live_original(folder: Path) -> None:
+    """Refuse a folder in which the original gpt-simple trains: each of the two would delete the other's checkpoints.
+
+    Its state names no host, so a process that is not found here may still train on another one while the state is fresh. A run
+    of ours writes the same file; its own lock keeps others out, and a killed one may go on at once.
+    """
+    state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
+    try:
+        pid, updated = int(state["pid"]), datetime.fromisoformat(state["updated_at"])
+        written_by_us = ours is not None and (ours.pid == pid or datetime.fromisoformat(ours.updated_at) >= updated)
+    except (KeyError, TypeError, ValueError):
+        return  # the original writes both, the time with its zone
+    if state.get("status") != "running" or written_by_us:
+        return
+    age = time.time() - updated.timestamp()
+    output_dir = Setting("training.output_dir")
+    if pid > 0 and pid != os.getpid() and is_alive(pid, age):
+        what = f"the original gpt-simple, process {pid}, is training in {folder}"
+        raise RunError(what, output_dir, advice="stop it first, or choose another {0}")
+    if age < FRESH_SECONDS:
+        raise RunError(
+            f"the original gpt-simple wrote {folder / RUN_STATE} {max(0.0, age):.0f} s ago and may be training on another host",
+            output_dir,
+            advice=f"stop it first, or choose another {{0}}; if it is dead, delete {folder / RUN_STATE}",
+        )
 
 
 class RunFiles(Reporter):

@@ -81,12 +81,13 @@ def configured(options: Namespace, overrides: Mapping[str, Any]) -> Config:
 
 def run_training(config: Config, log: Log, force: bool = False) -> tuple[str, TrainingResult]:
     """Train on this rank; how it ended, and what it came to. With `force` an earlier run in the folder is deleted first."""
-    from ingot.compat.gpt_simple.files import RunFiles, refuse_strangers
+    from ingot.compat.gpt_simple.files import RunFiles, refuse_live_original, refuse_strangers
     from ingot.compat.gpt_simple.foreign import take_over
     from ingot.compat.gpt_simple.reporter import GptSimpleReporter, newest_name
     from ingot.train.start import run
 
     ranks = ranks_from_environment()
+    refuse_live_original(Path(config.training.output_dir))
     refuse_strangers(Path(config.training.output_dir))
     if not force:
         take_over(config, ranks, log.info, log.warn)
@@ -125,9 +126,11 @@ def check(config: Config, resolved: IngotConfig, world_size: int, told: Callable
 
 def _launch(config: Config, options: Namespace, words: Sequence[str], log: Log) -> int:
     """Start the ranks; a mistake is told once, before any of them."""
+    from ingot.compat.gpt_simple.files import refuse_live_original
     from ingot.console.launch import launch
     from ingot.train.start import open_data
 
+    refuse_live_original(Path(config.training.output_dir))
     world_size = options.nproc_per_node * options.nnodes
     resolved = translate(config, world_size, None if options.force else kept_tokens(config)).config
     open_data(resolved, world_size, check(config, resolved, world_size, log.warn, options.force))
