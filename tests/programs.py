@@ -55,7 +55,7 @@ STRAY = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nrais
 
 def plant_modules(folder: Path) -> None:
     """Put files with the names of modules into a folder; whoever imports one leaves the file `ran` there."""
-    for name in ("random", "json", "pickle", "numpy", "torch", "brotli", "zstandard"):
+    for name in ("random", "json", "pickle", "numpy", "torch", "zstandard"):
         (folder / f"{name}.py").write_text(STRAY)
 
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import pickle
-import sys
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from ingot.artifact.codecs import CODECS, compress
 from ingot.artifact.container import MAGIC, read_artifact
 from ingot.backends.torch.state import tensor
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError
 
 
 @pytest.fixture(scope="module", params=CODECS)
@@ -177,8 +176,8 @@ def test_a_well_formed_payload_is_what_the_hostile_ones_are_made_from(tmp_path):
         ({"size": 1 << 36}, r"announces 68719476736 bytes in .*, which cannot be weights"),
         ({"size": 10**3000}, r"which cannot be weights"),
         ({"size": -1}, r"which cannot be weights"),
-        ({"size": 5}, r"does not unfold into the 5 bytes"),
-        ({"size": 1_000_000}, r"does not unfold into the 1,000,000 bytes"),
+        ({"size": 5}, r"does not expand into the 5 bytes"),
+        ({"size": 1_000_000}, r"does not expand into the 1,000,000 bytes"),
         ({"size": "5"}, r"checksum does not match"),
         ({"size": None}, r"checksum does not match"),
         ({"size": 1.5}, r"checksum does not match"),
@@ -227,13 +226,6 @@ def test_a_file_that_another_program_wrote_anew_says_so(tmp_path):
 def test_metadata_of_any_shape_is_no_traceback(tmp_path, metadata):
     text = json.dumps({"__metadata__": metadata}).encode()
     refused(tmp_path / "a", len(text).to_bytes(8, "little") + text, r"cannot be read: it")
-
-
-def test_a_codec_that_is_not_installed_is_no_damage(tmp_path, monkeypatch):
-    write(tmp_path / "a", codec="brotli")
-    monkeypatch.setitem(sys.modules, "brotli", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ingot-lm\[codecs\]'"):
-        read_artifact(tmp_path / "a")
 
 
 def test_a_file_of_another_kind_is_told_with_what_to_give(tmp_path):

@@ -1,23 +1,18 @@
 import lzma
-import sys
 import zlib
 
-import brotli
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.artifact import rans
-from ingot.artifact.codecs import CODECS, available_codecs, check_codec, compress, decompress, plausible
+from ingot.artifact.codecs import CODECS, check_codec, compress, decompress, is_plausible_size
 from ingot.errors import ConfigError
 
 COMPRESSING = CODECS[1:]
 BOMB = {
     "zlib": lambda size: zlib.compress(bytes(size), 9),
     "lzma": lambda size: lzma.compress(bytes(size), preset=0),
-    "zstd": lambda size: zstandard.ZstdCompressor(write_content_size=False).compress(bytes(size)),
-    "brotli": lambda size: brotli.compress(bytes(size), quality=1),
     "rans": lambda size: rans.COUNT.pack(len(head := zlib.compress(bytes(size), 9))) + head,
 }
 
@@ -43,7 +38,7 @@ def test_parts_of_many_chunks_come_back_and_show_how_far_they_are(codec):
 @pytest.mark.parametrize("codec", [codec for codec in COMPRESSING if codec != "rans"])
 def test_standard_tools_unfold_what_we_write(codec):
     data = compress(codec, [b"weights " * 100])
-    unfold = {"zlib": zlib.decompress, "lzma": lzma.decompress, "zstd": zstandard.decompress, "brotli": brotli.decompress}
+    unfold = {"zlib": zlib.decompress, "lzma": lzma.decompress}
     assert unfold[codec](data) == b"weights " * 100
 
 
@@ -116,29 +111,9 @@ def test_an_xz_dictionary_that_fills_the_memory_is_refused():
     ],
 )
 def test_sizes_that_weights_cannot_have_are_not_believed(size, stored, fine):
-    assert plausible(size, stored) is fine
+    assert is_plausible_size(size, stored) is fine
 
 
 def test_an_unknown_codec_is_refused_with_the_choices():
-    with pytest.raises(ConfigError, match=r"there is no codec 'rar'; choose none, zlib, lzma, rans, zstd, brotli"):
+    with pytest.raises(ConfigError, match=r"'rar'.*none, zlib, lzma, rans"):
         check_codec("rar")
-
-
-@pytest.mark.parametrize(("codec", "package"), [("zstd", "zstandard"), ("brotli", "brotli")])
-def test_a_codec_that_is_not_installed_says_how_to_install_it(codec, package, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"the codec {codec} needs the package {package}: pip install 'ingot-lm\[codecs\]'"):
-        check_codec(codec)
-    with pytest.raises(ConfigError, match=r"pip install"):
-        compress(codec, [b"x"])
-    assert available_codecs() == [name for name in CODECS if name != codec]
-
-
-def test_a_brotli_that_cannot_stop_is_refused(monkeypatch):
-    class Old:
-        class Decompressor:
-            pass
-
-    monkeypatch.setitem(sys.modules, "brotli", Old)
-    with pytest.raises(ConfigError, match=r"brotli in version 1\.2 or newer"):
-        check_codec("brotli")

@@ -30,7 +30,7 @@ NEW = (*TRAIN, "--training.output_dir=new")
 MORE = "--training.max_steps=3"  # of a run with two steps
 GPTS = ("--data.path=gpts/data", "--data.tokenizer=gpts/tok", "--data.mix={web: 1, books: 2}")
 RUNS = tuple(f"runs/{name}" for name in ("gpt2", "llama", "golf", "own"))
-EXPORTS = tuple(f"exports/{name}" for name in ("none.safetensors", "zlib.ingot", "lzma.ingot", "zstd.ingot", "brotli.ingot"))
+EXPORTS = tuple(f"exports/{name}" for name in ("none.safetensors", "zlib.ingot", "lzma.ingot", "rans.ingot"))
 TEXTS = ("a.txt", "a.md", "a.jsonl", "a.json", "a.csv", "a.tsv", "b.jsonl.gz", "c.txt.xz")
 SHARDS = "golf/data/datasets/toy --tokenizer golf/data/tokenizers/toy.model"
 FEW = "--tokens 4 --device cpu"

@@ -121,7 +121,7 @@ def _runs() -> None:
 def _others() -> None:
     """Exports, and small files that commands read."""
     Path("exports").mkdir()
-    for codec in ("none", "zlib", "lzma", "zstd", "brotli"):
+    for codec in ("none", "zlib", "lzma", "rans"):
         name = f"{codec}.{'safetensors' if codec == 'none' else 'ingot'}"
         _ingot("export", "runs/gpt2", "--no-score", "--codec", codec, "-o", f"exports/{name}")
     _ingot("export", "runs/gpt2", "--format", "huggingface", "-o", "exports/huggingface")

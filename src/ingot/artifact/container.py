@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ingot.artifact.codecs import CODECS, MAX_PAYLOAD, Progress, check_codec, compress, decompress, plausible
+from ingot.artifact.codecs import CODECS, MAX_PAYLOAD_BYTES, Progress, check_codec, compress, decompress, is_plausible_size
 from ingot.artifact.quantise import dequantise, quantise
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import open_to_read, readable, replace_users_file, to_json
@@ -124,12 +124,14 @@ def _pack(
 
 def _envelope(payload: list[bytes | memoryview], codec: str, progress: Progress) -> list[bytes | memoryview]:
     size = sum(map(len, payload))
-    if size > MAX_PAYLOAD:
-        raise ConfigError(f"the model has {size:,} bytes and an artifact at most {MAX_PAYLOAD:,}; choose the quantiser int8")
+    if size > MAX_PAYLOAD_BYTES:
+        raise ConfigError(
+            f"the model has {size:,} bytes and an artifact at most {MAX_PAYLOAD_BYTES:,}; choose the quantiser int8"
+        )
     if codec == "none":
         return payload
     data = compress(codec, payload, progress)
-    if not plausible(size, len(data)):
+    if not is_plausible_size(size, len(data)):
         raise CheckpointError(
             f"{codec} makes {len(data):,} bytes of {size:,}: these weights hold nothing; the codec none stores them"
         )
@@ -160,7 +162,7 @@ def _unwrapped(file: memoryview) -> memoryview:
         raise ValueError("its checksum does not match; it is damaged or cut short")
     if codec == "none" or codec not in CODECS:
         raise ValueError(f"it is compressed with {codec!r:.20}, which this ingot does not know")
-    if not plausible(size, len(data)):
+    if not is_plausible_size(size, len(data)):
         raise ValueError(f"it announces {size!s:.20} bytes in {len(data):,}, which cannot be weights")
     return memoryview(decompress(codec, data, size))
 

@@ -45,7 +45,7 @@ Format = Annotated[
     ),
 ]
 Quantiser = Annotated[str | None, typer.Option(metavar="none|int8|int8-golf|std|gptq", help=f"Bytes per weight. {BY_RUN}")]
-Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|rans|zstd|brotli", help=f"Compression. {BY_RUN}")]
+Codec = Annotated[str | None, typer.Option(metavar="none|zlib|lzma|rans", help=f"Compression. {BY_RUN}")]
 Dtype = Annotated[
     str | None,
     typer.Option(metavar="fp32|bf16|fp16|q8_0", help=f"Number format where the quantiser is none; q8_0: of gguf alone. {BY_RUN}"),
@@ -197,14 +197,14 @@ def _alternatives(
     source: Weights, facts: Mapping[str, Any], made: ArtifactSection, size: int, limit: int, device: str
 ) -> dict[str, Any]:
     """The least lossy way to store the model that fits, tried out; where none does, the smallest."""
-    from ingot.artifact.codecs import available_codecs
+    from ingot.artifact.codecs import CODECS
     from ingot.artifact.container import artifact_sizes
     from ingot.artifact.quantise import BY_MODEL
 
     tried: list[tuple[int, str]] = []
     for quantiser, dtype in WAYS:
         # The entropy of floats is what lzma reaches too, and takes longer to reach.
-        codecs = [codec for codec in available_codecs() if codec != "none" and (codec != "rans" or quantiser != "none")]
+        codecs = [codec for codec in CODECS if codec != "none" and (codec != "rans" or quantiser != "none")]
         words = f"--quantiser {quantiser}" + (f" --dtype {dtype}" if quantiser == "none" else "")
         with progress_bar(f"trying {quantiser} {dtype}", in_bytes=True) as progress:
             try:

@@ -482,10 +482,9 @@ class ArtifactSection(Section):
         description="The same of embeddings, tables and the head. auto: with a limit and k auto, what scores best on training "
         "text; otherwise 5.",
     )
-    codec: Literal["none", "zlib", "lzma", "rans", "zstd", "brotli"] = Field(
+    codec: Literal["none", "zlib", "lzma", "rans"] = Field(
         "lzma",
-        description="Compression of the whole file. rans: an entropy coder, the smallest where weights are codes of few bits. "
-        "zstd and brotli need the extra `codecs`.",
+        description="Compression of the whole file. rans: an entropy coder, the smallest where weights are codes of few bits.",
     )
     dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="Number format of weights that are not quantised, where the quantiser is none."

@@ -32,7 +32,7 @@ TOY = {
 }  # fmt: skip
 ROWS = 16  # of a toy step
 REFUSED = (
-    "brotli", "huggingface_hub", "ingot", "rich", "safetensors", "tiktoken", "tokenizers", "transformers", "typer", "yaml",
+    "huggingface_hub", "ingot", "rich", "safetensors", "tiktoken", "tokenizers", "transformers", "typer", "yaml",
     "zstandard",
 )  # fmt: skip
 # Python runs this file at its start; the finder of the one file comes before this one, and no other may find what is refused.

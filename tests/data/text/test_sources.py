@@ -300,9 +300,7 @@ def test_a_file_that_unpacks_to_more_than_the_memory_is_read_in_pieces(tmp_path)
 def test_without_zstandard_a_zst_file_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     path = put(tmp_path / "a.txt.zst", PACK["zst"](b"a"))
-    assert refused(path, error=ConfigError).endswith(
-        "needs the package zstandard; install it with: pip install 'ingot-lm[codecs]'"
-    )
+    assert refused(path, error=ConfigError).endswith("needs the package zstandard; install it with: pip install 'ingot-lm[zst]'")
 
 
 # Progress and counting

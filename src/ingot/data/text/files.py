@@ -97,9 +97,7 @@ def _codec(name: str, path: Path) -> tuple[Callable[[], Any], type[Exception]]:
     try:
         import zstandard
     except ImportError:
-        raise ConfigError(
-            f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[codecs]'"
-        ) from None
+        raise ConfigError(f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[zst]'") from None
     return zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
 
 
