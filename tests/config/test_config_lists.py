@@ -96,16 +96,16 @@ def test_a_list_is_written_an_entry_a_line_with_its_origin() -> None:
 
 
 STAGE_MISTAKES = [
-    ("[{share: 1, steps: 3}]", "training.stages.0 has share and steps"),
+    ("[{share: 1, steps: 3}]", "training.stages.0 has both share and steps"),
     ("[{steps: 3}, {seq_len: 32}]", "training.stages.1 has neither share nor steps"),
     ("[{share: 0.5}, {share: 0.4}]", "the shares add up to 0.9, not to 1"),
-    ("[{share: 0.5}, {steps: 4}]", "some last a share and some a number of steps"),
-    ("[{steps: 10}, {steps: 21}]", "the stages have 31 steps and training.max_steps=30"),
-    ("[{share: 1, rates: {gates: 1}}]", "training.stages.0.rates.gates: there is no such group; there are embedding, head"),
+    ("[{share: 0.5}, {steps: 4}]", "some stages have a share and some have steps"),
+    ("[{steps: 10}, {steps: 21}]", "the stages have 31 steps, but training.max_steps=30"),
+    ("[{share: 1, rates: {gates: 1}}]", "training.stages.0.rates.gates: unknown group; the groups are embedding, head"),
     ("[{share: 1, tokens_per_step: 100}]", "training.stages.0.tokens_per_step=100 is not a multiple of data.seq_len=64"),
     ("[{share: 1, seq_len: 24}]", "training.stages.0.seq_len=24 does not divide data.seq_len=64"),
     ("[{share: 1, seq_len: 128}]", "training.stages.0.seq_len=128 is longer than data.seq_len=64"),
-    ("[{share: 1, seq_len: 32}]", "the longest rows have 32 tokens and data.seq_len=64"),
+    ("[{share: 1, seq_len: 32}]", "the longest rows have 32 tokens, but data.seq_len=64"),
     ("[{share: 1, sep_len: 32}]", "unknown setting training.stages.0.sep_len; did you mean seq_len?"),
     ("[{share: true}]", "training.stages.0.share=true: must be a number > 0 and <= 1 or null"),
     ("[{share: 2}]", "training.stages.0.share=2 (command line): must be at most 1"),
@@ -119,8 +119,8 @@ STAGE_MISTAKES = [
 GROUP_MISTAKES = [
     ("[{name: gates}]", "optimizer.groups.0.match is not set"),
     ("[{match: '*'}]", "optimizer.groups.0.name is not set"),
-    ("[{name: a, match: x}, {name: a, match: y}]", "optimizer.groups.0.name=a is the name of two groups"),
-    ("[{name: matrix, match: x}]", "optimizer.groups.0.name=matrix is a kind of parameters"),
+    ("[{name: a, match: x}, {name: a, match: y}]", "optimizer.groups.0.name=a is used by two groups"),
+    ("[{name: matrix, match: x}]", "optimizer.groups.0.name=matrix is the name of a built-in group"),
     ("[{name: a, match: x, momentum: 0.9}]", "optimizer.groups.0.momentum is a setting of muon"),
     ("[{name: a, match: x, optimizer: muon, beta2: 0.9}]", "optimizer.groups.0.beta2 is a setting of adamw"),
     ("[{name: a, match: x, optimizer: sgd}]", "optimizer.groups.0.optimizer=sgd (command line): must be adamw or muon"),
@@ -138,13 +138,13 @@ def test_a_mistake_in_a_list_is_one_line_that_names_it(setting: str, value: str,
 
 
 def test_stages_refuse_the_stream() -> None:
-    with pytest.raises(ConfigError, match=r"training\.stages does not go together with data.sampling=stream"):
+    with pytest.raises(ConfigError, match=r"training\.stages cannot be combined with data.sampling=stream"):
         config_of(data__sampling="stream", training__stages=[{"share": 1.0}])
 
 
 def test_the_rest_is_a_group_where_muon_takes_the_matrices() -> None:
     config_of(optimizer__name="muon", training__stages=[{"share": 1.0, "rates": {"rest": 0.5}}])
-    with pytest.raises(ConfigError, match=r"rates\.rest: there is no such group"):
+    with pytest.raises(ConfigError, match=r"rates\.rest: unknown group"):
         config_of(optimizer__name="adamw", training__stages=[{"share": 1.0, "rates": {"rest": 0.5}}])
 
 
@@ -162,7 +162,7 @@ def test_a_number_or_a_list_of_numbers_may_come_from_the_command_line_and_loads_
     [
         ("[]", "data.spans=[] (command line): must be an integer >= 1 or list of numbers"),
         ("[2, 0]", "must be an integer >= 1 or list of numbers"),
-        ("[2, 1]", "data.spans=[2, 1], together 3 rows, does not divide the 4 rows of a step"),
+        ("[2, 1]", "data.spans=[2, 1], 3 rows in all, does not divide the 4 rows of a step"),
     ],
 )
 def test_spans_that_do_not_fill_a_step_are_refused(spans: str, said: str) -> None:

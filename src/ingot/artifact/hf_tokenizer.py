@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ingot.config.schema import GPT2_IDS, GPT2_ROWS
+from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, GPT2_VOCAB_SIZE
 from ingot.data.formats.documents import marks_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.base import SPACE, byte_alphabet
@@ -216,7 +216,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
 
 def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
     """GPT-2's, for a model that came without one and has as many embedding rows as GPT-2's have."""
-    if not GPT2_IDS <= rows <= GPT2_ROWS:
+    if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
     log.warning(f"{path} has no tokenizer and as many ids as GPT-2: its tokenizer is assumed; --tokenizer names another")
     return GPT2Tokenizer()
@@ -244,7 +244,7 @@ def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
 def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
     """vocab.json and merges.txt: each token spelled in printable characters, and the two parts it is merged from."""
     spelling = {byte: character for character, byte in byte_alphabet().items()}
-    tokens = [tokenizer.decode_bytes([i]) for i in range(GPT2_IDS - 1)]
+    tokens = [tokenizer.decode_bytes([i]) for i in range(GPT2_VOCAB_SIZE - 1)]
     spelled = ["".join(map(spelling.__getitem__, token)) for token in tokens]
     ranks = {token: rank for rank, token in enumerate(tokens)}
     merges = ["#version: 0.2"]

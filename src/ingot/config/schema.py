@@ -1,17 +1,16 @@
-"""Every setting of a run: its name, type, default and meaning.
+"""Every setting of a run: its name, type, default and meaning, and the checks across settings.
 
-This file, with data_section.py and evaluation_section.py beside it, is the one source of `--help`, the commented YAML of
-`ingot init`, docs/configuration.md and the JSON schema. A field's description is its documentation: it says what the value does
-and in which unit.
+This file is the one source of `--help`, the commented YAML of `ingot init`, docs/configuration.md and the JSON schema. A field's
+description is its documentation: it says what the value does and in which unit. Settings of models are in model/settings.py.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ingot.config.checks import check
 from ingot.model.settings import (
     Count,
     FileSettings,
@@ -28,144 +27,10 @@ from ingot.model.settings import (
     Size,
 )
 
-# The settings of `data`: which tokens a run reads, and in which order.
-
-
-class PhaseSection(Section):
-    """A stretch of the run with a mix of buckets of its own."""
-
-    tokens: Positive = Field(
-        description="Targets that are trained in this phase; the next begins with the first step after them. The last never ends."
-    )
-    mix: dict[str, Rate] = Field(description="The weight of each bucket, as in data.mix.")
-
-
-class DataSection(Section):
-    """Which tokens are read, and in which order."""
-
-    path: str = Field(
-        "sample:shakespeare",
-        description="Folder that `ingot data prepare` made, {train,val}/BUCKET/ with .bin and .idx or with .jsonl, one .jsonl "
-        "file, or sample:shakespeare for the text inside the package; sample:shakespeare+bpe:2048 has that tokenizer where "
-        "data.tokenizer is null.",
-    )
-    tokenizer: str | None = Field(
-        None,
-        description="Tokenizer for a bundled sample, .jsonl or .bin with .idx: byte, char, bpe:N (byte-level BPE with N ids "
-        "that are learned from the training text), gpt2, a file (.model or tokenizer.json) or a hub name; null: byte for a "
-        "sample. A prepared folder brings its own; if both are given they must agree.",
-    )
-    trust_tokens: bool = Field(
-        False,
-        description="Take the tokens of other programs' files as they are. false: refuse them where the tokenizer, given their "
-        "text, makes other ones; true is for tokens that were drawn at random and for tokenizers that lose text.",
-    )
-    seq_len: Size = Field(256, description="Tokens in a training row.")
-    sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
-        "shuffle",
-        description="shuffle: every window of seq_len tokens once per epoch, in an order drawn anew each epoch. redraw: "
-        "documents in an order drawn anew each epoch, joined, cut into rows from a random place on, and the rows shuffled; every "
-        "token once per epoch. random: windows that start anywhere, drawn with replacement. stream: the tokens in their order, "
-        "from the first to the last and again. pack: whole documents in an order drawn anew each epoch, fitted into rows; longer "
-        "ones are cut. document: the same with one document in a row, the rest of which is empty.",
-    )
-    overlap: Count = Field(
-        0,
-        description="pack, document: a document longer than a row is cut into pieces that begin with this many tokens of the "
-        "piece before, which are not predicted again. At most half of seq_len.",
-    )
-    epochs: Positive | None = Field(
-        None, description="The run ends when the data has been read this often. null: it is read again and again."
-    )
-    mix: dict[str, Rate] = Field(
-        {},
-        description="The weight of each bucket: {web: 3, books: 1} draws three rows of four from web. A bucket without a weight "
-        "is not read. Empty: every token once per epoch, whatever its bucket.",
-    )
-    phases: list[PhaseSection] = Field(
-        [], description="Mixes that follow one another, instead of data.mix; each bucket goes on where it stood."
-    )
-    exhausted: Literal["halt", "renormalise"] = Field(
-        "halt",
-        description="What happens when data.epochs of a bucket are over and the mix asks for more of it. halt: the run saves and "
-        "ends as `halted`. renormalise: the other buckets share its weight.",
-    )
-    already_read: str | None = Field(
-        None,
-        description="pack, document: a file that lists documents which another program has read, as `gpt-simple train` writes it "
-        "when it goes on with a run of the original. They are left out of the first epoch.",
-    )
-    spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
-        1,
-        description="stream: equal parts a step is read in, each of which begins one token after the last target of the one "
-        "before. A list: the rows of one part after the other, again and again until the step is full.",
-    )
-    document_mask: bool = Field(
-        False, description="Tokens see only their own document, in training and in evaluation. false: the whole row before them."
-    )
-    seed: Seed = Field(1337, description="Decides the order of the rows and nothing else.")
-
-
-# The settings of `evaluation`: how the model is judged while and after it trains.
-
-
-class EvaluationSection(Section):
-    """How the model is judged while and after it trains."""
-
-    every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
-    at_start: bool = Field(False, description="Evaluate before the first step too.")
-    at_end: bool = Field(True, description="Evaluate when the run is complete.")
-    rows: Positive | None = Field(
-        None,
-        description="Rows of the validation split an evaluation during training reads. null: all. The last evaluation reads "
-        "final_rows.",
-    )
-    final_rows: Positive | Literal["auto"] | None = Field(
-        "auto",
-        description="Rows that the last evaluation and the artifact's scoring read, spread evenly over the validation split. "
-        "null: all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and all would take longer than 10 "
-        "seconds and half the budget: then as many as that time allows, in evaluations during training too, which also "
-        "take no longer in all than the training. A score of a part says so.",
-    )
-    train_rows: Positive | None = Field(
-        None, description="Rows of the training split that are scored beside the validation split. null: none."
-    )
-    whole_rows: bool = Field(
-        False, description="Leave out the last row where the text does not fill it. false: score every token."
-    )
-    stride: Positive | None = Field(
-        None,
-        description="Tokens from one validation row to the next. null: data.seq_len, rows that do not overlap. Less: each row "
-        "scores only its last `stride` tokens, which see more context; takes seq_len / stride times as long.",
-    )
-    micro_batch: Positive = Field(64, description="Rows in one forward pass of one rank.")
-    bytes: Literal["text", "pieces"] = Field(
-        "text",
-        description="What val_bpb divides by. text: the UTF-8 bytes of the original text, as preparation counted them. pieces: "
-        "the bytes of the tokenizer's pieces, as golf counts them. The other is reported beside it where it differs.",
-    )
-    sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="Tokens of sample text written at each evaluation, into samples/. 0: no samples."
-    )
-    sample_prompt: str = Field("", description="What the samples begin with. Empty: the start of a document.")
-    temperature: Rate = Field(0.8, description="Temperature of the samples.")
-    top_k: Count = Field(0, description="Samples are drawn from this many most likely tokens. 0: from all.")
-    tasks: str | list[str] | None = Field(
-        None,
-        description="Tasks that every evaluation scores too, as `ingot eval --tasks` does: hellaswag, lambada, arc_easy, "
-        "arc_challenge, piqa, winogrande, blimp; several with commas between them, or a list. null: none.",
-    )
-    task_data: str | None = Field(
-        None,
-        description="Folder with the files of the tasks, see docs/tasks.md. null: they are fetched from the Hugging Face hub.",
-    )
-    task_items: Positive | None = Field(100, description="Items of each file that are scored, the first ones. null: all.")
-    task_truncate: bool = Field(
-        False, description="Cut the beginnings of tasks' texts that the model does not see whole. false: such texts are an error."
-    )
-
-
-# The model section of a config: the settings of one of the model families, and the kernels that parts of them can use.
+GPT2_VOCAB_SIZE, GPT2_PADDED_VOCAB_SIZE = 50257, 50304  # the second is rounded up to a multiple of 64
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+StdMultiple = Annotated[float, Field(gt=0, le=1000)]
+Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]
 
 
 def _family(section: Any) -> str:
@@ -189,41 +54,171 @@ FAMILIES: dict[str, type[ModelSettings]] = {
     "frontier": FrontierSettings,
     "file": FileSettings,
 }
-Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]
 
 
-GPT2_IDS, GPT2_ROWS = 50257, 50304  # of its vocabulary, and of an embedding that is rounded up to a multiple of 64
-Momentum = Annotated[float, Field(ge=0, lt=1)]
+class PhaseSection(Section):
+    """A part of the run with its own mix of buckets."""
+
+    tokens: Positive = Field(
+        description="Number of targets to train on in this phase. The next phase begins with the first step after them; the last "
+        "phase never ends."
+    )
+    mix: dict[str, Rate] = Field(description="Weight of each bucket, as in data.mix.")
+
+
+class DataSection(Section):
+    """Which tokens are read, and in which order."""
+
+    path: str = Field(
+        "sample:shakespeare",
+        description="Training data: a folder made by `ingot data prepare`, a folder {train,val}/BUCKET/ with .bin and .idx or "
+        "with .jsonl files, a single .jsonl file, or sample:shakespeare, the text that comes with the package. "
+        "sample:shakespeare+bpe:2048 also names the tokenizer, for use where data.tokenizer is null.",
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="Tokenizer for the sample, .jsonl files or .bin with .idx: byte, char, bpe:N (byte-level BPE with a "
+        "vocabulary of N, trained on the training text), gpt2, a file (.model or tokenizer.json) or a name on the Hugging Face "
+        "hub. null: byte for the sample. A prepared folder contains its tokenizer; if this is set too, both must agree.",
+    )
+    trust_tokens: bool = Field(
+        False,
+        description="Accept the tokens in other programs' files without checking them. false: refuse them if the tokenizer "
+        "encodes their text differently. Set it for random tokens and for tokenizers that lose text.",
+    )
+    seq_len: Size = Field(256, description="Tokens per training row.")
+    sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
+        "shuffle",
+        description="Order of the data. shuffle: each window of seq_len tokens once per epoch, reshuffled every epoch. redraw: "
+        "documents reshuffled every epoch, concatenated, cut into rows from a random offset, and the rows shuffled; each token "
+        "once per epoch. random: windows at random positions, drawn with replacement. stream: tokens in file order, starting "
+        "over at the end. pack: whole documents, reshuffled every epoch and packed into rows; documents longer than a row are "
+        "split. document: like pack with one document per row, the rest of which is padding.",
+    )
+    overlap: Count = Field(
+        0,
+        description="pack and document: a document longer than a row is split into chunks, each of which repeats this many "
+        "tokens of the chunk before as context, without predicting them again. At most half of seq_len.",
+    )
+    epochs: Positive | None = Field(None, description="The run ends after this many epochs. null: the data is repeated forever.")
+    mix: dict[str, Rate] = Field(
+        {},
+        description="Sampling weight of each bucket: {web: 3, books: 1} draws three of four rows from web. A bucket without a "
+        "weight is not read. Empty: each token once per epoch, whatever its bucket.",
+    )
+    phases: list[PhaseSection] = Field(
+        [],
+        description="Several mixes, one after another, instead of data.mix. Each bucket continues where the phase before left "
+        "it.",
+    )
+    exhausted: Literal["halt", "renormalise"] = Field(
+        "halt",
+        description="What happens when a bucket has been read data.epochs times and the mix asks for more of it. halt: the run "
+        "saves and ends with the status `halted`. renormalise: the other buckets share its weight.",
+    )
+    already_read: str | None = Field(
+        None,
+        description="pack and document: a file that lists documents another program has already read, as `gpt-simple train` "
+        "writes it when it resumes a run of the original. They are left out of the first epoch.",
+    )
+    spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
+        1,
+        description="stream: number of equal parts in which a step is read, each starting one token after the last target of the "
+        "part before. A list gives the rows of each part and is repeated until the step is full.",
+    )
+    document_mask: bool = Field(
+        False,
+        description="Tokens attend only to their own document, in training and in evaluation. false: to everything before them "
+        "in the row.",
+    )
+    seed: Seed = Field(1337, description="Seed of the data order, and of nothing else.")
+
+
+class EvaluationSection(Section):
+    """How the model is evaluated during and after training."""
+
+    every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
+    at_start: bool = Field(False, description="Also evaluate before the first step.")
+    at_end: bool = Field(True, description="Evaluate when the run is complete.")
+    rows: Positive | None = Field(
+        None,
+        description="Rows of the validation split scored by each evaluation during training. null: all. The last evaluation "
+        "scores final_rows.",
+    )
+    final_rows: Positive | Literal["auto"] | None = Field(
+        "auto",
+        description="Rows scored by the last evaluation and for the artifact, spread evenly over the validation split. null: "
+        "all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and scoring all would take longer than 10 "
+        "seconds and half the budget; then only as many rows as fit in that time. Evaluations during training are limited in the "
+        "same way and together take no longer than the training. A score of fewer rows is reported as such.",
+    )
+    train_rows: Positive | None = Field(
+        None, description="Rows of the training split that every evaluation scores as well. null: none."
+    )
+    whole_rows: bool = Field(
+        False, description="Leave out the last row if the text does not fill it. false: every token is scored."
+    )
+    stride: Positive | None = Field(
+        None,
+        description="Tokens between the starts of two validation rows. null: data.seq_len, so that rows do not overlap. With a "
+        "smaller stride each row scores only its last `stride` tokens, which see more context; it takes seq_len / stride times "
+        "as long.",
+    )
+    micro_batch: Positive = Field(64, description="Rows per forward pass on one rank.")
+    bytes: Literal["text", "pieces"] = Field(
+        "text",
+        description="How val_bpb counts bytes. text: UTF-8 bytes of the original text, counted during preparation. pieces: bytes "
+        "of the tokenizer's pieces, as the golf challenge counts. The other count is reported too where it differs.",
+    )
+    sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        0, description="Tokens to generate at each evaluation, written to samples/. 0: no samples."
+    )
+    sample_prompt: str = Field("", description="Prompt of the samples. Empty: the start of a document.")
+    temperature: Rate = Field(0.8, description="Sampling temperature of the samples.")
+    top_k: Count = Field(0, description="Samples are drawn from the k most likely tokens. 0: from all.")
+    tasks: str | list[str] | None = Field(
+        None,
+        description="Tasks that each evaluation scores as well, like `ingot eval --tasks`: hellaswag, lambada, arc_easy, "
+        "arc_challenge, piqa, winogrande, blimp; a list, or several separated by commas. null: none.",
+    )
+    task_data: str | None = Field(
+        None,
+        description="Folder with the task files, see docs/tasks.md. null: they are downloaded from the Hugging Face hub.",
+    )
+    task_items: Positive | None = Field(100, description="Number of items to score from the start of each task file. null: all.")
+    task_truncate: bool = Field(
+        False, description="Truncate the start of task texts that are longer than the context. false: such texts are an error."
+    )
 
 
 class GroupSection(Section):
-    """Parameters with an optimizer and rates of their own."""
+    """Parameters with their own optimizer and learning rate."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="What the group is called, in training.stages too.")
+    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the group, used in training.stages too.")
     match: Annotated[str, Field(min_length=1)] = Field(
-        description="Pattern of the names of its parameters: * is any text, ? a letter, [qk] one of these. The first group whose "
-        "pattern fits takes a parameter."
+        description="Pattern for parameter names: * matches any text, ? one character, [qk] one of these. A parameter belongs to "
+        "the first group whose pattern matches."
     )
-    optimizer: Literal["adamw", "muon"] = Field("adamw", description="Muon takes matrices only.")
+    optimizer: Literal["adamw", "muon"] = Field("adamw", description="Optimizer of the group. Muon takes matrices only.")
     learning_rate: Rate | None = Field(
         None, description="Peak learning rate. null: optimizer.learning_rate, or muon_learning_rate with muon."
     )
     momentum: Momentum | None = Field(None, description="muon: momentum after its warm-up. null: optimizer.muon_momentum.")
     weight_decay: Rate | None = Field(
         None,
-        description="Decoupled weight decay of all of them, gains and biases too. null: optimizer.weight_decay, or "
-        "muon_weight_decay with muon.",
+        description="Decoupled weight decay of all parameters in the group, including gains and biases. null: "
+        "optimizer.weight_decay, or muon_weight_decay with muon.",
     )
-    beta1: Momentum | None = Field(None, description="adamw: null: optimizer.beta1.")
-    beta2: Momentum | None = Field(None, description="adamw: null: optimizer.beta2.")
-    epsilon: Rate | None = Field(None, description="adamw: null: optimizer.epsilon.")
+    beta1: Momentum | None = Field(None, description="adamw: decay of the first moment. null: optimizer.beta1.")
+    beta2: Momentum | None = Field(None, description="adamw: decay of the second moment. null: optimizer.beta2.")
+    epsilon: Rate | None = Field(None, description="adamw: added to the root of the second moment. null: optimizer.epsilon.")
 
 
 class OptimizerSection(Section):
-    """How gradients become updates, and how the learning rate moves."""
+    """The optimizers and the learning rate schedule."""
 
     name: Literal["adamw", "muon"] = Field(
-        "adamw", description="adamw for everything, or muon: Muon for the matrices inside the blocks, AdamW for the rest."
+        "adamw", description="adamw: AdamW for all parameters. muon: Muon for the matrices inside the blocks, AdamW for the rest."
     )
     learning_rate: Rate = Field(6e-4, description="Peak learning rate of AdamW.")
     embedding_learning_rate: Rate | None = Field(
@@ -233,291 +228,303 @@ class OptimizerSection(Section):
         None, description="Peak learning rate of a head that is not tied to the embedding. null: learning_rate."
     )
     scalar_learning_rate: Rate | None = Field(
-        None, description="Peak learning rate of what is not a matrix of a layer: gains, biases, mixes. null: learning_rate."
+        None, description="Peak learning rate of parameters that are not matrices: gains, biases, mixes. null: learning_rate."
     )
-    weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors of two or more dimensions.")
-    beta1: Momentum = Field(0.9, description="AdamW: decay of the mean of gradients.")
-    beta2: Momentum = Field(0.95, description="AdamW: decay of the mean of squared gradients.")
+    weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors with two or more dimensions.")
+    beta1: Momentum = Field(0.9, description="AdamW: decay of the first moment, the mean of gradients.")
+    beta2: Momentum = Field(0.95, description="AdamW: decay of the second moment, the mean of squared gradients.")
     epsilon: Rate = Field(1e-8, description="AdamW: added to the root of the second moment.")
-    clip_norm: Rate = Field(1.0, description="Gradients are scaled down to this global norm. 0: never.")
+    clip_norm: Rate = Field(
+        1.0, description="Maximum global gradient norm; larger gradients are scaled down to it. 0: no clipping."
+    )
     muon_learning_rate: Rate = Field(0.02, description="Peak learning rate of Muon.")
     muon_weight_decay: Rate = Field(0.0, description="Decoupled weight decay of Muon.")
     muon_weight_decay_schedule: Literal["constant", "falling", "rising"] = Field(
         "constant",
-        description="Muon: its weight decay over the budget, besides the learning rate's schedule. falling: in a line to 0. "
-        "rising: to a quarter at half of the budget and up to 1.25 of it at the end.",
+        description="Muon: schedule of the weight decay over the budget, in addition to the learning rate's. falling: linearly "
+        "to 0. rising: from 0 to a quarter at half of the budget, and to 1.25 times the value at the end.",
     )
-    muon_cautious: bool = Field(False, description="Muon: decay only weights that the update brings nearer to 0 as well.")
+    muon_cautious: bool = Field(False, description="Muon: decay only weights that the update also moves towards 0.")
     muon_beta2: Momentum | None = Field(
         None,
-        description="NorMuon: divide the rows of an update (of a wide matrix the columns) by a running root mean square that "
-        "forgets at this rate; the length of the whole stays. null: plain Muon.",
+        description="NorMuon: divide each row of an update (each column of a wide matrix) by a running root mean square with "
+        "this decay, keeping the norm of the whole update. null: plain Muon.",
     )
     muon_momentum: Momentum = Field(0.95, description="Muon: momentum.")
     muon_momentum_start: Momentum | None = Field(
         None, description="Muon: momentum of the first step, from which it moves to muon_momentum. null: no warm-up."
     )
-    muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps over which the momentum moves, in a line.")
+    muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps of the linear momentum warm-up.")
     muon_nesterov: bool = Field(True, description="Muon: Nesterov momentum.")
     muon_iterations: Annotated[int, Field(ge=1, le=100)] = Field(5, description="Muon: iterations of the orthogonalisation.")
     muon_coefficients: Literal["newton-schulz", "polar-express"] = Field(
         "newton-schulz",
-        description="Muon: newton-schulz has the same polynomial in every iteration; polar-express a better one for each.",
+        description="Muon: polynomial of the orthogonalisation. newton-schulz uses the same one in each iteration, polar-express "
+        "a better one for each.",
     )
-    muon_normalise_rows: bool = Field(False, description="Muon: every row of an update is brought to the same length.")
+    muon_normalise_rows: bool = Field(False, description="Muon: scale all rows of an update to the same norm.")
     muon_precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto", description="Muon: arithmetic of the orthogonalisation. auto: bf16 on GPUs, fp32 on CPUs."
+        "auto", description="Muon: dtype of the orthogonalisation. auto: bf16 on GPUs, fp32 on CPUs."
     )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
-        description="Keep an average of the weights that forgets at this rate per step, and evaluate, sample and export it. "
-        "null: the weights themselves.",
+        description="Keep an exponential moving average of the weights with this decay per step, and evaluate, sample and export "
+        "it. null: the weights themselves.",
     )
     schedule: Literal["constant", "cosine", "wsd", "budget", "warmdown"] = Field(
         "cosine",
-        description="After the warm-up: constant; cosine down to the floor over decay_steps; wsd: constant, then linear over "
-        "the last decay_steps; budget: constant, then linear over the last decay_fraction of the budget (seconds "
-        "or steps, whichever is further along), landing on its end; warmdown: constant, then linear over the last decay_steps "
-        "of the steps or, with budget.seconds, over the time that many steps have taken on average.",
+        description="Learning rate after the warm-up. constant. cosine: down to the floor over decay_steps. wsd: constant, then "
+        "linear over the last decay_steps. budget: constant, then linear over the last decay_fraction of the budget (seconds or "
+        "steps, whichever is further along), reaching the floor at its end. warmdown: constant, then linear over the last "
+        "decay_steps or, with budget.seconds, over the time that this many steps take on average.",
     )
-    warmup_steps: Count = Field(0, description="The learning rate rises linearly over this many steps.")
+    warmup_steps: Count = Field(0, description="Steps over which the learning rate rises linearly from 0.")
     decay_steps: Positive | None = Field(
         None,
-        description="cosine: step at which the floor is reached (null: max_steps). wsd: length of the final decay (null: a "
-        "fifth of max_steps).",
+        description="cosine: step at which the floor is reached (null: max_steps). wsd: length of the final decay (null: a fifth "
+        "of max_steps).",
     )
-    decay_fraction: Fraction = Field(0.5, description="budget: part of the budget that is spent decaying.")
-    floor: Fraction = Field(0.1, description="The learning rate ends at this fraction of its peak and stays there.")
+    decay_fraction: Fraction = Field(0.5, description="budget: fraction of the budget over which the learning rate decays.")
+    floor: Fraction = Field(0.1, description="Final learning rate as a fraction of its peak.")
     groups: list[GroupSection] = Field(
-        [], description="Parameters, by name, with an optimizer and rates of their own; the others are sorted by their kind."
+        [],
+        description="Groups of parameters, chosen by name, with their own optimizer and learning rate. Other parameters are "
+        "grouped by their kind.",
     )
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The groups of the parameters that no entry of `groups` takes."""
+        """Return the names of the groups for parameters that no entry of `groups` matches."""
         return ("embedding", "head", "matrix", *(["rest"] if self.name == "muon" else []), "scalar")
 
 
 class StageSection(Section):
-    """A stretch of the run with a batch, a row length and rates of its own."""
+    """A part of the run with its own batch size, row length and learning rates."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="Part of the budget (seconds or steps, whichever is further along) that the stage lasts. The shares of all "
-        "stages add up to 1.",
+        description="Length of the stage as a fraction of the budget (seconds or steps, whichever is further along). The shares "
+        "of all stages add up to 1.",
     )
     steps: Positive | None = Field(
-        None, description="Steps that the stage lasts, instead of a share. The last stage goes on to the end of the run."
+        None, description="Length of the stage in steps, instead of a share. The last stage continues to the end of the run."
     )
     tokens_per_step: Positive | None = Field(
-        None, description="Tokens in one step, a multiple of data.seq_len. null: training.tokens_per_step."
+        None, description="Tokens per step, a multiple of data.seq_len. null: training.tokens_per_step."
     )
     seq_len: Positive | None = Field(
-        None, description="Tokens in a row: data.seq_len, which is the longest, or a divisor of it. null: data.seq_len."
+        None, description="Tokens per row: data.seq_len, which is the longest, or a divisor of it. null: data.seq_len."
     )
-    rate: Rate = Field(1.0, description="Factor on every learning rate, besides the schedule's.")
+    rate: Rate = Field(1.0, description="Factor on all learning rates, in addition to the schedule.")
     rates: dict[str, Rate] = Field({}, description="Factors on the learning rates of single groups: {matrix: 0.5}.")
     model: dict[str, int | float] = Field(
         {},
-        description="Numbers that the model is given by its method `set`: {window: 128}. Evaluation, samples and the exported "
-        "model have those of the last stage.",
+        description="Numbers passed to the model's method `set`: {window: 128}. Evaluation, samples and the exported model use "
+        "those of the last stage.",
     )
 
 
 class TrainingSection(Section):
-    """How long, in what portions, on what machine, and where the results go."""
+    """How long to train, in which batches, on which device, and where the results go."""
 
-    max_steps: Count | None = Field(None, description="Optimizer steps. null: until budget.seconds are spent.")
+    max_steps: Count | None = Field(None, description="Optimizer steps. null: train until budget.seconds are spent.")
     tokens_per_step: Positive = Field(
         16384,
-        description="Tokens in one optimizer step over all ranks; accumulation follows from it, the micro-batch and the ranks.",
+        description="Tokens per optimizer step over all ranks. Gradient accumulation follows from it, the micro-batch and the "
+        "number of ranks.",
     )
     stages: list[StageSection] = Field(
-        [], description="Stages with a batch, a row length and rates of their own, one after the other. Empty: one for all."
+        [], description="Stages, one after another, with their own batch size, row length and learning rates. Empty: one stage."
     )
     micro_batch: Positive | Literal["auto"] = Field(
         "auto",
-        description="Rows in one forward pass of one rank. auto: on a GPU the least of the step's halves, quarters and so on "
-        "that is hardly slower than the fastest that fits, as tried; elsewhere as many as the step has, at most 16,384 tokens.",
+        description="Rows per forward pass on one rank. auto: on a GPU the step, its half, quarter and so on are timed, and the "
+        "smallest that is hardly slower than the fastest is used; elsewhere the whole step, at most 16,384 tokens.",
     )
-    seed: Seed = Field(1337, description="Decides the initial weights and dropout.")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the best one of torch's.")
+    seed: Seed = Field(1337, description="Seed of the initial weights and dropout.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the fastest device torch finds.")
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="Threads of a rank on a CPU; another number rounds differently. auto: what OMP_NUM_THREADS says, else as "
-        "many as are fastest here when the run begins, which it keeps.",
+        description="CPU threads of one rank. Another number changes rounding. auto: OMP_NUM_THREADS if set, else the fastest "
+        "number measured when the run begins, which later sessions keep.",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
-        description="Arithmetic of forward and backward; weights stay float32. auto: bf16 on GPUs that have it, fp16 on older "
-        "ones, else fp32.",
+        description="dtype of the forward and backward pass; weights stay fp32. auto: bf16 on GPUs that support it, fp16 on "
+        "older GPUs, else fp32.",
     )
     compile: bool | Literal["auto", "blocks"] = Field(
         "auto",
-        description="torch.compile. true: the whole model. blocks: each block and the loss by themselves, which shortens the "
-        "time before the first step and may make steps a little slower. auto: the whole model, on CUDA only, where it pays.",
+        description="Use torch.compile. true: for the whole model. blocks: for each block and the loss separately, which "
+        "compiles faster and may make steps slightly slower. auto: the whole model, on CUDA only and where it pays.",
     )
     compile_optimizer: bool | Literal["auto"] = Field(
-        "auto", description="Compile Muon's step on CUDA: fewer kernels, a longer start. auto: NorMuon's, where the model is."
+        "auto",
+        description="Compile Muon's step on CUDA: fewer kernels, a longer start. auto: only for NorMuon with a compiled model.",
     )
     cuda_graphs: bool | Literal["auto"] = Field(
         "auto",
-        description="Record the passes of a compiled model once and replay them, on one CUDA device: a short step then does not "
-        "wait for the host to launch its kernels. Takes more memory. auto: steps of at most 32,768 tokens, of models of "
-        "ours with at most 200 million weights, without stages, document_mask and deterministic.",
+        description="Record the passes of a compiled model as CUDA graphs and replay them, on one CUDA device: short steps then "
+        "do not wait for kernel launches. Takes more memory. auto: for steps of at most 32,768 tokens and built-in models of at "
+        "most 200 million parameters, without stages, document_mask and deterministic.",
     )
     deterministic: bool = Field(
         False,
-        description="On a GPU too, compute the same bits each time: the same run twice, or stopped and continued, with the same "
-        "micro_batch. Slower, and only the gpt2 family is compiled; a CPU does so anyway, with the same threads.",
+        description="Compute bit-identical results on a GPU: for two equal runs, or a run that is stopped and resumed, with the "
+        "same micro_batch. Slower, and only the gpt2 family is compiled. A CPU is deterministic anyway with the same threads.",
     )
     loss_chunk: Positive | None = Field(
         None,
-        description="Tokens whose logits are held at once. null: those of the whole micro-batch; less needs less memory and a "
+        description="Tokens whose logits are in memory at once. null: the whole micro-batch. Fewer tokens take less memory and a "
         "little more time.",
     )
     kernels: Literal["auto", "off"] | list[Kernel] = Field(
         "auto",
-        description="Kernels of our own, on NVIDIA GPUs in bf16. loss: softcap, loss and its gradient in one pass over the "
-        "logits; rotary: norm, rotation and gain of queries and keys in one; qkv: one product for queries, keys and values of "
-        "golf and llama, with FlashAttention 4; mlp: the activation of golf, frontier and gpt2 in the products around it; gate: "
-        "llama's, on Hopper with the extra flash; scales: those of golf's branches in their weights; stream: the residual stream "
-        "of gpt2 and llama in bf16. A list: these. auto: those that run here; where a GPU has at most 32,768 tokens of a step "
-        "and no cuda_graphs loss, scales and stream alone: it would wait for the others' launches. off: none.",
+        description="Ingot's own kernels, on NVIDIA GPUs in bf16. loss: softcap, loss and gradient in one pass over the logits. "
+        "rotary: norm, rotation and gain of queries and keys. qkv: one matmul for queries, keys and values of golf and llama, "
+        "with FlashAttention 4. mlp: the activation of golf, frontier and gpt2, fused into the matmuls around it. gate: llama's "
+        "gated activation, on Hopper with the extra flash. scales: the branch scales of golf, folded into the weights. stream: "
+        "the residual stream of gpt2 and llama in bf16. A list: these kernels. auto: all that run on this device, or only loss, "
+        "scales and stream where a GPU has at most 32,768 tokens per step and no cuda_graphs, because launching the others would "
+        "cost more time than they save. off: none.",
     )
     fp8_head: bool = Field(
         False,
-        description="Products of the head and its gradients in 8 bits with fixed scales, on NVIDIA GPUs from 8.9 on: faster for "
-        "a large vocabulary, and coarser. Weights and evaluation stay as they are.",
+        description="Compute the head's matmul and its gradients in fp8 with fixed scales, on NVIDIA GPUs of compute capability "
+        "8.9 or newer: faster with a large vocabulary, but less precise. Weights and evaluation are not affected.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
-        description="true: keep only block inputs and recompute the rest in the backward pass: less memory, a third more time. A "
-        "number k: in every k-th block alone, for a k-th of both. MLX recomputes every block. auto: in every block where a "
-        "micro-batch would else fill three quarters of the device's memory, by an estimate; no block of a model of one's own.",
+        description="true: keep only the inputs of blocks and recompute the rest in the backward pass, which takes less memory "
+        "and a third more time. A number k: only in every k-th block. MLX recomputes every block. auto: in every block if a "
+        "micro-batch would otherwise fill more than an estimated three quarters of the device's memory; never for a custom "
+        "model.",
     )
     ddp_python_reducer: bool = Field(
         False,
-        description="Compiled and on several ranks: send gradients while others are still computed by torch's reducer in Python, "
-        "which goes together with gradient checkpointing and document masks. false: with these they are sent at the end.",
+        description="Compiled models on several ranks: overlap gradient communication with the backward pass by torch's Python "
+        "reducer, which also works with gradient checkpointing and document masks. false: with those two, gradients are sent "
+        "after the backward pass.",
     )
     eager: bool = Field(
-        True, description="mlx: compute each micro-batch before the next. false: a step as a whole, which takes more memory."
+        True,
+        description="mlx: evaluate each micro-batch before the next. false: evaluate the whole step at once, which takes more "
+        "memory.",
     )
     priming_steps: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = Field(
         "auto",
-        description="Steps taken and undone before the clock starts, so that compilation and cold caches are not paid from "
-        "the budget. auto: 2 where the model is compiled, else none.",
+        description="Warm-up steps that are taken and undone before the clock starts, so that compilation does not count against "
+        "the budget. auto: 2 if the model is compiled, else none.",
     )
     weights: str | None = Field(
         None,
-        description="Start from the weights of this run folder, checkpoint or artifact. null: from random ones. A run that is "
-        "continued has its own.",
+        description="Initial weights: a run folder, checkpoint or artifact. null: random initialisation. A run that resumes uses "
+        "its own weights.",
     )
     output_dir: str | None = Field(
-        None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run found there is continued."
+        None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run in it is resumed."
     )
     resume: Literal["auto", "never"] | str = Field(
         "auto",
-        description="auto: continue from the newest sound checkpoint of output_dir. never: refuse a folder that holds one. The "
-        "path of a checkpoint, or of another run: copy its state into output_dir and go on there.",
+        description="auto: resume from the newest valid checkpoint in output_dir. never: refuse a folder that has checkpoints. "
+        "The path of a checkpoint or of another run: copy its state into output_dir and continue there.",
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="Wall-clock seconds of this session, everything included: it saves and stops before they are over. null: "
-        "what SLURM_JOB_END_TIME, INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME says, else no end.",
+        description="Wall-clock limit of this session in seconds, including start-up and evaluation. The session saves and stops "
+        "before it. null: the value of SLURM_JOB_END_TIME, INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME, else no limit.",
     )
     walltime_reserve_seconds: Rate | None = Field(
         None,
-        description="Seconds of the wall clock that are kept for the last save. null: twice the longest save so far, and at "
-        "least 30 s or a tenth of the session.",
+        description="Seconds of the wall-clock limit reserved for the last save. null: twice the longest save so far, and at "
+        "least 30 s or a tenth of the session, whichever is less.",
     )
-    save_every: Count = Field(0, description="Steps between checkpoints. 0: by save_seconds alone.")
-    save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: by save_every alone.")
+    save_every: Count = Field(0, description="Steps between checkpoints. 0: save by save_seconds only.")
+    save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: save by save_every only.")
     keep_last: Positive | None = Field(
         2,
-        description="Newest regular checkpoints that are kept, besides the newest of a stop and of a completed run, the best one "
-        "and milestones. null: all are kept.",
+        description="Number of newest regular checkpoints to keep. The newest ones of a stopped and of a completed run, the best "
+        "one and milestones are kept as well. null: keep all.",
     )
-    keep_every: Count = Field(0, description="Checkpoints at multiples of this step are milestones and never deleted. 0: none.")
+    keep_every: Count = Field(
+        0, description="Checkpoints at multiples of this many steps are milestones and never deleted. 0: none."
+    )
 
 
 class BudgetSection(Section):
     """What the run may cost."""
 
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="Training seconds over all resumes; evaluation, saving and set-up are not counted. null: no limit."
+        None,
+        description="Training time in seconds, over all sessions of the run. Evaluation, saving and start-up are not counted. "
+        "null: no limit.",
     )
     overshoot: bool = Field(
-        False, description="Take the step in which the seconds run out. false: no step begins that would not end in time."
+        False, description="Take the step during which the time runs out. false: no step starts that would not end in time."
     )
-    artifact_bytes: Positive | None = Field(None, description="Largest size of the exported model in bytes. null: no limit.")
-
-
-Spreads = Annotated[float, Field(gt=0, le=1000)]
+    artifact_bytes: Positive | None = Field(None, description="Maximum size of the exported model in bytes. null: no limit.")
 
 
 class ArtifactSection(Section):
-    """What is left for others when the run is complete."""
+    """The model file written when the run is complete."""
 
     write: bool = Field(True, description="Write the artifact at the end of the run.")
-    score: bool = Field(True, description="Read the artifact again in a process of its own and report its bits per byte.")
+    score: bool = Field(True, description="Load the artifact in a fresh process and report its bits per byte.")
     quantiser: Literal["none", "int8", "int8-golf", "std", "gptq"] = Field(
         "int8",
-        description="none: weights as dtype says. int8: large matrices as a byte per weight and a scale per row. int8-golf: the "
-        "same by the golf challenge's own rule, whose scales are never below 1/127. std: codes of `bits` bits whose steps follow "
-        "from the spread of a row, rounded to the nearest. gptq: the same steps, and each matrix rounded so that its products "
-        "change least on training text.",
+        description="none: weights in `dtype`. int8: large matrices as int8 with one scale per row. int8-golf: the same by the "
+        "golf challenge's own rule, whose scales are at least 1/127. std: `bits` bits per weight, with a step size proportional "
+        "to the standard deviation of the row, rounded to nearest. gptq: the same step sizes, rounded so that the outputs of "
+        "each matrix on training text change least.",
     )
-    bits: int = Field(6, ge=2, le=8, description="Of the codes of matrices, with std and gptq.")
-    k: Spreads | Literal["auto"] = Field(
+    bits: int = Field(6, ge=2, le=8, description="Bits per weight of quantised matrices (quantisers std and gptq only).")
+    k: StdMultiple | Literal["auto"] = Field(
         "auto",
-        description="The largest code stands for so many times the spread of its row: a smaller k is finer and has more bytes. "
-        "auto: the finest steps with which the file fits into budget.artifact_bytes, with more bits where fine steps need them; "
-        "without that limit 8.",
+        description="Clipping range of quantised matrices, in standard deviations of the row: a smaller k means finer steps and "
+        "a larger file. auto: the finest steps with which the file fits in budget.artifact_bytes, with more bits if the steps "
+        "need them; 8 without that limit.",
     )
-    embedding_bits: int = Field(8, ge=2, le=8, description="The same of embeddings, tables and the head.")
-    embedding_k: Spreads | Literal["auto"] = Field(
+    embedding_bits: int = Field(8, ge=2, le=8, description="Like bits, for embeddings, lookup tables and the head.")
+    embedding_k: StdMultiple | Literal["auto"] = Field(
         "auto",
-        description="The same of embeddings, tables and the head. auto: with a limit and k auto, what scores best on training "
-        "text; otherwise 5.",
+        description="Like k, for embeddings, lookup tables and the head. auto: the value that scores best on training text if "
+        "there is a size limit and k is auto, else 5.",
     )
     codec: Literal["none", "zlib", "lzma", "rans"] = Field(
-        "lzma",
-        description="Compression of the whole file. rans: an entropy coder, the smallest where weights are codes of few bits.",
+        "lzma", description="Compression of the whole file. rans: an entropy coder, smallest for weights of few bits."
     )
-    dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Number format of weights that are not quantised, where the quantiser is none."
-    )
+    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="dtype of the weights if the quantiser is none.")
     tokenizer: bool = Field(
-        True, description="Put the tokenizer into the artifact, so that it writes text by itself. false: saves its bytes."
+        True, description="Include the tokenizer, so that the artifact can generate text by itself. false: saves its bytes."
     )
 
 
 class TrackingSection(Section):
-    """What is recorded while the run goes on."""
+    """What is logged during the run."""
 
     log_every: Positive = Field(
-        10, description="Steps between lines of metrics.jsonl and log.txt. The first ten steps are always recorded."
+        10, description="Steps between lines in metrics.jsonl and log.txt. The first ten steps are always logged."
     )
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(5.0, description="Seconds between updates of state.json.")
     wandb_project: str | None = Field(
         None,
-        description="Project of Weights & Biases that gets the numbers too, one run there for all sessions of a run; needs the "
-        "extra `wandb`. null: none.",
+        description="Weights & Biases project to log to. All sessions of a run share one run there. Needs the extra `wandb`. "
+        "null: none.",
     )
-    wandb_run_name: str | None = Field(None, description="Name of the run there. null: that of the run folder.")
+    wandb_run_name: str | None = Field(None, description="Name of the run at Weights & Biases. null: the run folder's name.")
     wandb_mode: Literal["online", "offline"] | None = Field(
         None,
-        description="offline: keep the numbers in the run folder until `wandb sync`. null: what WANDB_MODE says, else online.",
+        description="offline: keep the metrics in the run folder until `wandb sync`. null: the value of WANDB_MODE, else online.",
     )
     trackio_project: str | None = Field(
         None,
-        description="Project of trackio, in its store on this machine, that gets the numbers too under the name of the run "
-        "folder and a few letters; needs the extra `trackio`. null: none.",
+        description="trackio project to log to, in its local database, under the name of the run folder and a few letters. Needs "
+        "the extra `trackio`. null: none.",
     )
     tensorboard: bool = Field(
-        False, description="Write the numbers as TensorBoard's events too, into tensorboard/; the extra `tensorboard` shows them."
+        False,
+        description="Also write TensorBoard events to tensorboard/. The extra `tensorboard` is needed to view them, not to "
+        "write.",
     )
 
 
@@ -534,20 +541,165 @@ class Config(Section):
     tracking: TrackingSection = Field(default_factory=TrackingSection)
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Config:
-        check(self)
+    def _sections_agree(self) -> Config:
+        _check_rows(self)
+        _check_data(self.data, self.training)
+        _check_end(self.training, self.budget)
+        _check_schedule(self.optimizer, self.training.max_steps)
+        _check_groups(self.optimizer)
+        _check_stages(self)
         return self
 
     @property
     def stride(self) -> int:
-        """Tokens from one validation row to the next."""
+        """Return the number of tokens between the starts of two validation rows."""
         return self.evaluation.stride or self.data.seq_len
 
     @property
-    def fitting_tokenizer(self) -> str:
-        """The tokenizer with which text for this config is prepared, for advice to those who have no data for it yet."""
-        return self.data.tokenizer or ("gpt2" if (self.model.vocab_size or 0) >= GPT2_IDS else "byte")
+    def suggested_tokenizer(self) -> str:
+        """Return the tokenizer to recommend for preparing text for this config."""
+        return self.data.tokenizer or ("gpt2" if (self.model.vocab_size or 0) >= GPT2_VOCAB_SIZE else "byte")
 
     @property
     def rows_per_step(self) -> int:
         return self.training.tokens_per_step // self.data.seq_len
+
+
+# Checks across settings: each raises ValueError with one sentence that names the settings by their paths.
+
+
+def _check_rows(config: Config) -> None:
+    data, seq_len, tokens_per_step = config.data, config.data.seq_len, config.training.tokens_per_step
+    batches = {"training.tokens_per_step": tokens_per_step} | {
+        f"training.stages.{number}.tokens_per_step": stage.tokens_per_step
+        for number, stage in enumerate(config.training.stages)
+        if stage.tokens_per_step is not None
+    }
+    for name, tokens in batches.items():
+        if tokens % seq_len:
+            below = tokens // seq_len * seq_len
+            nearest = f"{below:,} and {below + seq_len:,}" if below else f"{seq_len:,}"
+            raise ValueError(f"{name}={tokens:,} is not a multiple of data.seq_len={seq_len:,}; the nearest that is: {nearest}")
+    if config.model.context is not None and config.model.context < seq_len:
+        raise ValueError(
+            f"model.context={config.model.context} is shorter than data.seq_len={seq_len}; raise it or set it to null"
+        )
+    if config.stride > seq_len:
+        raise ValueError(f"evaluation.stride={config.stride} is longer than data.seq_len={seq_len} and would skip tokens")
+    spans = data.spans if isinstance(data.spans, int) else sum(data.spans)
+    if data.sampling == "stream" and config.rows_per_step % spans:
+        total = "" if isinstance(data.spans, int) else f", {spans} rows in all,"
+        raise ValueError(
+            f"data.spans={data.spans}{total} does not divide the {config.rows_per_step} rows of a step "
+            f"(training.tokens_per_step={tokens_per_step:,} / data.seq_len={seq_len:,})"
+        )
+
+
+def _check_data(data: DataSection, training: TrainingSection) -> None:
+    if data.sampling not in ("pack", "document"):
+        for name, is_set in ((f"data.overlap={data.overlap}", data.overlap), ("data.already_read", data.already_read)):
+            if is_set:
+                raise ValueError(f"{name} needs rows of whole documents, not data.sampling={data.sampling}; use pack")
+    if data.overlap > data.seq_len // 2:
+        raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
+    if data.epochs is not None and data.sampling == "random":
+        raise ValueError("data.epochs: data.sampling=random draws with replacement and has no epochs; use shuffle")
+    mixes = {"data.mix": data.mix} if data.mix else {}
+    mixes |= {f"data.phases.{number}.mix": phase.mix for number, phase in enumerate(data.phases)}
+    for name, mix in mixes.items():
+        if not any(mix.values()):
+            raise ValueError(f"{name} gives no bucket a weight above 0")
+        if data.sampling == "stream":
+            raise ValueError(
+                f"{name} cannot be combined with data.sampling=stream, which reads a single stream; use shuffle, redraw or pack"
+            )
+    if data.mix and data.phases:
+        raise ValueError("data.mix and data.phases are both set, but each phase has its own mix; leave data.mix out")
+    if data.phases and any(stage.seq_len not in (None, data.seq_len) for stage in training.stages):
+        raise ValueError("data.phases cannot be combined with training.stages that have their own seq_len")
+
+
+def _check_end(training: TrainingSection, budget: BudgetSection) -> None:
+    if training.max_steps is None and budget.seconds is None:
+        raise ValueError("nothing ends this run: set training.max_steps or budget.seconds, or start from one of `ingot recipes`")
+    if not training.save_every and not training.save_seconds:
+        raise ValueError(
+            "training.save_every and training.save_seconds are both 0: nothing would be saved before the end; set one"
+        )
+
+
+def _check_schedule(o: OptimizerSection, max_steps: int | None) -> None:
+    if o.schedule == "warmdown" and o.decay_steps is None:
+        raise ValueError("optimizer.schedule=warmdown needs optimizer.decay_steps, the length of the decay in steps")
+    if o.schedule not in ("cosine", "wsd"):
+        return
+    if max_steps is None and o.decay_steps is None:
+        raise ValueError(
+            f"optimizer.schedule={o.schedule} counts steps, but training.max_steps is null; set it or optimizer.decay_steps, "
+            "or use optimizer.schedule=budget, which follows the clock"
+        )
+    if o.schedule == "wsd" and max_steps is None:
+        raise ValueError(
+            "optimizer.schedule=wsd decays towards training.max_steps, which is null; set it or use optimizer.schedule=budget"
+        )
+    if o.warmup_steps >= (o.decay_steps if o.schedule == "cosine" and o.decay_steps else max_steps or 1):
+        raise ValueError(
+            f"optimizer.warmup_steps={o.warmup_steps} leaves no step to decay in; lower it or raise training.max_steps"
+        )
+
+
+def _check_groups(o: OptimizerSection) -> None:
+    counts = Counter(group.name for group in o.groups)
+    for number, group in enumerate(o.groups):
+        name = f"optimizer.groups.{number}"
+        if counts[group.name] > 1:
+            raise ValueError(f"{name}.name={group.name} is used by two groups; choose another name")
+        if group.name in o.kinds:
+            raise ValueError(f"{name}.name={group.name} is the name of a built-in group; choose another name")
+        foreign = ("beta1", "beta2", "epsilon") if group.optimizer == "muon" else ("momentum",)
+        for setting in foreign:
+            if getattr(group, setting) is not None:
+                other = "adamw" if group.optimizer == "muon" else "muon"
+                raise ValueError(
+                    f"{name}.{setting} is a setting of {other}, but {name}.optimizer={group.optimizer}; leave it out"
+                )
+
+
+def _check_stages(config: Config) -> None:
+    stages, seq_len, max_steps = config.training.stages, config.data.seq_len, config.training.max_steps
+    if not stages:
+        return
+    groups = [*(group.name for group in config.optimizer.groups), *config.optimizer.kinds]
+    for number, stage in enumerate(stages):
+        name = f"training.stages.{number}"
+        if (stage.share is None) == (stage.steps is None):
+            given = "neither share nor steps" if stage.share is None else "both share and steps"
+            raise ValueError(f"{name} has {given}; set one of them to say how long it lasts")
+        if stage.seq_len is not None and seq_len % stage.seq_len:
+            problem = "is longer than" if stage.seq_len > seq_len else "does not divide"
+            raise ValueError(
+                f"{name}.seq_len={stage.seq_len} {problem} data.seq_len={seq_len}; data.seq_len is the longest row, and "
+                "stages with shorter rows cut it into equal parts"
+            )
+        if stage.model.keys() != stages[0].model.keys():
+            key = min(stage.model.keys() ^ stages[0].model.keys())
+            raise ValueError(f"{name}.model: {key} is set in some stages and not in others; set it in all of them")
+        if unknown := [group for group in stage.rates if group not in groups]:
+            raise ValueError(f"{name}.rates.{unknown[0]}: unknown group; the groups are {', '.join(groups)}")
+    if config.data.sampling == "stream":
+        raise ValueError(
+            "training.stages cannot be combined with data.sampling=stream, whose steps all have the same size; use shuffle, "
+            "redraw, random or pack"
+        )
+    longest = max(stage.seq_len or seq_len for stage in stages)
+    if longest < seq_len:
+        raise ValueError(
+            f"training.stages: the longest rows have {longest} tokens, but data.seq_len={seq_len}; set it to {longest}"
+        )
+    shares, steps = [stage.share for stage in stages if stage.share], [stage.steps for stage in stages if stage.steps]
+    if shares and steps:
+        raise ValueError("training.stages: some stages have a share and some have steps; use one of them for all")
+    if shares and abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(f"training.stages: the shares add up to {sum(shares):g}, not to 1")
+    if steps and max_steps is not None and sum(steps) > max_steps:
+        raise ValueError(f"training.stages: the stages have {sum(steps):,} steps, but training.max_steps={max_steps:,}")

@@ -147,7 +147,7 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
         key = (data.path, data.tokenizer, data.trust_tokens, counted, trial.config.evaluation.final_rows)
         if key not in found:
             try:
-                dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, trial.config.fitting_tokenizer)
+                dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, trial.config.suggested_tokenizer)
             except IngotError as error:
                 raise error.within(f"arm {trial.arm}") from None
             val = dataset.split("val")

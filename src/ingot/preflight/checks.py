@@ -161,7 +161,7 @@ def check_vocabulary(config: Config, facts: DataFacts, findings: Findings) -> No
     if not ids or rows - ids <= IDLE_ROWS:
         return
     message = f"{{0}} and the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
-    advice = f"set {{1}} or prepare the text with --tokenizer {config.fitting_tokenizer}"
+    advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
     settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
     findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
 

@@ -81,7 +81,7 @@ def _open(config: Config, facts: DataFacts, findings: Findings) -> None:
         findings.add("data.tokenizer_unknown", "error", message, TOKENIZER)
         return
     try:
-        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.fitting_tokenizer)
+        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.suggested_tokenizer)
     except IngotError as error:
         if (code := _code(config, error)) is not None:
             findings.append(Finding.of(code, error))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.backends.open import find_device, open_backend, open_group
-from ingot.config.schema import GPT2_ROWS, Config
+from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
 from ingot.config.size import Size, model_size
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.store.dataset import Dataset
@@ -97,8 +97,8 @@ def validate(
     output = check_output(config, findings)
     vocab_size = config.model.vocab_size or (data.tokenizer.vocab_size if data.tokenizer is not None else 0)
     if not vocab_size:
-        vocab_size = GPT2_ROWS
-        message = f"nothing says how many ids there are; the size of the model is that with {GPT2_ROWS:,}"
+        vocab_size = GPT2_PADDED_VOCAB_SIZE
+        message = f"nothing says how many ids there are; the size of the model is that with {GPT2_PADDED_VOCAB_SIZE:,}"
         findings.add("model.vocab_unknown", "warning", message)
     report = Report(config, data, plan, vocab_size, output=str(output) if output is not None else "", findings=findings)
     report.size = model_size(config, vocab_size)

@@ -169,7 +169,7 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
     """The data of a run and the order it is read in; finds the mistakes that need neither a framework nor a run folder."""
     refuse_idle_ranks(config, world_size)
     if dataset is None:
-        dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, config.fitting_tokenizer)
+        dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens, config.suggested_tokenizer)
     if config.artifact.write:
         check_codec(config.artifact.codec)  # now, not after hours of training
         if config.artifact.quantiser in ("std", "gptq") and config.training.device == "mlx":

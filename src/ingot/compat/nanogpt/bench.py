@@ -14,7 +14,7 @@ from ingot.compat.nanogpt.command_line import Given, enter
 from ingot.compat.nanogpt.keys import TRAIN, defaults
 from ingot.compat.nanogpt.mfu import find_peak, utilisation
 from ingot.compat.nanogpt.translate import check_data, data_path, fresh_args, settle, torch_device_named, translate
-from ingot.config.schema import GPT2_IDS, Config
+from ingot.config.schema import GPT2_VOCAB_SIZE, Config
 from ingot.console.entry import say
 from ingot.errors import ConfigError, DataError
 
@@ -46,7 +46,7 @@ def bench(given: Given) -> None:
     values = settle(_as_train(given))
     args = fresh_args(values, None)
     config = translate(values, args).config
-    backend = open_backend(config, GPT2_IDS, ranks)
+    backend = open_backend(config, GPT2_VOCAB_SIZE, ranks)
     (plan,) = shapes(config)
     with _batches(given.values, config, backend) as next_batch:
         backend.tune([(plan, next_batch())], {})
@@ -85,7 +85,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Ite
 
     if not values["real_data"]:
         batch = backend.host_buffer((config.rows_per_step, 2, config.data.seq_len))
-        batch[:] = np.random.default_rng(values["seed"]).integers(0, GPT2_IDS, batch.shape, np.int32)
+        batch[:] = np.random.default_rng(values["seed"]).integers(0, GPT2_VOCAB_SIZE, batch.shape, np.int32)
         yield lambda: batch
         return
     try:
@@ -93,7 +93,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Ite
     except DataError as error:
         raise DataError(f"{error}; or add --real_data=False") from None
     dataset, rows = open_data(config, 1)
-    if dataset.tokenizer.vocab_size != GPT2_IDS:
+    if dataset.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         raise ConfigError(f"bench.py measures a model of GPT-2's ids, and {data_path(values)} has others; add --real_data=False")
     plans = shapes(config)
     reader = RowReader(rows, backend.ranks, plans[0], partial(following, config), plans, backend.host_buffer)

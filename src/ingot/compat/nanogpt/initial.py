@@ -25,7 +25,7 @@ from ingot.compat.nanogpt.keys import key_name
 from ingot.compat.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.compat.nanogpt.translate import ModelArgs, args_of, data_path, fresh_args, translate, vocabulary
 from ingot.config.loading import ResolvedConfig
-from ingot.config.schema import GPT2_IDS, Config
+from ingot.config.schema import GPT2_VOCAB_SIZE, Config
 from ingot.data.formats.nanogpt_folder import META, char_tokenizer
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import Dataset
@@ -320,7 +320,7 @@ def ckpt_tokenizer(ckpt: Ckpt, say: SayLoading, name: str | None = None) -> Toke
         if characters is None:
             raise DataError(f"{meta} does not list single characters in their order, so nothing can be written with it")
         found = characters
-    elif rows >= GPT2_IDS:
+    elif rows >= GPT2_VOCAB_SIZE:
         say("No meta.pkl found, assuming GPT-2 encodings...")
         found = GPT2Tokenizer()
     else:

@@ -16,7 +16,7 @@ from ingot.backends.open import find_device
 from ingot.compat.nanogpt.command_line import Given
 from ingot.compat.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, key_name, theirs
 from ingot.config.loading import ResolvedConfig, load_config
-from ingot.config.schema import GPT2_ROWS, Config
+from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
 from ingot.errors import ConfigError, DataError
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runtime.devices import Device
@@ -147,7 +147,7 @@ def vocabulary(folder: Path, tokenizer: str | None = None, trust_tokens: bool = 
 def fresh_args(values: Mapping[str, Any], vocab_size: int | None) -> ModelArgs:
     """The model that the keys describe."""
     names = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
-    return ModelArgs(**{name: values[name] for name in names}, vocab_size=vocab_size or GPT2_ROWS)
+    return ModelArgs(**{name: values[name] for name in names}, vocab_size=vocab_size or GPT2_PADDED_VOCAB_SIZE)
 
 
 def translate(values: Mapping[str, Any], args: ModelArgs, gelu: str = "erf") -> ResolvedConfig:
