@@ -35,7 +35,7 @@ class Web(Site):
     """An app that listens at a free port until it is closed."""
 
     def __init__(self, app: Any) -> None:
-        from ingot.serve.server import make_server
+        from ingot.serve.app import make_server
 
         self.app = app
         self.socket = socket.socket()

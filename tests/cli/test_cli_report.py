@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ingot.cli import plot, showing, watch
 from ingot.cli.app import app
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 
 
 @pytest.fixture

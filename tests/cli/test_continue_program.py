@@ -12,7 +12,7 @@ from programs import checkpoints, losses, metrics, train_words
 
 from ingot.cli import main
 from ingot.errors import RunError
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 from ingot.train.resume import saved_config
 from ingot.train.trainer import Trainer
 

@@ -11,8 +11,8 @@ import time
 from programs import Ingot, checkpoints, one_line, state, train_words, write_state
 from terminals import Terminal
 
-from ingot.runs.run import Run
 from ingot.runs.state import Heartbeat, this_process
+from ingot.runs.view import Run
 
 ENDLESS = {"training__max_steps": 1_000_000, "training__save_every": 0, "training__save_seconds": 1000}
 

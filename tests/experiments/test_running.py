@@ -18,7 +18,7 @@ import pytest
 from ingot.errors import ConfigError
 from ingot.experiments import sweep as running
 from ingot.experiments.sweep import make_arms, plan_trials, run_trials, summarise, train_apart
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 from ingot.train.start import run
 
 

@@ -11,7 +11,7 @@ from experiments_kit import said
 
 from ingot.cli.sweep import table
 from ingot.experiments.sweep import ArmSummary, TrialSummary
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 
 VARY = ["sweep", "--vary", "data.sampling=shuffle,redraw", "--seeds", "1,2"]
 

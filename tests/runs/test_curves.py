@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ingot.runs.run import Run
 from ingot.runs.series import Axis, curves_of, thinned
+from ingot.runs.view import Run
 
 
 def run_of(folder: Path, *records: dict[str, Any]) -> Run:

@@ -18,8 +18,8 @@ from ingot.config.render import dump_yaml
 from ingot.errors import CheckpointError
 from ingot.runs.folder import RunFolder
 from ingot.runs.metrics import Mark
-from ingot.runs.run import Run
 from ingot.runs.state import State, TrainingResult, result_of, this_process
+from ingot.runs.view import Run
 from ingot.runtime.files import to_json, write_atomically
 
 # A run that is killed and resumed over and over: it goes on from a step that was, like every other time, in the middle.
@@ -49,7 +49,7 @@ with Heartbeat(Path(sys.argv[1]), 1000):
 LOOK = """
 import sys
 sys.modules["torch"] = None
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 run = Run.open(sys.argv[1])
 print(run.config.training.max_steps, run.status().status, len(run.metrics()[0]), run.samples(), run.checkpoints(), run.result())
 """

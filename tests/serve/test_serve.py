@@ -267,7 +267,7 @@ def call(*words):
 
 
 def test_without_the_packages_it_is_said_what_to_install(file, monkeypatch):
-    for name in ("uvicorn", "ingot.serve.server"):
+    for name in ("uvicorn", "ingot.serve.app"):
         monkeypatch.setitem(sys.modules, name, None)
     error = call(file[0])
     assert isinstance(error, ConfigError) and "pip install 'ingot-lm[serve]'" in str(error)

@@ -18,7 +18,7 @@ from tiny_runs import records, state_of, train_tiny
 from ingot.backends.torch.backend import TorchBackend
 from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.reporter import Reporter, StepReport
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 
 BUCKETS = {"web": documents_of("w", 80), "books": documents_of("b", 40), "code": documents_of("c", 60)}
 NAMES = Counter(f"{bucket[0]}{number:04d}" for bucket, some in BUCKETS.items() for number in range(len(some)))

@@ -21,7 +21,7 @@ from ingot.runs import folder
 from ingot.runs import metrics as lines
 from ingot.runs.checkpoints import PARTIAL, save_checkpoint, saved_steps
 from ingot.runs.reporter import Reporter, StepReport
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 from ingot.train import saver
 from ingot.train.resume import changes
 

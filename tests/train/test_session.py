@@ -26,7 +26,7 @@ from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import CheckpointError, ConfigError, RunError, Unreadable
 from ingot.runs.checkpoints import load_checkpoint, saved_steps
 from ingot.runs.reporter import BeginReport, Reporter, StepReport
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 from ingot.runtime.tensors import read_tensors
 from ingot.train.end import Exported
 from ingot.train.resume import completed

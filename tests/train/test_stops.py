@@ -18,8 +18,8 @@ from tiny_runs import TINY, Train, records, state_of, write_text
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, DataError, RunError
 from ingot.runs.reporter import Reporter
-from ingot.runs.run import Run
 from ingot.runs.state import State, read_state
+from ingot.runs.view import Run
 from ingot.runtime.files import to_json
 from ingot.train.start import run
 

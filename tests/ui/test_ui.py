@@ -87,8 +87,7 @@ def test_a_new_line_is_told_alone(opened, tmp_path):
 
 @pytest.mark.parametrize("before", [0, 1, 700, 768, 1500, 5000])
 def test_a_thousand_further_lines_take_less_than_50_kilobytes(tmp_path, before):
-    from ingot.ui.watched import Watched
-    from ingot.ui.watcher import _event
+    from ingot.ui.watcher import Watched, _event
 
     run = make_run(tmp_path / "a", steps=max(1, before))
     watched = Watched(run, "a", tmp_path / "cache")
@@ -366,7 +365,7 @@ def call(*words):
 
 
 def test_without_the_extra_it_says_which_to_install(monkeypatch, folder):
-    for name in ("uvicorn", "ingot.serve.server"):
+    for name in ("uvicorn", "ingot.serve.app"):
         monkeypatch.setitem(sys.modules, name, None)
     error = call(folder).exception
     assert isinstance(error, ConfigError) and "pip install 'ingot-lm[ui]'" in str(error)

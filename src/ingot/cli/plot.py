@@ -20,8 +20,8 @@ from ingot.errors import CheckpointError
 from ingot.runs.view import run_names
 
 if TYPE_CHECKING:
-    from ingot.runs.run import Run
     from ingot.runs.series import Curves
+    from ingot.runs.view import Run
 
 PICTURE = "--output"
 
@@ -39,8 +39,8 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw training loss, bits per byte and accuracies on tasks of runs, those that go on included."""
-    from ingot.runs.run import Run
     from ingot.runs.series import curves_of
+    from ingot.runs.view import Run
     from ingot.runtime.files import check_picture
 
     if output is not None:

@@ -16,8 +16,8 @@ from ingot.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from ingot.console.charts import Page, Panel
-    from ingot.runs.run import Run
     from ingot.runs.series import Timing
+    from ingot.runs.view import Run
 
 MOST_STALLS, MOST_SAMPLE = 5, 4000  # lines of stalls per run, characters of a sample
 
@@ -61,9 +61,8 @@ def report(
 
 
 def _read(paths: Sequence[Path]) -> list[Reported]:
-    from ingot.runs.run import Run
     from ingot.runs.series import step_times
-    from ingot.runs.view import run_names, run_record
+    from ingot.runs.view import Run, run_names, run_record
     from ingot.train.resume import compared
 
     found = []

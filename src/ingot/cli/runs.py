@@ -16,7 +16,7 @@ from ingot.errors import IngotError
 from ingot.runs.view import RUNS, run_record, runs_below
 
 if TYPE_CHECKING:
-    from ingot.runs.run import Run
+    from ingot.runs.view import Run
 
 OF_STATUS = ("run", "status", "stop_reason", "step", "tokens", "elapsed_seconds", "started_at", "loss", "val_bpb")
 

@@ -33,8 +33,7 @@ def serve(
 ) -> None:
     """Answer OpenAI's /v1/completions with a trained model; needs the extra `serve`."""
     try:
-        from ingot.serve.app import make_app
-        from ingot.serve.server import serve_until_stopped
+        from ingot.serve.app import make_app, serve_until_stopped
     except ImportError:
         raise ConfigError("ingot serve needs the packages fastapi and uvicorn", advice="pip install 'ingot-lm[serve]'") from None
     token = token or os.environ.get(TOKEN) or None

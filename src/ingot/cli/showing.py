@@ -15,7 +15,7 @@ from ingot.console.progress import ERASE, START_OF_LINE, UP, duration, is_termin
 from ingot.runs.view import RUNS, run_record, runs_below
 
 if TYPE_CHECKING:
-    from ingot.runs.run import Run
+    from ingot.runs.view import Run
 
 WATCH_SECONDS = 1.0
 COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
@@ -31,7 +31,7 @@ def understood(words: Sequence[str]) -> tuple[list[Path], bool, bool] | None:
 
 def show(runs: Sequence[Path], watch: bool, as_json: bool) -> None:
     """Print how runs are doing, those below runs/ where none are named."""
-    from ingot.runs.run import Run
+    from ingot.runs.view import Run
 
     found = [Run.open(path) for path in runs] if runs else runs_below(RUNS)
     if watch:

@@ -25,7 +25,7 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Ask a run to save and stop; it goes on by the command it was started with."""
-    from ingot.runs.run import Run
+    from ingot.runs.view import Run
 
     found = Run.open(run, begun=False).stop()
     if found is None:

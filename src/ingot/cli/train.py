@@ -131,7 +131,7 @@ def _settings_of(
     """All settings of a run, with those given on top; `tell` hears what its config.yaml changes of how it was trained."""
     from ingot.config.loading import load_config
     from ingot.runs.folder import RunFolder
-    from ingot.runs.run import Run
+    from ingot.runs.view import Run
     from ingot.train.resume import compared, saved_config
 
     for option in (name for name, value in refused.items() if value):

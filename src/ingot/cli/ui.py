@@ -28,7 +28,7 @@ def ui(
 ) -> None:
     """Show runs as they go on in a page: curves, seeds, settings, samples, and a place to try them; needs the extra `ui`."""
     try:
-        from ingot.serve.server import serve_until_stopped
+        from ingot.serve.app import serve_until_stopped
         from ingot.ui.app import make_app
     except ImportError:
         raise ConfigError("ingot ui needs the packages fastapi and uvicorn", advice="pip install 'ingot-lm[ui]'") from None

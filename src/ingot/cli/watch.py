@@ -16,7 +16,7 @@ from ingot.console.progress import is_terminal
 
 if TYPE_CHECKING:
     from ingot.runs.metrics import Mark
-    from ingot.runs.run import Run
+    from ingot.runs.view import Run
 
 MOST_STALLS = 3
 SHARE = 0.02  # of a core that looks take at most: the run may need all of them
@@ -33,8 +33,7 @@ def watch(
     """Watch runs until none is running: status, what is left, curves, seconds per step. Not on a terminal: once."""
     from ingot.cli.plot import shows_colours
     from ingot.cli.showing import draw
-    from ingot.runs.run import Run
-    from ingot.runs.view import RUNS, runs_below
+    from ingot.runs.view import RUNS, Run, runs_below
 
     found = [Run.open(path) for path in runs] if runs else runs_below(RUNS)
     watched = [Watched(run) for run in found]

@@ -21,7 +21,7 @@ from ingot.errors import CheckpointError, ConfigError, IngotError
 from ingot.eval.statistics import Welch, seeds_needed, welch
 from ingot.runs.checkpoints import newest_index
 from ingot.runs.reporter import by_rows
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 from ingot.train.resume import compared
 
 ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]

@@ -31,8 +31,8 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.errors import ConfigError, IngotError
 from ingot.eval.statistics import welch
 from ingot.experiments.compare import BYTES, SEEDS, ScoreName
-from ingot.runs.run import Run
 from ingot.runs.state import read_result, read_state
+from ingot.runs.view import Run
 from ingot.runtime.files import writing_output
 from ingot.train.resume import compared, completed
 

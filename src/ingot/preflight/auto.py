@@ -26,7 +26,7 @@ from ingot.data.loading.data_path import open_dataset, text_bytes
 from ingot.data.tokenizers.made import BPE
 from ingot.errors import ConfigError, DataError
 from ingot.runs.folder import RunFolder
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 from ingot.runtime.files import user_path
 from ingot.runtime.ranks import Ranks
 from ingot.train.step_plan import shapes

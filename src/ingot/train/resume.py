@@ -35,8 +35,8 @@ from ingot.runs.checkpoints import (
     saved_steps,
 )
 from ingot.runs.folder import RunFolder
-from ingot.runs.run import Run
 from ingot.runs.state import TrainingResult, read_state, result_of
+from ingot.runs.view import Run
 from ingot.runtime.files import user_path, writing
 from ingot.train.saver import Progress
 

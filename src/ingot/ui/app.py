@@ -19,11 +19,10 @@ from starlette.exceptions import HTTPException
 
 from ingot.backends.sampling import prompt_ids
 from ingot.errors import CheckpointError, IngotError
-from ingot.runs.run import Run
+from ingot.runs.view import Run
 from ingot.serve.app import complete, is_token, read_body, refuse_others
 from ingot.serve.protocol import Refused, check_size
-from ingot.ui.watched import Watched
-from ingot.ui.watcher import Watcher
+from ingot.ui.watcher import Watched, Watcher
 
 if TYPE_CHECKING:
     from ingot.inference.engine import Engine

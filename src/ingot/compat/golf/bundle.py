@@ -42,7 +42,7 @@ LEFT_OUT = (
     "ingot.model.gpt2",
     "ingot.model.llama",
     "ingot.preflight",
-    "ingot.runs.run",
+    "ingot.runs.view",
     "ingot.runs.tracking",
 )
 LEFT_OUT_OF = {

@@ -16,8 +16,8 @@ from ingot.console.output import print_json
 from ingot.console.progress import duration
 from ingot.errors import CheckpointError, RunError
 from ingot.runs.folder import STOP, is_claimed
-from ingot.runs.run import Run, RunStatus
 from ingot.runs.state import read_state
+from ingot.runs.view import Run, RunStatus
 from ingot.runtime.files import read_dict
 
 PATIENCE_SECONDS = 600.0  # for the run to save and end
