@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import INDEX, _checksum, load_checkpoint, save_checkpoint
+from ingot.runs.checkpoints import _checksum, load_checkpoint, save_checkpoint
+from ingot.runs.folder import INDEX
 from ingot.runtime.tensors import to_array, to_record, write_tensors
 
 WHOLE = np.arange(35, dtype=np.float32).reshape(5, 7)

@@ -28,9 +28,9 @@ from ingot.runs.checkpoints import (
     read_index,
     read_kind,
     save_checkpoint,
-    saved_steps,
     sweep,
 )
+from ingot.runs.folder import saved_steps
 from ingot.runtime.tensors import TensorRecord
 from ingot.train import saver as saving
 from ingot.train.resume import check_fits, read_progress, resume

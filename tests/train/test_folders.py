@@ -14,8 +14,8 @@ from tiny_runs import TINY, Train, records, state_of
 
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, RunError
-from ingot.runs.checkpoints import read_kind, saved_steps
-from ingot.runs.folder import RunFolder
+from ingot.runs.checkpoints import read_kind
+from ingot.runs.folder import RunFolder, saved_steps
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.state import utc_now
 from ingot.runtime.files import write_atomically

@@ -19,7 +19,8 @@ from ingot.errors import CannotContinue, CheckpointError, DataError, IngotError
 from ingot.preflight.validate import check_before_training
 from ingot.runs import folder
 from ingot.runs import metrics as lines
-from ingot.runs.checkpoints import PARTIAL, save_checkpoint, saved_steps
+from ingot.runs.checkpoints import save_checkpoint
+from ingot.runs.folder import PARTIAL, saved_steps
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.view import Run
 from ingot.train import saver

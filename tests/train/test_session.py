@@ -24,7 +24,8 @@ from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import CheckpointError, ConfigError, RunError, Unreadable
-from ingot.runs.checkpoints import load_checkpoint, saved_steps
+from ingot.runs.checkpoints import load_checkpoint
+from ingot.runs.folder import saved_steps
 from ingot.runs.reporter import BeginReport, Reporter, StepReport
 from ingot.runs.view import Run
 from ingot.runtime.tensors import read_tensors

@@ -18,7 +18,8 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import load_checkpoint, note_progress, saved_steps
+from ingot.runs.checkpoints import load_checkpoint, note_progress
+from ingot.runs.folder import saved_steps
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.train.start import open_data

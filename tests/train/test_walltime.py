@@ -19,7 +19,7 @@ from tiny_runs import Train, records, state_of
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.schema import TrainingSection
 from ingot.errors import ConfigError
-from ingot.runs.checkpoints import Kind
+from ingot.runs.folder import Kind
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.train import stop as walltime

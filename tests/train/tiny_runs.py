@@ -13,7 +13,7 @@ from typing import Any
 from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
-from ingot.runs.checkpoints import saved_steps
+from ingot.runs.folder import saved_steps
 from ingot.runs.reporter import Reporter
 from ingot.runs.state import TrainingResult
 from ingot.runtime.tensors import read_tensors

@@ -140,7 +140,8 @@ def _locate(path: str) -> Path:
     """Where the model of a reference lies; one of gpt-simple's that was written from one of ours beside it is that one."""
     from ingot.artifact.gpt_simple import is_checkpoint, read_saved
     from ingot.inference.model import locate_weights
-    from ingot.runs.checkpoints import open_index, saved_steps
+    from ingot.runs.checkpoints import open_index
+    from ingot.runs.folder import saved_steps
 
     found = locate_weights(Path(path))
     with suppress(CheckpointError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from ingot.errors import shown
-from ingot.runs.checkpoints import Kind
+from ingot.runs.folder import Kind
 from ingot.runs.reporter import (
     BeginReport,
     EvaluationReport,

@@ -28,8 +28,8 @@ from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_toke
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Evaluator, Score, evaluator_of
 from ingot.eval.self_test import Check, self_test
-from ingot.runs.checkpoints import INDEX, Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index, saved_steps
-from ingot.runs.folder import MODEL_COPY
+from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index
+from ingot.runs.folder import INDEX, MODEL_COPY, saved_steps
 from ingot.runtime.tensors import TensorRecord
 
 # A model at rest: the weights of a run, a checkpoint, an artifact or a foreign file, and what rebuilds it. No framework yet.

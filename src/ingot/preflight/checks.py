@@ -21,7 +21,8 @@ from ingot.errors import CannotContinue, CheckpointError, ConfigError, Setting, 
 from ingot.model.settings import FileSettings
 from ingot.preflight.data_checks import DataFacts
 from ingot.preflight.findings import Finding, Findings, Severity
-from ingot.runs.checkpoints import INDEX, Index, began_with, going_on_from, named_path, newest_index, occupied, saved_steps
+from ingot.runs.checkpoints import Index, began_with, going_on_from, newest_index, occupied
+from ingot.runs.folder import INDEX, named_path, saved_steps
 from ingot.runs.state import read_state
 from ingot.runtime.files import user_path
 from ingot.train.resume import changes, facts_of, refuse_lost, refuse_occupied

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ingot.errors import CheckpointError, Setting, shown
-from ingot.runs.checkpoints import DAMAGED, INDEX, PARTIAL, is_checkpoint_name, saved_steps
+from ingot.errors import CheckpointError, Setting, Unreadable, shown
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock, is_lock
 from ingot.runs.metrics import LineFile, Metrics
@@ -36,6 +36,7 @@ from ingot.runtime.files import (
     sweep_temporaries,
     temporary_beside,
     to_json,
+    user_path,
     write_atomically,
     writing,
 )
@@ -48,6 +49,42 @@ WANDB_ID = "wandb.json"  # which run of Weights & Biases it is
 TRACKIO_ID = "trackio.json"  # and under which name trackio has it
 CLOCK_TICKS = 0.02  # seconds by which the time of a file may lag
 EVENTS = "tensorboard"  # the folder of TensorBoard's files
+
+
+# Checkpoints by the names of their folders. Reading one needs numpy (runs/checkpoints.py); looking at a run does not.
+
+Kind = Literal["regular", "shutdown", "final"]  # of a checkpoint: on the way, of a stop, of a completed run
+INDEX = "checkpoint.json"
+PARTIAL, DAMAGED = ".partial", ".damaged"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder with this name is a checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint of ours, by its name."""
+    return int(path.name.rpartition("-")[2])
+
+
+def saved_steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a folder by step, oldest first, without looking inside."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [(_NAME.fullmatch(entry.name), folder / entry.name) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:  # not none: a run would begin anew where one is
+        raise Unreadable(folder, error.strerror) from None
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def named_path(name: str, run: Path | None) -> Path:
+    """The file or folder that a setting names, from the working folder or else from the run's folder on."""
+    path = user_path(name)
+    return run / path if run is not None and not path.exists() and (run / path).exists() else path
 
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:

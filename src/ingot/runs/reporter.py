@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingot.runs.checkpoints import Kind
+from ingot.runs.folder import Kind
 
 # What a line of a log says of tasks.
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ingot.errors import CheckpointError, RunError, shown
-from ingot.runs.checkpoints import saved_steps
-from ingot.runs.folder import RunFolder, is_claimed
+from ingot.runs.folder import RunFolder, is_claimed, saved_steps
 from ingot.runs.metrics import Mark
 from ingot.runs.state import CLOCK_SKEW_SECONDS, State, Status, read_result, read_state, this_process
 from ingot.runtime.files import open_to_read

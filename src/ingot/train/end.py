@@ -13,8 +13,7 @@ from ingot.artifact.container import ArtifactReport, artifact_name, write_artifa
 from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 from ingot.config.schema import Config
 from ingot.errors import IngotError, Interrupted, RunError
-from ingot.runs.checkpoints import saved_steps
-from ingot.runs.folder import RunFolder
+from ingot.runs.folder import RunFolder, saved_steps
 from ingot.runs.state import Status, TrainingResult
 from ingot.runtime.files import writing
 from ingot.runtime.tensors import TensorRecord

@@ -28,13 +28,11 @@ from ingot.runs.checkpoints import (
     find_checkpoint,
     find_named,
     load_checkpoint,
-    named_path,
     newest_sound,
     read_index,
     save_checkpoint,
-    saved_steps,
 )
-from ingot.runs.folder import RunFolder
+from ingot.runs.folder import RunFolder, named_path, saved_steps
 from ingot.runs.state import TrainingResult, read_state, result_of
 from ingot.runs.view import Run
 from ingot.runtime.files import user_path, writing

@@ -14,8 +14,8 @@ from typing import Any
 
 from ingot.errors import CheckpointError
 from ingot.eval.evaluator import Score
-from ingot.runs.checkpoints import PARTIAL, Kind, Tensors, note_progress, read_kind, save_checkpoint, saved_steps
-from ingot.runs.folder import RunFolder
+from ingot.runs.checkpoints import Tensors, note_progress, read_kind, save_checkpoint
+from ingot.runs.folder import PARTIAL, Kind, RunFolder, saved_steps
 from ingot.runs.state import Heartbeat
 from ingot.runtime.files import writing
 from ingot.train.step_plan import Position

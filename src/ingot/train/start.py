@@ -25,8 +25,8 @@ from ingot.errors import ConfigError, DataError, IngotError, Interrupted, PeerLo
 from ingot.eval.evaluator import evaluator_of
 from ingot.inference.model import locate_weights
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, Kind, load_checkpoint, sweep
-from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, RunFolder, clear, new_run_dir, starting
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, sweep
+from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, Kind, RunFolder, clear, new_run_dir, starting
 from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.state import Heartbeat, TrainingResult
 from ingot.runs.tracking import open_tracking

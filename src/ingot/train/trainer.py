@@ -24,7 +24,7 @@ from ingot.errors import Interrupted, PeerLost, RunError, Setting
 from ingot.eval.evaluator import Evaluator, Score, bucket_record, evaluator_of
 from ingot.inference.scoring import TaskRows
 from ingot.optim.schedules import fraction_spent
-from ingot.runs.checkpoints import Kind
+from ingot.runs.folder import Kind
 from ingot.runs.reporter import EvaluationReport, Reporter, StepReport
 from ingot.runs.state import Status
 from ingot.train.evaluation import Bounds, task_records, write_sample

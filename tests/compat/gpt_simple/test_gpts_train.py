@@ -12,7 +12,7 @@ from door import Door
 from original import Original, write_config
 
 from ingot.cli.main import run as run_ingot
-from ingot.runs.checkpoints import saved_steps
+from ingot.runs.folder import saved_steps
 
 STEP = re.compile(
     r"Step\s+(\d+) \| Loss \d+\.\d{4} \| LR \d\.\d\de[-+]\d\d \| GradNorm \d+\.\d{3} \| \d+\.\d\ds/step \| "

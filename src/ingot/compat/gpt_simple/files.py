@@ -22,8 +22,8 @@ from typing import Any
 from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, STOP_FLAG, TOKENIZER, Saved, saved_checkpoints
 from ingot.compat.gpt_simple.checkpoint import Keys, theirs_reads, write_checkpoint, write_tokenizer
 from ingot.errors import CheckpointError, IngotError, RunError, Setting
-from ingot.runs.checkpoints import Kind, load_checkpoint, read_kind, saved_steps, step_of
-from ingot.runs.folder import WANDB_ID, RunFolder
+from ingot.runs.checkpoints import load_checkpoint, read_kind
+from ingot.runs.folder import WANDB_ID, Kind, RunFolder, saved_steps, step_of
 from ingot.runs.reporter import BeginReport, Reporter, StepReport
 from ingot.runs.state import read_state
 from ingot.runs.tracking import read_id

@@ -23,8 +23,8 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import read_already_read, write_already_read
 from ingot.errors import CheckpointError, IngotError, PeerLost
 from ingot.preflight.checks import foreign_checkpoint
-from ingot.runs.checkpoints import Kind, save_checkpoint
-from ingot.runs.folder import WANDB_ID, RunFolder
+from ingot.runs.checkpoints import save_checkpoint
+from ingot.runs.folder import WANDB_ID, Kind, RunFolder
 from ingot.runs.lock import RunLock
 from ingot.runs.tracking import keep_id
 from ingot.runtime.files import user_path, writing

@@ -19,7 +19,7 @@ from ingot.compat.gpt_simple.translate import cosine_steps
 from ingot.config.schema import Config as IngotConfig
 from ingot.data.loading.order import GO_ON_WITHOUT_BUCKET
 from ingot.optim.schedules import learning_rate_scale
-from ingot.runs.checkpoints import Kind, named_path, saved_steps, step_of
+from ingot.runs.folder import Kind, named_path, saved_steps, step_of
 from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
 
 RULE = "=" * 60

@@ -18,7 +18,8 @@ from ingot.compat.gpt_simple.names import SETTINGS, key_name
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, IngotError
-from ingot.runs.checkpoints import going_on_from, named_path, saved_steps
+from ingot.runs.checkpoints import going_on_from
+from ingot.runs.folder import named_path, saved_steps
 from ingot.runtime.files import user_path
 
 DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone

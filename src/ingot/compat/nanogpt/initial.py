@@ -33,8 +33,8 @@ from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_toke
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Evaluator
 from ingot.inference.model import LoadedModel, foreign_weights, open_model
-from ingot.runs.checkpoints import DAMAGED, INDEX, Checkpoint, load_checkpoint, newest_sound, save_checkpoint, saved_steps
-from ingot.runs.folder import WANDB_ID, RunFolder
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, save_checkpoint
+from ingot.runs.folder import DAMAGED, INDEX, WANDB_ID, RunFolder, saved_steps
 from ingot.runs.lock import NAME as LOCK
 from ingot.runs.lock import RunLock
 from ingot.runs.state import read_state

@@ -11,7 +11,8 @@ from ingot.compat.nanogpt.mfu import RunningMfu
 from ingot.compat.nanogpt.translate import learning_rate, record
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError
-from ingot.runs.checkpoints import Checkpoint, Kind, load_checkpoint
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint
+from ingot.runs.folder import Kind
 from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
 
 

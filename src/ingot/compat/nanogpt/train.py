@@ -108,7 +108,7 @@ def _run(
 
 def unwritten(path: Path) -> Path | None:
     """The newest checkpoint of ours, if its ckpt.pt is older or gone: a kill may come before it is written."""
-    from ingot.runs.checkpoints import INDEX, saved_steps
+    from ingot.runs.folder import INDEX, saved_steps
 
     step, newest = max(saved_steps(path.parent / "checkpoints").items(), default=(0, None))
     if newest is None or not (step or path.exists()):  # nanoGPT writes none before its first iteration
