@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ingot.backends.open import find_device
-from ingot.compat.nanogpt.command_line import read_arguments
+from ingot.compat.nanogpt.keys import read_arguments
 from ingot.compat.nanogpt.prepare import shakespeare_char
 from ingot.compat.nanogpt.train import main as train
 from ingot.compat.nanogpt.translate import fresh_args, learning_rate, settle, translate, vocabulary

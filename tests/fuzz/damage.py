@@ -39,7 +39,7 @@ IN_YAML = (
     "&a [*a]", "!!python/object:os.system x", '"\\0"', "<<: *a", "? [a, b]", "\t", "{", "- ", "1e999", "2024-01-01", "0o17",
 )  # fmt: skip
 IN_PRESET = (
-    "import os", "batch_size = 'x'", "x = 1", "while True: pass", "max_iters = 10**10**10", "n_embd = 1 / 0", "print(1)", "\0",
+    "import os", "batch_size = 'x'", "x = 1", "max_iter = 1", "n_embd = 1 / 0", "print(1)", "\0",
     "(" * 5000,
 )  # fmt: skip
 

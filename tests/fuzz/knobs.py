@@ -20,7 +20,7 @@ from ingot.compat.golf.mlx.translate import VARIABLES
 from ingot.compat.golf.variables import NAMES
 from ingot.compat.gpt_simple.config import all_keys
 from ingot.compat.gpt_simple.main import make_parser
-from ingot.compat.nanogpt.command_line import KEYS
+from ingot.compat.nanogpt.keys import PROGRAMS
 from ingot.config.fields import settings
 from ingot.config.schema import FAMILIES
 
@@ -172,8 +172,9 @@ def gpt_simple_keys() -> tuple[Knob, ...]:
 @cache
 def nanogpt_keys(program: str) -> tuple[Knob, ...]:
     """The keys of train.py, sample.py or bench.py."""
-    kinds = {int: "integer", float: "number", bool: "boolean", str: "string"}
-    return tuple(Knob(key.name, (kinds[key.type],), ("None",) if key.optional else ()) for key in KEYS[program].values())
+    kinds = {"int": "integer", "float": "number", "bool": "boolean"}
+    keys = PROGRAMS[program][1].values()
+    return tuple(Knob(key.name, (kinds.get(key.kind, "string"),), ("None",) if key.null else ()) for key in keys)
 
 
 @cache

@@ -137,7 +137,7 @@ def check_options(options: GenerationOptions) -> None:
 def open_any(path: Path, device: str, tokenizer: str | None, dtype: str | None, which: str = "latest") -> LoadedModel:
     """A model from wherever it lies: ours, gpt-simple's, or a ckpt.pt of nanoGPT's."""
     if is_ckpt(path):
-        from ingot.compat.nanogpt.initial import open_ckpt
+        from ingot.compat.nanogpt.start import open_ckpt
 
         model = open_ckpt(path, device, warn, tokenizer)
         return model if dtype is None else model.cast(dtype)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import ROOT
 
-from ingot.compat.nanogpt.command_line import KEYS, help_text, read_arguments
-from ingot.compat.nanogpt.keys import BENCH, SAMPLE, TRAIN, defaults, theirs
+from ingot.compat.nanogpt.keys import BENCH, PROGRAMS, SAMPLE, TRAIN, help_text, nanogpt_keys, read_arguments
 from ingot.compat.nanogpt.train import main
+from ingot.compat.options import defaults
 from ingot.errors import ConfigError
 
 PRESETS = {
@@ -52,7 +52,7 @@ def preset(folder: Path, text: str) -> str:
 
 
 def test_there_are_33_keys_to_train_11_to_sample_and_9_to_bench_with_nanogpt_s_defaults():
-    assert [len(theirs(keys.values())) for keys in (TRAIN, SAMPLE, BENCH)] == [33, 11, 9]
+    assert [len(nanogpt_keys(keys)) for keys in (TRAIN, SAMPLE, BENCH)] == [33, 11, 9]
     told = {
         "out_dir": "out", "eval_interval": 2000, "log_interval": 1, "eval_iters": 200, "eval_only": False,
         "always_save_checkpoint": True, "init_from": "scratch", "wandb_log": False, "wandb_project": "owt",
@@ -69,13 +69,13 @@ def test_there_are_33_keys_to_train_11_to_sample_and_9_to_bench_with_nanogpt_s_d
 @pytest.mark.parametrize("keys", [TRAIN, SAMPLE, BENCH], ids=["train", "sample", "bench"])
 def test_every_default_is_of_its_key_s_type(keys):
     for name, value in defaults(keys).items():
-        assert keys[name].of(value, "default") == value
+        assert keys[name].check(value) == value
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_of_ours_has_the_values_of_nanogpt_s(name):
     found = read_arguments("train.py", [str(ROOT / "config" / f"{name}.py")], lambda line: None)
-    told = {key: value for key, value in found.values.items() if key in found.origins}
+    told = {key: value for key, value in found.values.items() if key in found.given}
     if name == "finetune_shakespeare":
         assert re.fullmatch(r"ft-\d+\.\d+", str(told.pop("wandb_run_name")))
     assert told == PRESETS[name]
@@ -123,7 +123,7 @@ def test_a_text_that_is_no_literal_is_taken_as_it_is(text, key):
     assert read(f"--{key}={text}")[key] == text
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers())
+@given(st.floats(min_value=0, max_value=1e299), st.integers(min_value=0))
 def test_numbers_survive_the_way_through_the_command_line(number, whole):
     found = read(f"--weight_decay={number!r}", f"--max_iters={whole}")
     assert (found["weight_decay"], found["max_iters"]) == (number, whole)
@@ -132,16 +132,17 @@ def test_numbers_survive_the_way_through_the_command_line(number, whole):
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("--batch_size=1.5", "batch_size = 1.5 is not a whole number"),
-        ("--batch_size=True", "batch_size = True is not a whole number"),
-        ("--batch_size=many", "batch_size = 'many' is not a whole number"),
-        ("--batch_size=None", "batch_size = None is not a whole number"),
-        ("--compile=1", "compile = 1 is not True or False"),
-        ("--learning_rate=1e999", "learning_rate = inf is not a number"),
-        ("--learning_rate=fast", "learning_rate = 'fast' is not a number"),
+        ("--batch_size=1.5", "batch_size=1.5 must be a whole number"),
+        ("--batch_size=True", "batch_size=True must be a whole number"),
+        ("--batch_size=many", "batch_size=many must be a whole number"),
+        ("--batch_size=None", "batch_size=None must be a whole number"),
+        ("--batch_size=0", "batch_size=0 must be a whole number >= 1"),
+        ("--compile=1", "compile=1 must be true or false"),
+        ("--learning_rate=1e999", "learning_rate=inf must be a number"),
+        ("--learning_rate=fast", "learning_rate=fast must be a number"),
         ("--batch_siz=3", "unknown key batch_siz in --batch_siz=3; did you mean batch_size?"),
         ("--batch-size=3", "did you mean batch_size?"),
-        ("--zebra=3", "--help lists them"),
+        ("--zebra=3", "--help lists the keys"),
         ("--compile", "--compile has no value; write --compile=True"),
         ("--batch_size", "write --batch_size=12"),
         ("batch_size=3", "keys begin with two dashes: --batch_size=3"),
@@ -159,7 +160,7 @@ def test_help_lists_every_key_and_does_not_train(capsys):
     assert main(["config/whatever.py", "--help"]) == 0
     told = capsys.readouterr().out
     assert all(f"--{name}=" in told for name in TRAIN)
-    assert all(f"--{name}=" in help_text(program) for program, keys in KEYS.items() for name in keys)
+    assert all(f"--{name}=" in help_text(program) for program, (_, keys) in PROGRAMS.items() for name in keys)
 
 
 def test_what_is_overridden_is_printed_as_nanogpt_prints_it(tmp_path):
@@ -168,88 +169,51 @@ def test_what_is_overridden_is_printed_as_nanogpt_prints_it(tmp_path):
     assert lines == [f"Overriding config with {file}:", "# mine\nbatch_size = 3\n", "Overriding: max_iters = 7"]
 
 
-def test_a_preset_computes_with_literals_names_and_the_clock(tmp_path):
+def test_a_preset_is_python_that_sees_the_values_so_far(tmp_path):
     text = """
-'''A preset.'''
-import time
-from time import strftime as now
-batch_size, block_size = 4, 2**5
-_rows = batch_size * 10
-gradient_accumulation_steps = _rows // batch_size
+import os
+if block_size == 64:
+    batch_size = len([1, 2, 3])
+gradient_accumulation_steps = batch_size * 10
 max_iters = lr_decay_iters = 100
 max_iters += 1
-learning_rate: float = 6e-4 / 2
-weight_decay = -(-0.5)
 decay_lr = not True
 dtype = None
-wandb_run_name = f"b{batch_size}-{learning_rate:.1e}-" + str(int(time.time())) + now("%Y")
-min_lr = min(learning_rate, 1e-5)
+wandb_run_name = f"b{batch_size}-{os.path.basename(__file__)}"
+rows = [0, 1]
 """
-    found = read(preset(tmp_path, text))
-    told = {
-        "batch_size": 4, "block_size": 32, "gradient_accumulation_steps": 10, "max_iters": 101, "lr_decay_iters": 100,
-        "learning_rate": 3e-4, "weight_decay": 0.5, "decay_lr": False, "dtype": None, "min_lr": 1e-5,
+    found = read("--block_size=64", preset(tmp_path, text))
+    expected = {
+        "batch_size": 3, "gradient_accumulation_steps": 30, "max_iters": 101, "lr_decay_iters": 100, "decay_lr": False,
+        "dtype": None, "wandb_run_name": "b3-preset.py", "block_size": 64,
     }  # fmt: skip
-    assert {name: found[name] for name in told} == told
-    assert re.fullmatch(r"b4-3\.0e-04-\d{14}", str(found["wandb_run_name"]))
+    assert {name: found[name] for name in expected} == expected and "rows" not in found
+
+
+def test_a_key_that_a_preset_sets_to_its_default_counts_as_given(tmp_path):
+    found = read_arguments("train.py", [preset(tmp_path, "compile = True")], lambda line: None)
+    assert found.given == {"compile"}
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("import os", "import os is more than the clock, which is time.time and time.strftime; a preset is not run"),
-        ("from datetime import datetime", "is more than the clock"),
-        (
-            "batch_size = len([1, 2])",
-            "len([1, 2]) is a call of something else; a preset is not run: it has literals, arithmetic, names, "
-            "f-strings and calls of str, int, float, bool, round, min, max, abs, time.time, time.strftime",
-        ),
-        ("batch_size = open('/etc/passwd').read()", "is a call"),
-        ("batch_size = __import__('os').getpid()", "is a call"),
-        ("if True: batch_size = 3", "is not a setting"),
-        ("for i in (1, 2): pass", "is not a setting"),
-        ("def batch_size(): pass", "def batch_size(): pass is not a setting"),
-        ("batch_size = [1][0]", "[1][0] cannot stand here"),
-        ("batch_size = undefined + 1", "undefined is not a key"),
-        ("batch_size = 9**9**9", "is too large"),
-        ("out_dir = 'a' * 10**9", "is too long"),
-        ("out_dir = '%999999999d' % 1", "is more than simple arithmetic"),
-        ("out_dir = f'{1:999999999}'", "is too long"),
-        ("batch_size = 1 / 0", "cannot be computed"),
-        ("batch_size = 'a' + 1", "cannot be computed"),
-        ("batch_size = lambda: 1", "cannot stand here"),
-        ("batch_size.x = 1", "is not the name of a key"),
-        ("batch_size = 1 << 3", "is more than simple arithmetic"),
-        ("batch_size = time.sleep(9)", "is a call"),
-        ("batch_size = 3 4", "this is not Python"),
-        ("batch_siz = 3", "unknown key batch_siz; did you mean batch_size? (a name of your own is one that a key below uses)"),
-        ("num_gpus = 8", "unknown key num_gpus; --help lists them (a name of your own is one that a key below uses)"),
-        ("batch_siz = 3\nbatch_siz += batch_siz\nother = batch_siz", "unknown key batch_siz"),
-        ("batch_size = 1.5", "batch_size = 1.5 is not a whole number"),
-        ("batch_size = " + "(" * 150 + "1" + ")" * 150 + "+1" * 3000, "nested"),
-        ("batch_size = 1" + "+1" * 1500, "nested"),
-        ("batch_size = nothing()" + "+1" * 1500, "nested"),
+        ("batch_size = 1 / 0", ", line 2: the preset failed with ZeroDivisionError"),
+        ("batch_size = undefined + 1", ", line 2: the preset failed with NameError"),
+        ("batch_size = 3 4", ", line 2: the preset failed with SyntaxError"),
+        ("batch_siz = 3", "unknown key batch_siz; did you mean batch_size?"),
+        ("batch_size = 1.5", "batch_size=1.5 must be a whole number"),
+        ("batch_size = lambda: 1", "must be a whole number"),
     ],
 )
-def test_a_preset_is_never_run_and_what_it_may_not_say_is_refused_with_its_line(tmp_path, line, says):
+def test_a_mistake_in_a_preset_is_refused_with_its_file(tmp_path, line, says):
     file = preset(tmp_path, f"max_iters = 5\n{line}\n")
     with pytest.raises(ConfigError) as error:
         read(file)
-    assert says in str(error.value) or "this is not Python" in str(error.value)
-    assert f"{file}, line 2" in str(error.value) or "nested" in says
+    assert says in str(error.value) and file in str(error.value)
 
 
-@given(st.text(max_size=200))
-def test_any_text_is_either_a_preset_or_refused_in_a_sentence(tmp_path_factory, text):
-    file = tmp_path_factory.getbasetemp() / "any.py"
-    file.write_bytes(text.encode(errors="surrogatepass"))
-    try:
-        read(str(file))
-    except ConfigError as error:
-        assert str(file) in str(error)
-
-
-def test_a_preset_finds_the_clock_without_importing_it(tmp_path):
+def test_a_preset_uses_time_without_importing_it(tmp_path):
     assert re.fullmatch(r"run-\d+\.\d+", str(read(preset(tmp_path, "wandb_run_name = f'run-{time.time()}'"))["wandb_run_name"]))
 
 
@@ -260,11 +224,11 @@ def test_a_preset_for_training_does_for_the_other_programs_too():
         read("--eval_interval=3", program="sample.py")
 
 
-def test_a_name_of_one_s_own_is_allowed_where_a_key_below_uses_it(tmp_path):
-    file = preset(tmp_path, "depth = 2\nrows = depth * 4\nn_layer, n_head = depth, 1\nbatch_size = rows")
+def test_a_preset_may_have_names_of_its_own(tmp_path):
+    file = preset(tmp_path, "depth = 2\n_batch_siz = depth * 4\nn_layer, n_head = depth, 1\nbatch_size = _batch_siz")
     found = read(file)
     assert (found["n_layer"], found["batch_size"]) == (2, 8) and "depth" not in found
-    assert "n_layer" not in read(file, program="sample.py")  # where the key that uses it is another program's
+    assert "n_layer" not in read(file, program="sample.py")  # a key of another program
 
 
 @pytest.mark.parametrize(

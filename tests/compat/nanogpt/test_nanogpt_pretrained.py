@@ -8,8 +8,8 @@ import torch
 
 from ingot.artifact.huggingface import write_model
 from ingot.backends.torch.state import model_records
+from ingot.compat.nanogpt.checkpoint import SIZES, pretrained_folder
 from ingot.compat.nanogpt.model import GPT, GPTConfig
-from ingot.compat.nanogpt.pretrained import SIZES, pretrained_folder
 from ingot.errors import CheckpointError, ConfigError, DataError
 
 transformers = pytest.importorskip("transformers")

@@ -73,7 +73,7 @@ def test_a_run_that_is_stopped_by_a_signal_is_continued_bit_for_bit(train, unbro
     ran = train(words(max_iters=100_000, **KEYS))
     stopper.join()
     stopped = torch.load("out/ckpt.pt", weights_only=True)["iter_num"]
-    assert f"stopped before iteration {stopped}; continue with the same command and --init_from=resume" in ran.err
+    assert f"stopped before iteration {stopped}; resume with the same command and --init_from=resume" in ran.err
     assert list(train(words(max_iters=stopped + 3, init_from="resume", **KEYS)).losses) == list(range(stopped, stopped + 4))
     found = losses(Path("out"))
     assert all(found[step] == loss for step, loss in unbroken.items() if step in found) and len(found) == stopped + 4
@@ -391,7 +391,7 @@ def test_a_resume_that_cannot_write_leaves_the_run_as_it_was(train, monkeypatch)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("ingot.compat.nanogpt.initial.save_checkpoint", full)
+        patched.setattr("ingot.compat.nanogpt.start.save_checkpoint", full)
         ran = train(words(max_iters=8, init_from="resume", block_size=8, **KEYS), code=4)
     assert "cannot write out/checkpoints: No space left on device; make room for it" in ran.err
     assert sorted(Path("out/checkpoints").iterdir()) == before and not Path("out/earlier-1").exists()

@@ -12,7 +12,7 @@ from small_runs import words
 from ingot.artifact.container import write_artifact
 from ingot.artifact.huggingface import write_model
 from ingot.backends.torch.state import model_records
-from ingot.compat.nanogpt.sample import main, start_ids, text_of
+from ingot.compat.nanogpt.sample import decode_ids, encode_prompt, main
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.model.registry import build
 from ingot.runs.checkpoints import find_checkpoint
@@ -122,7 +122,7 @@ def test_a_text_ends_behind_the_stop(foreign, sample):
 def test_an_empty_start_is_a_beginning(foreign, sample):
     found = sample("--start=", "--num_samples=1")
     assert len(found.texts[0]) == 40
-    assert "start is empty: the texts begin as a document does, or with a newline" in found.err
+    assert "start is empty: completions begin like a document, or with a newline" in found.err
 
 
 def test_settings_for_gpus_change_nothing_on_a_cpu(foreign, sample):
@@ -130,7 +130,7 @@ def test_settings_for_gpus_change_nothing_on_a_cpu(foreign, sample):
     for argument, said in {
         "--dtype=bfloat16": "dtype=bfloat16 is for GPUs; computing in float32\n",
         "--dtype=float16": "dtype=float16 is for GPUs; computing in float32\n",
-        "--compile=True": "compile=True changes nothing here: on a GPU steps are recorded and replayed as they are\n",
+        "--compile=True": "compile=True has no effect here: on a GPU, steps are recorded as CUDA graphs instead\n",
         "--dtype=float32": "",
     }.items():
         found = sample(argument)
@@ -148,9 +148,9 @@ ERRORS = {
     "--start=FILE:out": (3, "out cannot be read: Is a directory"),
     "--out_dir=nowhere": (4, "there is no nowhere/ckpt.pt; train first, or say with --out_dir where it is"),
     "--init_from=scratch": (2, "there are no weights 'scratch'"),
-    "--temperature=-1": (2, "temperature=-1.0 must be 0 or more"),
-    "--max_new_tokens=-1": (2, "max_new_tokens=-1 must be 0 or more"),
-    "--top_p=0": (2, "top_p=0.0 must be above 0 and at most 1"),
+    "--temperature=-1": (2, "temperature=-1 must be a number >= 0"),
+    "--max_new_tokens=-1": (2, "max_new_tokens=-1 must be a whole number >= 0"),
+    "--top_p=0": (2, "top_p=0 must be a number > 0 and <= 1"),
     "--stop=": (2, "stop is empty"),
     "--dtype=int8": (2, "dtype=int8 must be float32, bfloat16, float16 or None"),
     "--device=abacus": (2, "device=abacus is not a device"),
@@ -228,12 +228,12 @@ def test_a_folder_with_gpt2_weights_writes_and_knows_the_end_of_a_text(sample, w
 
 def test_the_end_of_a_text_is_one_token_in_and_shown_on_the_way_out():
     gpt2 = GPT2Tokenizer()
-    assert start_ids(gpt2, "<|endoftext|>") == [50256]
-    assert start_ids(gpt2, "a<|endoftext|>b") == [64, 50256, 65]
-    assert start_ids(gpt2, "\n") == [198]
-    assert start_ids(gpt2, "") == [50256]
-    assert text_of(gpt2, [64, 50256, 65], at_start=False) == "a<|endoftext|>b"
-    assert start_ids(ByteTokenizer(), "<|endoftext|>")[:2] == [64, 128]
+    assert encode_prompt(gpt2, "<|endoftext|>") == [50256]
+    assert encode_prompt(gpt2, "a<|endoftext|>b") == [64, 50256, 65]
+    assert encode_prompt(gpt2, "\n") == [198]
+    assert encode_prompt(gpt2, "") == [50256]
+    assert decode_ids(gpt2, [64, 50256, 65], at_start=False) == "a<|endoftext|>b"
+    assert encode_prompt(ByteTokenizer(), "<|endoftext|>")[:2] == [64, 128]
 
 
 def test_a_checkpoint_without_its_dataset_but_with_gpt2_s_ids_has_gpt2_s_tokenizer(foreign, sample, work):

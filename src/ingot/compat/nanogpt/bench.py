@@ -1,4 +1,4 @@
-"""bench.py: how long a training step of the 124M shape takes, without evaluating, saving or logging around it."""
+"""bench.py: the time of a training step of the 124M model, without evaluation, saving and logging."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.compat.nanogpt.command_line import Given, enter
-from ingot.compat.nanogpt.keys import TRAIN, defaults
-from ingot.compat.nanogpt.mfu import find_peak, utilisation
+from ingot.compat.nanogpt.keys import TRAIN, Given, enter
+from ingot.compat.nanogpt.train import find_peak
 from ingot.compat.nanogpt.translate import check_data, data_path, fresh_args, settle, torch_device_named, translate
+from ingot.compat.options import defaults
 from ingot.config.schema import GPT2_VOCAB_SIZE, Config
 from ingot.console.entry import say
 from ingot.errors import ConfigError, DataError
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from ingot.runtime.tensors import Batch
 
 BURN_IN, TIMED = 10, 20
-WAITING, WARMING, ACTIVE = 5, 5, 5  # steps of a profile: not looked at, looked at and dropped, recorded
+WAIT, WARMUP, ACTIVE = 5, 5, 5  # steps of a profile, as torch.profiler.schedule names them
 LOG = Path("bench_log")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run bench.py; returns the exit code."""
+    """Run bench.py; return the exit code."""
     return enter("bench.py", bench, arguments)
 
 
 def bench(given: Given) -> None:
-    """Time training steps, or record a profile of some."""
+    """Time training steps, or record a profile of a few."""
     from ingot.backends.open import open_backend
     from ingot.runtime.ranks import ranks_from_environment
     from ingot.train.step_plan import shapes
@@ -41,8 +41,6 @@ def bench(given: Given) -> None:
     ranks = ranks_from_environment()
     if ranks.world_size > 1:
         raise ConfigError("bench.py measures one process; start it without torchrun")
-    if (seed := int(given.values["seed"] or 0)) < 0:
-        raise ConfigError(f"seed={seed} must be 0 or more")
     values = settle(_as_train(given))
     args = fresh_args(values, None)
     config = translate(values, args).config
@@ -59,24 +57,24 @@ def bench(given: Given) -> None:
         seconds = _steps(backend, next_batch, plan, TIMED) / TIMED
     peak = find_peak(values["mfu_peak"], backend.device)
     tokens = config.training.tokens_per_step
-    mfu = utilisation(args.flops_per_token * tokens, seconds, peak.flops)
+    mfu = args.flops_per_token * tokens / seconds / peak.flops
     say(str(peak))
     say(f"time per iteration: {seconds * 1000:.4f}ms, MFU: {mfu * 100:.2f}%, {tokens / seconds:,.0f} tokens/s")
 
 
 def _as_train(given: Given) -> Given:
-    """The same as keys of train.py, with what nanoGPT's benchmark has instead of their defaults."""
+    """Return the keys of train.py for a benchmark, with the values that nanoGPT's bench.py fixes."""
     fixed: dict[str, Any] = {
         "gradient_accumulation_steps": 1, "learning_rate": 1e-4, "weight_decay": 1e-2, "grad_clip": 0.0, "decay_lr": False,
         "max_iters": 1,
     }  # fmt: skip
     shared = {name: value for name, value in given.values.items() if name in TRAIN}
-    return Given({**defaults(TRAIN), **fixed, **shared}, given.origins)
+    return Given({**defaults(TRAIN), **fixed, **shared}, given.given)
 
 
 @contextmanager
 def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Iterator[Callable[[], Batch]]:
-    """A function that gives the next batch: of the data, which are read ahead, or always the same random tokens."""
+    """Yield a function that returns the next batch: of the data, read ahead, or always the same random tokens."""
     import numpy as np
 
     from ingot.data.loading.reader import RowReader
@@ -94,7 +92,7 @@ def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Ite
         raise DataError(f"{error}; or add --real_data=False") from None
     dataset, rows = open_data(config, 1)
     if dataset.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
-        raise ConfigError(f"bench.py measures a model of GPT-2's ids, and {data_path(values)} has others; add --real_data=False")
+        raise ConfigError(f"bench.py needs GPT-2's tokens, and {data_path(values)} has others; add --real_data=False")
     plans = shapes(config)
     reader = RowReader(rows, backend.ranks, plans[0], partial(following, config), plans, backend.host_buffer)
 
@@ -110,26 +108,26 @@ def _batches(values: Mapping[str, Any], config: Config, backend: Backend) -> Ite
 
 
 def _steps(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan, steps: int) -> float:
-    """The seconds of some steps; each one's loss is printed while the next is computed, as in training."""
+    """Run some steps and return their seconds; each loss is printed while the next step is computed, as in training."""
     backend.wait()
     began = time.perf_counter()
-    before = None
+    previous = None
     for step in range(steps):
         batch = next_batch()
         pending = backend.step(batch, batch[:, 1].size, replace(plan, step=step))
-        if before is not None:
-            say(f"{step - 1}/{steps} loss: {before.result().loss:.4f}")
-        before = pending
-    if before is not None:
-        say(f"{steps - 1}/{steps} loss: {before.result().loss:.4f}")
+        if previous is not None:
+            say(f"{step - 1}/{steps} loss: {previous.result().loss:.4f}")
+        previous = pending
+    if previous is not None:
+        say(f"{steps - 1}/{steps} loss: {previous.result().loss:.4f}")
     backend.wait()
     return time.perf_counter() - began
 
 
 def _profile(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan) -> None:
-    """Record a few steps with the framework's profiler, for chrome://tracing, Perfetto or TensorBoard."""
+    """Record a few steps with torch's profiler, for chrome://tracing, Perfetto or TensorBoard."""
     from ingot.backends.torch.device import profiled
 
-    for _ in profiled(backend.device, LOG, WAITING, WARMING, ACTIVE):
+    for _ in profiled(backend.device, LOG, WAIT, WARMUP, ACTIVE):
         _steps(backend, next_batch, plan, 1)
     say(f"the profile is in {LOG}")

@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ingot.artifact.huggingface import CONFIG, cached_model, fetch_model, read_model
 from ingot.backends.torch.state import adamw_memory, adamw_state, check_fits, load_saved, shared_tensor, state_records
-from ingot.compat.nanogpt.keys import PRECISIONS, SETTINGS, TRAIN, theirs
-from ingot.compat.nanogpt.model import split_by_decay
+from ingot.compat.nanogpt.keys import PRECISIONS, TRAIN, nanogpt_keys
 from ingot.compat.nanogpt.translate import args_of
+from ingot.compat.options import copied
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError, ConfigError
 from ingot.inference.model import Weights, as_checkpoint, scoring_of
 from ingot.model.gpt2 import GPT2
 from ingot.runs.checkpoints import Checkpoint
-from ingot.runtime.files import replace_file
+from ingot.runtime.files import replace_file, user_path
 from ingot.runtime.tensors import TensorRecord
 
 CKPT = "ckpt.pt"
@@ -214,12 +215,12 @@ def export_ckpt(source: Weights, path: Path) -> int:
 def keys_of(config: Config) -> dict[str, Any]:
     """The 33 keys of train.py that say what a config says; those it says nothing of have their defaults."""
     c, t, o = config, config.training, config.optimizer
-    keys = {name: TRAIN[name].default for name in theirs(TRAIN.values())}
-    for name, path in SETTINGS.items():
+    keys = {name: TRAIN[name].default for name in nanogpt_keys(TRAIN)}
+    for name, path in copied(TRAIN).items():
         section, _, field = path.partition(".")
         value = getattr(getattr(c, section), field, None)  # a family that has no such setting is refused when it is written
         if name in keys and value not in (None, "auto"):
-            keys[name] = TRAIN[name].of(value, path)
+            keys[name] = float(value) if TRAIN[name].kind == "float" else value
     rows = c.rows_per_step
     micro_batch = rows if t.micro_batch == "auto" else min(t.micro_batch, rows)
     steps = t.max_steps or 1
@@ -234,3 +235,36 @@ def keys_of(config: Config) -> dict[str, Any]:
         "min_lr": o.learning_rate * o.floor,
         "dtype": names.get(t.precision, "bfloat16"),
     }
+
+
+# GPT-2 weights
+
+SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+OWNER = "openai-community"  # whose name they have on the hub; older caches know them without one
+
+
+def read_pretrained(name: str) -> tuple[dict[str, TensorRecord], dict[str, Any]]:
+    """The weights of a size of GPT-2 or of a folder, and the settings of the section `model` that they fit."""
+    records, settings = read_model(pretrained_folder(name), ("gpt2",))
+    return {record.name: record for record in records}, settings
+
+
+def pretrained_folder(name: str) -> Path:
+    """The folder that holds the weights: the named one, or one in the hub's cache, which is filled if need be."""
+    folder = user_path(name)
+    if (folder / CONFIG).is_file():
+        return folder
+    if name in SIZES:
+        return cached_model(f"{OWNER}/{name}") or cached_model(name) or fetch_model(f"{OWNER}/{name}")
+    if folder.is_dir() or "/" in name:
+        raise ConfigError(f"there is no {folder / CONFIG}; give a folder with GPT-2 weights, or one of {', '.join(SIZES)}")
+    raise ConfigError(
+        f"there are no weights {name!r}; give {', '.join(SIZES)}, or a folder with GPT-2 weights (init_from also knows resume, "
+        "and in train.py scratch)"
+    )
+
+
+def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What decays and what does not, each in the model's order, which is also nanoGPT's order in an optimizer's state."""
+    decay = {name: p for name, p in parameters.items() if len(p.shape) >= 2}
+    return decay, {name: p for name, p in parameters.items() if name not in decay}

@@ -1,160 +1,251 @@
-"""Every key of `train.py`, `sample.py` and `bench.py`: its type, default and meaning.
+"""The keys of `train.py`, `sample.py` and `bench.py`, and the command lines that set them.
 
-The first 33, 11 and 9 are nanoGPT's, with nanoGPT's defaults; the few after them, marked `ours`, are additions. A key without a
-default (None) is settled when the device is known.
+The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; those marked `added` are ours. A command line holds presets
+and `--key=value` in any order; later ones win. A preset is the user's own Python file and is run, as nanoGPT does.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+import ast
+import runpy
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
-from ingot.errors import ConfigError
+from ingot.backends.sampling import MOST_TOKENS
+from ingot.compat.options import Option, closest, defaults, help_lines, names_of_settings, table
+from ingot.console.entry import explained, say
+from ingot.errors import ConfigError, IngotError
+from ingot.runtime.files import readable
+from ingot.runtime.ranks import ranks_from_environment
+from ingot.runtime.signals import listening_early
 
-Value = int | float | bool | str | None
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # values of dtype, and what they are called here
-WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # nanoGPT's dtypes, and training.precision
+HELP = ("--help", "-h")
+MISSPELT = 0.8  # similarity to a key from which a preset's unknown name is refused as misspelt
+
+_DEVICE = Option(
+    "device", "str", "cuda", "cpu, cuda, cuda:N, mps or (train.py only) mlx; under torchrun each rank uses its own GPU",
+    sets="training.device",
+)  # fmt: skip
+_DTYPE = Option(
+    "dtype", "str", None, "None: float32 on a CPU, bfloat16 on GPUs that have it, else float16", tuple(PRECISIONS), null="None",
+    sets="training.precision", computed=True,
+)  # fmt: skip
+_SEED = Option("seed", "int", 1337, "seed of all random numbers", low=0, high=2**62)
+_MFU_PEAK = Option(
+    "mfu_peak", "float", None, "peak FLOP/s per GPU for MFU; None: this GPU's own", low=0, null="None", added=True
+)  # fmt: skip
+
+TRAIN = table(
+    Option("out_dir", "str", "out", "run folder, with ckpt.pt and all other files of the run", sets="training.output_dir"),
+    Option("eval_interval", "int", 2000, "iterations between evaluations, which also save", low=1, sets="evaluation.every"),
+    Option("log_interval", "int", 1, "iterations between log lines", low=1, sets="tracking.log_every"),
+    Option("eval_iters", "int", 200, "batches per split in an evaluation", low=1),
+    Option("eval_only", "bool", False, "evaluate once and exit; nothing is written"),
+    Option("always_save_checkpoint", "bool", True, "ckpt.pt is the newest state; False: the one with the best val loss"),
+    Option("init_from", "str", "scratch", "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
+    Option("wandb_log", "bool", False, "send evaluations to Weights & Biases"),
+    Option("wandb_project", "str", "owt", "W&B project"),
+    Option("wandb_run_name", "str", "gpt2", "W&B run name", sets="tracking.wandb_run_name"),
+    Option("dataset", "str", "openwebtext", "folder below data/ with train.bin and val.bin"),
+    Option("gradient_accumulation_steps", "int", 5 * 8, "micro-batches per iteration, over all ranks", low=1),
+    Option("batch_size", "int", 12, "rows per micro-batch", low=1, sets="training.micro_batch"),
+    Option("block_size", "int", 1024, "tokens per row; a smaller value crops a loaded model", low=1, sets="data.seq_len"),
+    Option("n_layer", "int", 12, "transformer blocks", low=1, sets="model.layers"),
+    Option("n_head", "int", 12, "attention heads; must divide n_embd", low=1, sets="model.heads"),
+    Option("n_embd", "int", 768, "width of the residual stream", low=1, sets="model.width"),
+    Option("dropout", "float", 0.0, "dropout probability", low=0, below=1, sets="model.dropout"),
+    Option("bias", "bool", False, "biases in linear layers and LayerNorms", sets="model.bias"),
+    Option("learning_rate", "float", 6e-4, "peak learning rate of AdamW", low=0, sets="optimizer.learning_rate"),
+    Option("max_iters", "int", 600000, "last iteration, counted from 0", low=0, sets="training.max_steps", computed=True),
+    Option("weight_decay", "float", 1e-1, "weight decay of matrices and embeddings", low=0, sets="optimizer.weight_decay"),
+    Option("beta1", "float", 0.9, "AdamW: decay of the first moment", low=0, below=1, sets="optimizer.beta1"),
+    Option("beta2", "float", 0.95, "AdamW: decay of the second moment", low=0, below=1, sets="optimizer.beta2"),
+    Option("grad_clip", "float", 1.0, "gradient norm to clip to; 0: no clipping", low=0, sets="optimizer.clip_norm"),
+    Option("decay_lr", "bool", True, "warm up and decay the learning rate; False: constant"),
+    Option("warmup_iters", "int", 2000, "iterations of linear warmup", low=0, sets="optimizer.warmup_steps"),
+    Option("lr_decay_iters", "int", 600000, "iteration at which the cosine decay reaches min_lr", low=0),
+    Option("min_lr", "float", 6e-5, "final learning rate", low=0),
+    Option("backend", "str", "nccl", "how ranks exchange gradients; always gloo on CPUs", ("nccl", "gloo")),
+    _DEVICE,
+    _DTYPE,
+    Option("compile", "bool", True, "torch.compile; on a CPU only if given explicitly", sets="training.compile"),
+    Option(
+        "deterministic", "bool", False, "same bits in every run on a GPU, resumed or not; slower",
+        sets="training.deterministic", added=True,
+    ),
+    _MFU_PEAK,
+    Option(
+        "tokenizer", "str", None, "tokenizer file, if the tokens are neither meta.pkl's characters nor GPT-2's",
+        null="None", sets="data.tokenizer", added=True,
+    ),
+    Option(
+        "trust_tokens", "bool", False, "accept tokens that the tokenizer would not produce: random or lossy ones",
+        sets="data.trust_tokens", added=True,
+    ),
+)  # fmt: skip
+
+SAMPLE = table(
+    Option("init_from", "str", "resume", "resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
+    Option("out_dir", "str", "out", "run folder, if init_from is resume"),
+    Option("start", "str", "\n", "prompt, or FILE:path to read it from a file"),
+    Option("num_samples", "int", 10, "completions to generate", low=0, high=10**6),
+    Option("max_new_tokens", "int", 500, "tokens per completion", low=0, high=MOST_TOKENS),
+    Option("temperature", "float", 0.8, "sampling temperature; 0: greedy", low=0),
+    Option("top_k", "int", 200, "sample from the k most likely tokens; None or 0: from all", low=0, null="None"),
+    _SEED,
+    _DEVICE,
+    _DTYPE,
+    Option("compile", "bool", False, "torch.compile"),
+    Option("top_p", "float", 1.0, "nucleus sampling: total probability of the candidate tokens", above=0, high=1, added=True),
+    Option("stop", "str", None, "text after which a completion ends; None: after max_new_tokens", null="None", added=True),
+)  # fmt: skip
+
+BENCH = table(
+    Option("batch_size", "int", 12, "rows per step", low=1),
+    Option("block_size", "int", 1024, "tokens per row", low=1),
+    Option("bias", "bool", False, "biases in linear layers and LayerNorms"),
+    Option("real_data", "bool", True, "read data/openwebtext; False: random tokens"),
+    _SEED,
+    _DEVICE,
+    _DTYPE,
+    Option("compile", "bool", True, "torch.compile; on a CPU only if given explicitly"),
+    Option("profile", "bool", False, "record a trace with torch's profiler instead"),
+    Option("n_layer", "int", 12, "transformer blocks", low=1, added=True),
+    Option("n_head", "int", 12, "attention heads; must divide n_embd", low=1, added=True),
+    Option("n_embd", "int", 768, "width of the residual stream", low=1, added=True),
+    Option("dataset", "str", "openwebtext", "folder below data/ with the real data", added=True),
+    _MFU_PEAK,
+)
+PROGRAMS = {
+    "train.py": ("Train a GPT, resume a run, or evaluate a model.", TRAIN),
+    "sample.py": ("Generate text with a GPT.", SAMPLE),
+    "bench.py": ("Measure the time of a training step.", BENCH),
+}
+ALL_KEYS = {**TRAIN, **SAMPLE, **BENCH}
+
+key_name = names_of_settings(
+    TRAIN,
+    {
+        "data.tokenizer": "--tokenizer",
+        "data.trust_tokens": "--trust_tokens",
+        "model.context": "block_size",
+        "training.tokens_per_step": "tokens per iteration",
+    },
+)
 
 
 @dataclass(frozen=True)
-class Key:
-    """One key. `optional`: None may be given too."""
+class Given:
+    """The value of every key, and the keys that a preset or the command line set."""
 
-    name: str
-    type: type[int] | type[float] | type[bool] | type[str]
-    default: Value
-    meaning: str
-    optional: bool = False
-    ours: bool = False
-
-    @property
-    def allowed(self) -> str:
-        """What a value may be, in words."""
-        return WORDS[self.type] + (" or None" if self.optional else "")
-
-    def of(self, value: object, where: str) -> Value:
-        """The value as this key has it: a whole number does for a float, and a float without a fraction for an int."""
-        if value is None and self.optional:
-            return None
-        if self.type is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if self.type is int and isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if type(value) is not self.type or (isinstance(value, float) and not math.isfinite(value)):
-            raise ConfigError(f"{where}: {self.name} = {value!r} is not {self.allowed}")
-        return value
+    values: dict[str, Any]
+    given: frozenset[str] = frozenset()
 
 
-def _keys(*keys: Key) -> dict[str, Key]:
-    return {key.name: key for key in keys}
+def nanogpt_keys(keys: Mapping[str, Option]) -> list[str]:
+    """Return the names of the keys that nanoGPT has."""
+    return [name for name, key in keys.items() if not key.added]
 
 
-_DEVICE = Key("device", str, "cuda", "cpu, cuda, cuda:N, mps or (train.py) mlx; under torchrun each rank has a GPU of its own")
-_DTYPE = Key(
-    "dtype", str, None, "float32, bfloat16 or float16; None: bfloat16 where the GPU has it, else float16; float32 on a CPU", True
-)
-_SEED = Key("seed", int, 1337, "decides every random number")
-
-TRAIN = _keys(
-    Key("out_dir", str, "out", "folder of the run: ckpt.pt and all that the run leaves behind"),
-    Key("eval_interval", int, 2000, "iterations between evaluations, which also save"),
-    Key("log_interval", int, 1, "iterations between lines"),
-    Key("eval_iters", int, 200, "batches of each split that an evaluation reads"),
-    Key("eval_only", bool, False, "evaluate once and end; nothing is written"),
-    Key("always_save_checkpoint", bool, True, "ckpt.pt is the newest state; False: the one with the best val loss"),
-    Key("init_from", str, "scratch", "scratch, resume, gpt2, gpt2-medium, gpt2-large or gpt2-xl; or a folder with GPT-2 weights"),
-    Key("wandb_log", bool, False, "send evaluations to Weights & Biases"),
-    Key("wandb_project", str, "owt", "its project"),
-    Key("wandb_run_name", str, "gpt2", "and the name of the run there"),
-    Key("dataset", str, "openwebtext", "folder below data/ with train.bin and val.bin"),
-    Key("gradient_accumulation_steps", int, 5 * 8, "micro-batches in an iteration, over all ranks"),
-    Key("batch_size", int, 12, "rows in a micro-batch"),
-    Key("block_size", int, 1024, "tokens in a row; a loaded model has its own, and less than that crops it"),
-    Key("n_layer", int, 12, "transformer blocks"),
-    Key("n_head", int, 12, "attention heads; they divide n_embd"),
-    Key("n_embd", int, 768, "width of the residual stream"),
-    Key("dropout", float, 0.0, "part of the activations dropped in training"),
-    Key("bias", bool, False, "biases in linear layers and LayerNorms"),
-    Key("learning_rate", float, 6e-4, "peak learning rate of AdamW"),
-    Key("max_iters", int, 600000, "last iteration; counting from 0 there is one more of them"),
-    Key("weight_decay", float, 1e-1, "of tensors with two or more dimensions"),
-    Key("beta1", float, 0.9, "AdamW: decay of the mean of gradients"),
-    Key("beta2", float, 0.95, "AdamW: decay of the mean of squared gradients"),
-    Key("grad_clip", float, 1.0, "largest norm of the gradient; 0: not clipped"),
-    Key("decay_lr", bool, True, "warm up and decay the learning rate; False: constant"),
-    Key("warmup_iters", int, 2000, "iterations over which it rises"),
-    Key("lr_decay_iters", int, 600000, "iteration at which it has fallen to min_lr, along a cosine"),
-    Key("min_lr", float, 6e-5, "where it ends"),
-    Key("backend", str, "nccl", "nccl or gloo: how ranks exchange gradients; on CPUs always gloo"),
-    _DEVICE,
-    _DTYPE,
-    Key("compile", bool, True, "torch.compile; on a CPU only if it is asked for"),
-    Key("deterministic", bool, False, "a GPU computes the same bits each time, resumed or not; slower", ours=True),
-    Key("mfu_peak", float, None, "FLOP/s that mfu is a percentage of, per GPU; None: this GPU's own", True, ours=True),
-    Key("tokenizer", str, None, "what made the ids, where neither characters in meta.pkl nor GPT-2 did: a file", True, ours=True),
-    Key("trust_tokens", bool, False, "take ids that the tokenizer would not have made: random or lossy ones", ours=True),
-)
-
-SAMPLE = _keys(
-    Key("init_from", str, "resume", "resume, gpt2, gpt2-medium, gpt2-large or gpt2-xl; or a folder with GPT-2 weights"),
-    Key("out_dir", str, "out", "folder of the run, where init_from is resume"),
-    Key("start", str, "\n", "what the text begins with, or FILE:path of it"),
-    Key("num_samples", int, 10, "texts to write"),
-    Key("max_new_tokens", int, 500, "tokens in each, after the start"),
-    Key("temperature", float, 0.8, "below 1: likelier tokens are drawn more often, above: less; 0: always the likeliest"),
-    Key("top_k", int, 200, "only so many likeliest tokens are drawn; None or 0: all", True),
-    _SEED,
-    _DEVICE,
-    _DTYPE,
-    Key("compile", bool, False, "torch.compile"),
-    Key("top_p", float, 1.0, "only the likeliest tokens that make up this probability are drawn", ours=True),
-    Key("stop", str, None, "a text ends after this; None: after max_new_tokens", True, ours=True),
-)
-
-BENCH = _keys(
-    Key("batch_size", int, 12, "rows in a step"),
-    Key("block_size", int, 1024, "tokens in a row"),
-    Key("bias", bool, False, "biases in linear layers and LayerNorms"),
-    Key("real_data", bool, True, "read data/openwebtext; False: random tokens"),
-    _SEED,
-    _DEVICE,
-    _DTYPE,
-    Key("compile", bool, True, "torch.compile; on a CPU only if it is asked for"),
-    Key("profile", bool, False, "record a trace with torch's profiler instead"),
-    Key("n_layer", int, 12, "transformer blocks", ours=True),
-    Key("n_head", int, 12, "attention heads", ours=True),
-    Key("n_embd", int, 768, "width of the residual stream", ours=True),
-    Key("dataset", str, "openwebtext", "folder below data/ of the real data", ours=True),
-    Key("mfu_peak", float, None, "FLOP/s that MFU is a percentage of; None: this GPU's own", True, ours=True),
-)
-
-# Keys that are settings of ours under another name.
-SETTINGS = {
-    "out_dir": "training.output_dir", "batch_size": "training.micro_batch", "block_size": "data.seq_len",
-    "learning_rate": "optimizer.learning_rate", "weight_decay": "optimizer.weight_decay", "beta1": "optimizer.beta1",
-    "beta2": "optimizer.beta2", "grad_clip": "optimizer.clip_norm", "warmup_iters": "optimizer.warmup_steps",
-    "device": "training.device", "compile": "training.compile", "eval_interval": "evaluation.every",
-    "log_interval": "tracking.log_every", "n_head": "model.heads", "n_embd": "model.width", "n_layer": "model.layers",
-    "dropout": "model.dropout", "bias": "model.bias", "tokenizer": "data.tokenizer", "trust_tokens": "data.trust_tokens",
-    "deterministic": "training.deterministic", "wandb_run_name": "tracking.wandb_run_name",
-}  # fmt: skip
-NAMES = {path: name for name, path in SETTINGS.items()} | {
-    "data.tokenizer": "--tokenizer", "data.trust_tokens": "--trust_tokens",
-    "model.context": "block_size", "training.max_steps": "max_iters", "training.tokens_per_step": "tokens per iteration",
-}  # fmt: skip
+def enter(program: str, body: Callable[[Given], None], arguments: Sequence[str] | None = None) -> int:
+    """Read a program's arguments and call `body` with them; return the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with explained(program, key_name) as outcome, listening_early(program == "train.py"):
+        if any(word in HELP for word in words):
+            say(help_text(program))
+        else:
+            first = ranks_from_environment().first
+            body(read_arguments(program, words, say if first else lambda line: None))
+    return outcome.code
 
 
-def key_name(path: str) -> str:
-    """What nanoGPT's users know a setting of ours as."""
-    return NAMES.get(path, path)
+def help_text(program: str) -> str:
+    """Return what `--help` prints: every key with its default, meaning and allowed values."""
+    about, keys = PROGRAMS[program]
+    usage = f"usage: python {program} [PRESET.py ...] [--key=value ...]"
+    order = "Presets and keys are read from left to right; later ones win. The keys and their defaults:"
+    return "\n".join([usage, "", about, "", order, "", *help_lines(keys.values())])
 
 
-def defaults(keys: Mapping[str, Key]) -> dict[str, Value]:
-    """Every key with its default."""
-    return {key.name: key.default for key in keys.values()}
+def read_arguments(program: str, arguments: Sequence[str], say: Callable[[str], None] = print) -> Given:
+    """Return the values that a command line sets; `say` prints each override, as nanoGPT does."""
+    keys = PROGRAMS[program][1]
+    values, given = defaults(keys), set[str]()
+    for argument, following in zip_longest(arguments, arguments[1:]):
+        if not argument.startswith("-") and ("=" not in argument or (argument.endswith(".py") and Path(argument).is_file())):
+            overrides = _run_preset(Path(argument), keys, values, say)
+        else:
+            name, value = _read_flag(argument, following, keys)
+            say(f"Overriding: {name} = {value}")
+            overrides = {name: value}
+        values |= overrides
+        given |= overrides.keys()
+    return Given(values, frozenset(given))
 
 
-def theirs(keys: Iterable[Key]) -> list[str]:
-    """The names that nanoGPT has."""
-    return [key.name for key in keys if not key.ours]
+def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """Run a preset and return the keys it sets. It sees every key's value so far, and `time`, which nanoGPT's presets use."""
+    with readable(path, ConfigError):
+        if not path.exists():
+            raise ConfigError(f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value")
+        text = path.read_bytes().decode("utf-8-sig")
+    say(f"Overriding config with {path}:")
+    say(text)
+    before = {**defaults(ALL_KEYS), **values, "time": time}
+    try:
+        after = runpy.run_path(str(path), before)
+        tree = ast.parse(text)
+    except IngotError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        place = f"{path}, line {line}" if line else str(path)
+        raise ConfigError(f"{place}: the preset failed with {type(error).__name__}: {error}") from None
+    # A key counts as given even if the preset sets it to the value it already has.
+    assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for name in assigned - ALL_KEYS.keys():
+        scalar = isinstance(after.get(name), int | float | str) and not name.startswith("_")
+        if scalar and (near := closest(name, keys, MISSPELT)) is not None:
+            raise ConfigError(f"{path}: unknown key {name}; did you mean {near}? Begin a name of your own with an underscore")
+    return {
+        name: key.check(after[name], str(path))
+        for name, key in keys.items()
+        if name in after and (name in assigned or after[name] != before[name])
+    }
+
+
+def _read_flag(argument: str, following: str | None, keys: Mapping[str, Option]) -> tuple[str, Any]:
+    flag, equals, text = argument.partition("=")
+    name = flag.removeprefix("--")
+    if not flag.startswith("--"):
+        raise ConfigError(f"{argument}: keys begin with two dashes: --{argument.lstrip('-')}")
+    if name not in keys:
+        key = closest(name.replace("-", "_").lower(), keys)
+        raise ConfigError(f"unknown key {name} in {argument}; {f'did you mean {key}?' if key else '--help lists the keys'}")
+    if not equals:
+        key_given = following is None or following.startswith("-") or "=" in following or following.endswith(".py")
+        example = keys[name].default if keys[name].default is not None else "VALUE"
+        raise ConfigError(f"{argument} has no value; write --{name}={example if key_given else shlex.quote(str(following))}")
+    return name, _parse(keys[name], text)
+
+
+def _parse(key: Option, text: str) -> Any:
+    """Return the value of a command-line text: a Python literal if it is one; true and false work like True and False."""
+    try:
+        value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = text
+    if key.kind == "str" and not isinstance(value, str) and not (value is None and key.null):
+        value = text  # --out_dir=123
+    elif key.kind != "str" and text.lower() in ("true", "false"):
+        value = text.lower() == "true"
+    return key.check(value, "command line")

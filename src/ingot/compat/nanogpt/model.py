@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ingot.backends.sampling import Sampling
 from ingot.backends.torch.generate import generate
 from ingot.backends.torch.state import load_model
-from ingot.compat.nanogpt.pretrained import read_pretrained
+from ingot.compat.nanogpt.checkpoint import read_pretrained, split_by_decay
 from ingot.compat.nanogpt.translate import args_of
 from ingot.errors import ConfigError
 from ingot.model import gpt2
@@ -166,9 +166,3 @@ class GPT(GPT2):
         device = self.transformer.wte.weight.device
         known = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         return per_token * c.block_size * fwdbwd_per_iter / dt / (peak or known or A100_FLOPS)
-
-
-def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What decays and what does not, each in the model's order, which is also nanoGPT's order in an optimizer's state."""
-    decay = {name: p for name, p in parameters.items() if len(p.shape) >= 2}
-    return decay, {name: p for name, p in parameters.items() if name not in decay}

@@ -1,6 +1,6 @@
-"""sample.py: let a model write, as nanoGPT does, with all texts side by side.
+"""sample.py: generate text as nanoGPT does, with all completions in one batch.
 
-What is printed is the start, what follows it, and a line of dashes after each text.
+Each prompt is printed with its completion, followed by a line of dashes.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.compat.nanogpt.command_line import Given, enter
-from ingot.compat.nanogpt.keys import PRECISIONS
+from ingot.compat.nanogpt.keys import PRECISIONS, Given, enter
 from ingot.console.entry import say, warn
 from ingot.console.output import for_reader
 from ingot.errors import ConfigError, DataError
@@ -19,118 +18,104 @@ from ingot.runtime.files import readable
 if TYPE_CHECKING:
     from ingot.backends.torch.inference import TorchInference
     from ingot.data.tokenizers import Tokenizer
-    from ingot.inference.model import LoadedModel
-    from ingot.runtime.devices import Device
 
 DASHES = "-" * 15
 FILE = "FILE:"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run sample.py; returns the exit code."""
+    """Run sample.py; return the exit code."""
     return enter("sample.py", sample, arguments)
 
 
 def sample(given: Given) -> None:
-    """Write as the keys say."""
-    from ingot.compat.nanogpt.initial import open_named
+    """Generate text as the keys say."""
+    from ingot.backends.torch.inference import TorchInference
+    from ingot.compat.nanogpt.start import open_named
+    from ingot.compat.nanogpt.translate import torch_device_named
 
     values = given.values
-    check(values)
-    start = read_start(str(values["start"]))
-    device, precision = _machine(str(values["device"]), values["dtype"])
-    loaded = open_named(str(values["init_from"]), Path(str(values["out_dir"])), str(device), say, warn)
-    counted = (p for name, p in _backend(loaded).model.named_parameters() if name != "transformer.wpe.weight")  # as nanoGPT does
+    if values["stop"] == "":
+        raise ConfigError("stop is empty, which every text contains; leave it out or give the text after which to stop")
+    prompt = read_prompt(values["start"])
+    device = torch_device_named(values["device"], "sample.py")
+    if device.kind == "cuda":
+        precision = device.precision(PRECISIONS[values["dtype"]] if values["dtype"] else "auto")
+    else:
+        precision = "fp32"
+        if values["dtype"] not in (None, "float32"):
+            warn(f"dtype={values['dtype']} is for GPUs; computing in float32")
+    loaded = open_named(values["init_from"], Path(values["out_dir"]), str(device), say, warn)
+    backend = loaded.backend
+    assert isinstance(backend, TorchInference)
+    counted = (p for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")  # as nanoGPT counts
     say(f"number of parameters: {sum(p.numel() for p in counted) / 1e6:.2f}M")
     if values["compile"]:
-        warn("compile=True changes nothing here: on a GPU steps are recorded and replayed as they are")
-    if not start:
-        warn("start is empty: the texts begin as a document does, or with a newline where the tokenizer marks no beginning")
-    for text in texts(loaded, start, values, precision):
+        warn("compile=True has no effect here: on a GPU, steps are recorded as CUDA graphs instead")
+    if not prompt:
+        warn("start is empty: completions begin like a document, or with a newline if the tokenizer marks no beginning")
+    backend.cast(precision)
+    for text in _completions(backend, loaded.tokenizer, prompt, values):
         print(for_reader(text))
         say(DASHES)
 
 
-def texts(loaded: LoadedModel, start: str, values: Mapping[str, Any], precision: str) -> Iterator[str]:
-    """The start and what a model writes after it, num_samples times."""
+def _completions(backend: TorchInference, tokenizer: Tokenizer, prompt: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Return num_samples texts, each the prompt and a completion."""
     from ingot.backends.sampling import Sampling
     from ingot.backends.torch.generate import write_texts
     from ingot.console.progress import progress_bar
 
-    backend, tokenizer, stop = _backend(loaded), loaded.tokenizer, values["stop"]
-    backend.cast(precision)
+    stop = values["stop"]
     sampling = Sampling(values["temperature"], values["top_k"] or 0, values["top_p"], values["seed"])
-    ids = start_ids(tokenizer, start)
 
-    def shown(found: list[int]) -> str:
-        text = text_of(tokenizer, found, at_start=not start)
-        place = text.find(stop) if stop is not None else -1
-        return text if place < 0 else text[: place + len(stop)]
+    def decode(ids: list[int]) -> str:
+        return decode_ids(tokenizer, ids, at_start=not prompt)
 
-    def ended(found: list[int]) -> bool:
-        return str(stop) in text_of(tokenizer, found, at_start=not start)
+    def cut(text: str) -> str:
+        return text if stop is None or stop not in text else text[: text.index(stop) + len(stop)]
 
-    with progress_bar("writing") as progress:
-        written = list(
+    with progress_bar("generating") as progress:
+        completions = list(
             write_texts(
                 backend.model,
-                ids,
+                encode_prompt(tokenizer, prompt),
                 values["num_samples"],
                 values["max_new_tokens"],
                 sampling,
-                ended if stop is not None else None,
+                None if stop is None else lambda ids: stop in decode(ids),
                 progress,
                 vocab_size=tokenizer.vocab_size,
                 keep_half=True,
                 record=True,
             )
         )
-    return (start + shown(found) for found in written)
+    return (prompt + cut(decode(ids)) for ids in completions)
 
 
-def check(values: Mapping[str, Any]) -> None:
-    """Refuse what cannot be."""
-    from ingot.backends.sampling import MOST_TOKENS
-
-    for name in ("num_samples", "max_new_tokens", "temperature", "top_k", "seed"):
-        if values[name] is not None and values[name] < 0:
-            raise ConfigError(f"{name}={values[name]} must be 0 or more")
-    for name, most in (("num_samples", 10**6), ("max_new_tokens", MOST_TOKENS)):
-        if values[name] > most:
-            raise ConfigError(f"{name}={values[name]} must be at most {most:,}")
-    if not 0 < values["top_p"] <= 1:
-        raise ConfigError(f"top_p={values['top_p']} must be above 0 and at most 1")
-    if values["seed"] > 2**62:
-        raise ConfigError(f"seed={values['seed']} must be at most {2**62}")
-    if values["stop"] == "":
-        raise ConfigError("stop is empty, and every text has that in it; leave it out or give what a text ends with")
-    if values["dtype"] not in (None, *PRECISIONS):
-        raise ConfigError(f"dtype={values['dtype']} must be {', '.join(PRECISIONS)} or None")
-
-
-def read_start(start: str) -> str:
-    """The text that `start` is, or the contents of the file it names."""
+def read_prompt(start: str) -> str:
+    """Return the prompt, read from a file if `start` names one."""
     if not start.startswith(FILE):
         return start
     path = Path(start.removeprefix(FILE))
     with readable(path, DataError):
-        return path.read_text(encoding="utf-8-sig")  # with any kind of line ends, and the mark that some editors put first
+        return path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
 
 
-def start_ids(tokenizer: Tokenizer, start: str) -> list[int]:
-    """The ids of a start, never none. With GPT-2's tokenizer, <|endoftext|> in it is that token, as nanoGPT has it."""
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Return the tokens of a prompt, at least one. With GPT-2's tokenizer, <|endoftext|> is one token, as in nanoGPT."""
     from ingot.backends.sampling import prompt_ids
     from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 
-    parts = [tokenizer.encode(part).tolist() for part in (start.split(END_OF_TEXT) if tokenizer.kind == "gpt2" else [start])]
-    ids = list(parts[0])
-    for part in parts[1:]:
-        ids += [tokenizer.bos, *part]
+    first, *others = prompt.split(END_OF_TEXT) if tokenizer.kind == "gpt2" else [prompt]
+    ids = tokenizer.encode(first).tolist()
+    for part in others:
+        ids += [tokenizer.bos, *tokenizer.encode(part).tolist()]
     return ids or prompt_ids(tokenizer, "")
 
 
-def text_of(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
-    """What ids say; GPT-2's mark between documents is shown, as nanoGPT does."""
+def decode_ids(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
+    """Return the text of tokens; GPT-2's document separator is shown, as in nanoGPT."""
     from ingot.data.tokenizers.gpt2 import END_OF_TEXT
 
     parts: list[list[int]] = [[]]
@@ -140,23 +125,3 @@ def text_of(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
         else:
             parts[-1].append(i)
     return END_OF_TEXT.join(tokenizer.decode_bytes(part, at_start).decode("utf-8", "replace") for part in parts)
-
-
-def _machine(name: str, dtype: object) -> tuple[Device, str]:
-    """The device and precision that the keys name."""
-    from ingot.compat.nanogpt.translate import torch_device_named
-
-    device = torch_device_named(name, "sample.py")
-    if device.kind != "cuda":
-        if dtype not in (None, "float32"):
-            warn(f"dtype={dtype} is for GPUs; computing in float32")
-        return device, "fp32"
-    return device, device.precision(PRECISIONS[str(dtype)] if dtype else "auto")
-
-
-def _backend(loaded: LoadedModel) -> TorchInference:
-    """The model as torch has it: texts are written side by side, in a number format of their own."""
-    from ingot.backends.torch.inference import TorchInference
-
-    assert isinstance(loaded.backend, TorchInference)
-    return loaded.backend

@@ -20,9 +20,8 @@ from ingot.api import load
 from ingot.artifact.hf_tokenizer import find_tokenizer
 from ingot.backends.torch.state import DamagedFile
 from ingot.compat.nanogpt import is_ckpt
-from ingot.compat.nanogpt.checkpoint import CKPT, POSITIONS, Ckpt, read_ckpt, sizes
+from ingot.compat.nanogpt.checkpoint import CKPT, POSITIONS, Ckpt, pretrained_folder, read_ckpt, read_pretrained, sizes
 from ingot.compat.nanogpt.keys import key_name
-from ingot.compat.nanogpt.pretrained import pretrained_folder, read_pretrained
 from ingot.compat.nanogpt.translate import ModelArgs, args_of, data_path, fresh_args, translate, vocabulary
 from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import GPT2_VOCAB_SIZE, Config

@@ -1,0 +1,129 @@
+"""One table type for the options of other programs: nanoGPT's keys, gpt-simple's keys and golf's environment variables.
+
+A table maps names to Options. Type and range checks, help, documentation, did-you-mean hints and the names that error messages
+use for our settings are all derived from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from textwrap import wrap
+from typing import Any, Literal
+
+from ingot.config.fields import either
+from ingot.errors import ConfigError, Rename
+
+Kind = Literal["int", "float", "bool", "str", "list"]
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list"}
+TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "bool": (bool,), "str": (str,), "list": (list, tuple)}
+HELP_COLUMN = 34
+LONGEST_VALUE = 80  # characters of a refused value that an error message repeats
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of another program: its type, default, meaning and range, and the setting of ours it becomes."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None  # smallest allowed value
+    high: float | None = None  # largest allowed value; math.inf allows infinity
+    above: float | None = None  # exclusive lower bound
+    below: float | None = None  # exclusive upper bound
+    null: str = ""  # how the program writes "no value", such as None or null; empty if a value is required
+    sets: str = ""  # the setting that this option becomes
+    computed: bool = False  # translate() computes that setting instead of copying the value
+    added: bool = False  # Ingot has this option and the original does not
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words, such as `a whole number >= 1 or null`."""
+        bounds = [(">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below)]
+        limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None and bound != math.inf)
+        words = self.choices or (f"{KINDS[self.kind]} {limits}".strip(),)
+        return either(*words, *([self.null] if self.null else []))
+
+    def check(self, value: Any, where: str = "") -> Any:
+        """Return the value with this option's type, or raise ConfigError; `where` names the place that set it.
+
+        Whole numbers are accepted for floats, and floats without a fraction for integers.
+        """
+        if value is None and self.null:
+            return None
+        checked = value
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+            if self.kind == "float":
+                checked = float(value)
+            elif self.kind == "int" and value == int(value):
+                checked = int(value)
+        if type(checked) not in TYPES[self.kind] or not self._in_range(checked):
+            text = " ".join(str(value).split())
+            text = text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
+            raise ConfigError(f"{self.name}={text} must be {self.allowed}{f' ({where})' if where else ''}")
+        return checked
+
+    def _in_range(self, value: Any) -> bool:
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, str | bool | list | tuple):
+            return True
+        return (
+            (math.isfinite(value) or value == self.high)
+            and (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+def table(*options: Option) -> dict[str, Option]:
+    """Return options by their names."""
+    return {option.name: option for option in options}
+
+
+def defaults(options: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the default of every option."""
+    return {name: option.default for name, option in options.items()}
+
+
+def copied(options: Mapping[str, Option]) -> dict[str, str]:
+    """Return the setting of each option whose value is copied to a setting."""
+    return {name: option.sets for name, option in options.items() if option.sets and not option.computed}
+
+
+def names_of_settings(options: Mapping[str, Option], others: Mapping[str, str] | None = None) -> Rename:
+    """Return a function from a setting's path to what this program's users call it; `others` adds or replaces names."""
+    names = {option.sets: name for name, option in options.items() if option.sets} | dict(others or {})
+    return lambda path: names.get(path, path)
+
+
+def closest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the name that a misspelt word most likely means."""
+    return next(iter(get_close_matches(word, list(names), n=1, cutoff=cutoff)), None)
+
+
+def help_lines(options: Iterable[Option], prefix: str = "--", show: Callable[[Any], str] = repr) -> list[str]:
+    """Return the lines of a help text: every option with its default, meaning and allowed values."""
+    lines = []
+    for option in options:
+        head = f"  {prefix}{option.name}={show(option.default)}"
+        body = wrap(f"{option.help} ({option.allowed}{', new here' if option.added else ''})", 76)
+        if len(head) >= HELP_COLUMN:
+            lines.append(head)
+            head = ""
+        lines.append(f"{head:<{HELP_COLUMN}}{body[0]}")
+        lines += [f"{'':{HELP_COLUMN}}{line}" for line in body[1:]]
+    return lines
+
+
+def markdown(options: Iterable[Option], column: str, show: Callable[[Any], str] = str) -> str:
+    """Return the table for a documentation page; `column` heads the names."""
+    rows = [f"| {column} | value | default | meaning |", "|---|---|---|---|"]
+    rows += [f"| `{o.name}` | {o.allowed} | {show(o.default)} | {o.help} |" for o in options]
+    return "\n".join(rows) + "\n"
