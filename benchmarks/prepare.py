@@ -36,10 +36,10 @@ import numpy as np
 
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.prepare.workers import cpu_count
-from ingot.data.text.files import find_files, read_documents
-from ingot.data.tokenizers.base import byte_alphabet
-from ingot.data.tokenizers.gpt2 import END_OF_TEXT, GPT2Tokenizer
-from ingot.data.tokenizers.training import train_tokenizer
+from ingot.data.text.text_files import find_files, read_documents
+from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT, GPT2Tokenizer
+from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
+from ingot.data.tokenizers.tokenizer_base import byte_alphabet
 
 BATCH = 1024  # documents that golf's exporter encodes at once; parts in which nanoGPT writes
 VOCABULARY = 1024

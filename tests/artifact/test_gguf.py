@@ -14,10 +14,10 @@ from portable_kit import random_model, settings_of
 from ingot.artifact.gguf import is_normalised, vocabulary_of, write_gguf
 from ingot.backends.torch.state import model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
-from ingot.data.tokenizers.huggingface import from_json
+from ingot.data.tokenizers.hf_json import from_json
+from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.data.tokenizers.plain import CharTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ingot.data.tokenizers.training import learn
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import writing_output
 

@@ -11,8 +11,8 @@ from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files
 from ingot.artifact.huggingface import read_model, write_model
 from ingot.backends.torch.state import load_model, model_records
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
-from ingot.data.tokenizers.huggingface import from_json
-from ingot.data.tokenizers.training import learn
+from ingot.data.tokenizers.hf_json import from_json
+from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.model.registry import build
 from ingot.runtime.tensors import TensorRecord

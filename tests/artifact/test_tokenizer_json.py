@@ -6,9 +6,9 @@ import pytest
 
 from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files, tokenizer_json
 from ingot.data.tokenizers import ByteTokenizer
+from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.data.tokenizers.plain import CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ingot.data.tokenizers.training import learn
 
 transformers = pytest.importorskip("transformers")
 ODD = [

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import ingot as package
 from ingot.cli.app import app
 from ingot.data.store.dataset import identity
-from ingot.data.text.files import WHAT
+from ingot.data.text.text_files import WHAT
 from ingot.errors import ConfigError, DataError
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}

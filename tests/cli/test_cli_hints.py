@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from programs import said
 
-from ingot.data.text.files import find_files, read_documents
+from ingot.data.text.text_files import find_files, read_documents
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer
-from ingot.data.tokenizers.base import byte_alphabet
-from ingot.data.tokenizers.huggingface import from_json
+from ingot.data.tokenizers.hf_json import from_json
+from ingot.data.tokenizers.tokenizer_base import byte_alphabet
 
 SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from ingot.cli.app import app
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
-from ingot.data.tokenizers.huggingface import from_json
+from ingot.data.tokenizers.hf_json import from_json
+from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.data.tokenizers.plain import CharTokenizer
-from ingot.data.tokenizers.training import learn
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.eval.tasks import TASKS, Item, read_task, score_items, task_names
 from ingot.inference.model import LoadedModel

@@ -21,10 +21,9 @@ from ingot.artifact.huggingface import llama_inner_width, refuse_unportable
 from ingot.artifact.quantise import quantise
 from ingot.data.formats.documents import ends_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, from_spec
-from ingot.data.tokenizers.base import byte_alphabet
-from ingot.data.tokenizers.gpt2 import END_OF_TEXT
-from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ingot.data.tokenizers.word_starts import BPE, CONTROL, UNKNOWN
+from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
+from ingot.data.tokenizers.sentencepiece import BPE, CONTROL, UNKNOWN, SentencePieceTokenizer
+from ingot.data.tokenizers.tokenizer_base import byte_alphabet
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import replace_folder, write_atomically
 from ingot.runtime.tensors import TensorRecord, to_array

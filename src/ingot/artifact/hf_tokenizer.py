@@ -18,11 +18,10 @@ from typing import Any
 from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, GPT2_VOCAB_SIZE
 from ingot.data.formats.documents import marks_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
-from ingot.data.tokenizers.base import SPACE, byte_alphabet
-from ingot.data.tokenizers.gpt2 import END_OF_TEXT, from_merges
+from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.plain import CharTokenizer
-from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ingot.data.tokenizers.word_starts import BPE, BYTE, CONTROL, UNKNOWN, USER_DEFINED, message_fields
+from ingot.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, UNKNOWN, USER_DEFINED, SentencePieceTokenizer, message_fields
+from ingot.data.tokenizers.tokenizer_base import SPACE, byte_alphabet
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import read_json
 

@@ -21,7 +21,7 @@ from ingot.errors import ConfigError, DataError, shown
 
 if TYPE_CHECKING:
     from ingot.data.prepare.pipeline import Summary
-    from ingot.data.text.files import Buckets
+    from ingot.data.text.text_files import Buckets
     from ingot.data.verify.audit import Report
     from ingot.data.verify.inspect import Lengths, SplitInspection, Vocabulary
 
@@ -371,7 +371,7 @@ def prepare_command(
 
 
 def _buckets(inputs: list[Path]) -> Buckets:
-    from ingot.data.text.files import find_buckets, is_text
+    from ingot.data.text.text_files import find_buckets, is_text
 
     if len(inputs) != 1:
         raise ConfigError("--buckets takes one PATH, a folder with train/NAME/ and val/NAME/")
@@ -429,7 +429,7 @@ def train_tokenizer_command(
     """Learn a tokenizer from text."""
     import time
 
-    from ingot.data.tokenizers.training import train_tokenizer
+    from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 
     inputs = _inputs(more, files)
     started = time.monotonic()

@@ -23,7 +23,7 @@ from ingot.config.fields import leaf_values
 from ingot.config.loading import ResolvedConfig, Sources
 from ingot.config.schema import Config
 from ingot.data.loading.data_path import open_dataset, text_bytes
-from ingot.data.tokenizers.made import BPE
+from ingot.data.tokenizers.by_name import BPE
 from ingot.errors import ConfigError, DataError
 from ingot.runs.folder import RunFolder
 from ingot.runs.view import Run

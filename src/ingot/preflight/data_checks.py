@@ -17,7 +17,7 @@ from ingot.data.loading.data_path import open_dataset, resolve
 from ingot.data.prepare.cached import PREFIX
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
-from ingot.data.tokenizers.made import is_made
+from ingot.data.tokenizers.by_name import is_made
 from ingot.errors import DataError, IngotError, Setting
 from ingot.preflight.findings import Finding, Findings
 

@@ -13,7 +13,7 @@ from ingot.data.formats.detect import open_source
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
-from ingot.data.text.files import find_buckets, is_text
+from ingot.data.text.text_files import find_buckets, is_text
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 

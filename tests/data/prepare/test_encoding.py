@@ -18,8 +18,8 @@ from ingot.data.prepare import blocks as cutting
 from ingot.data.prepare import workers as encoding
 from ingot.data.prepare.blocks import Lines, encode_block, read_blocks, text_blocks
 from ingot.data.prepare.workers import in_order, local_engine, workers_for
-from ingot.data.text.files import read_documents
 from ingot.data.text.records import read_lines
+from ingot.data.text.text_files import read_documents
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError, RunError
 

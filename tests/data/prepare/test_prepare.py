@@ -21,7 +21,7 @@ import ingot.data.prepare.pipeline as prepare_module
 from ingot.data.prepare.blocks import encode_block, hold_out_ends, spread_documents
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
-from ingot.data.text.files import WHAT
+from ingot.data.text.text_files import WHAT
 from ingot.data.tokenizers import open_tokenizer
 from ingot.data.verify.audit import Limits, audit
 from ingot.errors import ConfigError, DataError

@@ -15,7 +15,7 @@ from ingot.data.prepare import cached
 from ingot.data.prepare.cached import sample_path
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.tokenizers import CharTokenizer
-from ingot.data.tokenizers.made import learn_bpe
+from ingot.data.tokenizers.by_name import learn_bpe
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
 

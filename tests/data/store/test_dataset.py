@@ -175,7 +175,7 @@ def test_a_document_that_the_tokenizer_leaves_nothing_of_is_left_out(tmp_path):
 
 def test_the_fingerprint_does_not_depend_on_how_the_tokenizer_was_compressed(tmp_path, monkeypatch):
     write_dataset([("train", "the cat")], tmp_path / "a", toy_sentencepiece(), source=None)
-    monkeypatch.setattr("ingot.data.tokenizers.base.lzma.compress", lambda data: compress(data, preset=0))
+    monkeypatch.setattr("ingot.data.tokenizers.tokenizer_base.lzma.compress", lambda data: compress(data, preset=0))
     write_dataset([("train", "the cat")], tmp_path / "b", toy_sentencepiece(), source=None)
     a, b = (Dataset.open(tmp_path / name) for name in "ab")
     assert a.manifest.tokenizer.spec != b.manifest.tokenizer.spec

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot.data.text.files import count_documents, file_bytes, find_files, is_text, read_documents
 from ingot.data.text.hub_datasets import commits, fetch, select
+from ingot.data.text.text_files import count_documents, file_bytes, find_files, is_text, read_documents
 from ingot.errors import ConfigError, DataError
 
 PACK = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -288,7 +288,7 @@ def test_zst_frames_with_large_windows_checksums_and_skippable_ones_are_read(tmp
 def test_a_file_that_unpacks_to_more_than_the_memory_is_read_in_pieces(tmp_path):
     path = put(tmp_path / "a.jsonl.zst", PACK["zst"]((b'{"text": "' + b"a" * 1_000_000 + b'"}\n') * 180))
     program = (
-        "import resource, sys; from pathlib import Path; from ingot.data.text.files import read_documents\n"
+        "import resource, sys; from pathlib import Path; from ingot.data.text.text_files import read_documents\n"
         "resource.setrlimit(resource.RLIMIT_AS, (150 << 20,) * 2)\n"
         "print(sum(map(len, read_documents([Path(sys.argv[1])], 'text'))))"
     )
@@ -430,7 +430,7 @@ def ask(tmp_path):
     """What a process of its own, as the client reads its settings once, finds after each name."""
     program = (
         "import sys, time; time.sleep = lambda seconds: None\n"
-        "from pathlib import Path; from ingot.data.text.files import find_files; from ingot.errors import IngotError\n"
+        "from pathlib import Path; from ingot.data.text.text_files import find_files; from ingot.errors import IngotError\n"
         "for name in sys.argv[1:]:\n"
         "    try: print(*(path.read_text() for path in find_files([Path(name)])[0]))\n"
         "    except IngotError as error: print(type(error).__name__, error)"

@@ -11,9 +11,9 @@ from ingot.artifact.gguf import vocabulary_of
 from ingot.artifact.hf_tokenizer import tokenizer_json
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.tokenizers import StreamDecoder, from_spec, open_tokenizer
-from ingot.data.tokenizers.open import round_trips
+from ingot.data.tokenizers.by_name import round_trips
+from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 from ingot.data.tokenizers.sentencepiece import DROPPED, SPACES
-from ingot.data.tokenizers.training import train_tokenizer
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
 from ingot.inference.scoring import encode_pair

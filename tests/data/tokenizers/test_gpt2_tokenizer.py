@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toy_tokenizers import shared
 
 from ingot.data.tokenizers import GPT2Tokenizer, open_tokenizer
-from ingot.data.tokenizers.base import byte_alphabet
+from ingot.data.tokenizers.tokenizer_base import byte_alphabet
 from ingot.errors import DataError
 
 texts = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("aeiou thn\n\t 12'sé\u3000\x1c")))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ingot.data.tokenizers import made
+from ingot.data.tokenizers import by_name as made
 
 LEARNED = 100_001  # not a multiple of three, the bytes of a Chinese character
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toy_tokenizers import SPACE, UNUSED, USER_DEFINED, WORDS, piece_id, sentencepiece_file, shared, toy_sentencepiece
 
 from ingot.data.tokenizers import SentencePieceTokenizer, StreamDecoder, from_spec, open_tokenizer
-from ingot.data.tokenizers.training import train_tokenizer
+from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 from ingot.errors import DataError
 from ingot.eval.evaluator import Score
 

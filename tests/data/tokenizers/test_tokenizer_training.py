@@ -5,8 +5,9 @@ import sys
 import pytest
 from toy_tokenizers import piece_id
 
-from ingot.data.tokenizers import open_tokenizer, training
-from ingot.data.tokenizers.training import train_tokenizer
+from ingot.data.tokenizers import learn_vocabulary as training
+from ingot.data.tokenizers import open_tokenizer
+from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 from ingot.errors import ConfigError, DataError
 
 TEXT = "The cats sat on the mat, and 1234 more came to see what the noise was about.\n" * 20
@@ -106,7 +107,7 @@ def test_a_word_too_long_for_the_trainer_is_learned_from_in_parts(tmp_path, word
     # Where it fails it is an abort, which would end the tests too.
     program = f"""
 from pathlib import Path
-from ingot.data.tokenizers.training import train_tokenizer
+from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 train_tokenizer([Path({text!r})], Path({text!r}).with_suffix(".model"), "sentencepiece", 320)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,7 +13,7 @@ from toy_tokenizers import SPACE, added, byte_level_config, sentencepiece_file, 
 
 from ingot.data.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer
 from ingot.data.tokenizers import word_table as words
-from ingot.data.tokenizers.word_starts import word_starts
+from ingot.data.tokenizers.sentencepiece import word_starts
 from ingot.data.tokenizers.word_table import WordTable, flat, trusted
 from ingot.errors import DataError
 

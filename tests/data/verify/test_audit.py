@@ -33,7 +33,7 @@ from ingot.cli.data import verify_command
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset, identity
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
-from ingot.data.tokenizers.training import train_tokenizer
+from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 from ingot.data.verify import folder as audit_counts
 from ingot.data.verify import overlap as audit_overlap
 from ingot.data.verify.audit import Limits, audit

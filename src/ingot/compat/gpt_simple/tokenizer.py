@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.compat.gpt_simple.translate import tokenizer_name
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
-from ingot.data.tokenizers.huggingface import HFTokenizer
+from ingot.data.tokenizers.hf_json import HFTokenizer
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:

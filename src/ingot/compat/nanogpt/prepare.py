@@ -184,7 +184,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
 
     from ingot.console.progress import progress_bar
     from ingot.data.store.staging import writing
-    from ingot.data.text.files import adding_up, file_bytes, find_files, read_documents
+    from ingot.data.text.text_files import adding_up, file_bytes, find_files, read_documents
     from ingot.runtime.files import temporary_beside
 
     try:

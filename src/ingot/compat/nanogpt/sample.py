@@ -105,7 +105,7 @@ def read_prompt(start: str) -> str:
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Return the tokens of a prompt, at least one. With GPT-2's tokenizer, <|endoftext|> is one token, as in nanoGPT."""
     from ingot.backends.sampling import prompt_ids
-    from ingot.data.tokenizers.gpt2 import END_OF_TEXT
+    from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 
     first, *others = prompt.split(END_OF_TEXT) if tokenizer.kind == "gpt2" else [prompt]
     ids = tokenizer.encode(first).tolist()
@@ -116,7 +116,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 def decode_ids(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
     """Return the text of tokens; GPT-2's document separator is shown, as in nanoGPT."""
-    from ingot.data.tokenizers.gpt2 import END_OF_TEXT
+    from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 
     parts: list[list[int]] = [[]]
     for i in ids:

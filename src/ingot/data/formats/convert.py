@@ -29,8 +29,8 @@ from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SplitWriter, write_manifest
 from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
-from ingot.data.tokenizers.base import NARROW
-from ingot.data.tokenizers.open import HEAD, round_trips
+from ingot.data.tokenizers.by_name import HEAD, round_trips
+from ingot.data.tokenizers.tokenizer_base import NARROW
 from ingot.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from ingot.data.formats.nanogpt_folder import FILES, NanoGPTSource
 from ingot.data.formats.shard_folder import PreparedSource, ShardSource
 from ingot.data.store.dataset import MANIFEST, prepare_command
 from ingot.data.store.shards import has_header
-from ingot.data.text.files import is_text
+from ingot.data.text.text_files import is_text
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import reading
 

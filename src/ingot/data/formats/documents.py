@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ingot.data.store.shards import CHUNK_TOKENS, ShardWriter, TokenStream
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.base import NARROW, OUTSIDE, IdArray, id_type
+from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, IdArray, id_type
 from ingot.errors import DataError
 from ingot.runtime.files import open_to_read
 

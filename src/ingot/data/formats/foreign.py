@@ -31,9 +31,9 @@ from ingot.data.store.dataset import (
     TokenizerRecord,
 )
 from ingot.data.store.shards import OpenTokens, open_plain, open_shard
-from ingot.data.text.files import find_buckets
+from ingot.data.text.text_files import find_buckets
 from ingot.data.tokenizers import Tokenizer, digest, open_tokenizer
-from ingot.data.tokenizers.open import round_trips
+from ingot.data.tokenizers.by_name import round_trips
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import open_to_read
 

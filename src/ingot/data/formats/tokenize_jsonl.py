@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot.data.formats.documents import marks_of
 from ingot.data.formats.gpt_simple_folder import DTYPES, check_windows, cut_windows, index_bytes, token_width
-from ingot.data.text.files import open_unpacked
+from ingot.data.text.text_files import open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
 from ingot.errors import ConfigError, DataError, IngotError, RunError
 from ingot.runtime.files import is_utf8, replace_file, write_atomically

@@ -9,9 +9,9 @@ from pathlib import Path
 from ingot.data.formats.foreign import open_foreign
 from ingot.data.prepare.cached import PREFIX, SUFFIXES, prepared_lines, sample_bytes, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
-from ingot.data.text.files import file_bytes, find_buckets
+from ingot.data.text.text_files import file_bytes, find_buckets
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
-from ingot.data.tokenizers.made import fits, is_made
+from ingot.data.tokenizers.by_name import fits, is_made
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import allow_open_files, user_path
 

@@ -19,10 +19,10 @@ from pydantic_core import from_json
 
 from ingot.data.store.shards import PART_TOKENS
 from ingot.data.store.writer import Encoded
-from ingot.data.text.files import CODECS, READERS, Text, open_unpacked, read_texts
 from ingot.data.text.records import read_lines
+from ingot.data.text.text_files import CODECS, READERS, Text, open_unpacked, read_texts
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.base import OUTSIDE, IdArray, utf8
+from ingot.data.tokenizers.tokenizer_base import OUTSIDE, IdArray, utf8
 from ingot.errors import DataError, IngotError
 from ingot.runtime.files import reading
 

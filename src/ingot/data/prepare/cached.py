@@ -21,10 +21,10 @@ from pathlib import Path
 
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import VERSION, Dataset, prepare_command
-from ingot.data.text.files import Buckets, file_bytes, file_identity
 from ingot.data.text.records import TEXT_FIELD
+from ingot.data.text.text_files import Buckets, file_bytes, file_identity
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, digest, open_unless_made
-from ingot.data.tokenizers.made import CHAR, learn_bpe
+from ingot.data.tokenizers.by_name import CHAR, learn_bpe
 from ingot.errors import DataError, IngotError, Setting
 from ingot.runtime.files import reading
 from ingot.runtime.locks import FolderLock

@@ -40,11 +40,20 @@ from ingot.data.store.dataset import Manifest, SplitCounts, recorded_counts
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
-from ingot.data.text.files import WHAT, Buckets, adding_up, count_documents, file_bytes, file_identity, find_files, read_texts
 from ingot.data.text.hub_datasets import commits
 from ingot.data.text.records import alphabet
+from ingot.data.text.text_files import (
+    WHAT,
+    Buckets,
+    adding_up,
+    count_documents,
+    file_bytes,
+    file_identity,
+    find_files,
+    read_texts,
+)
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_made
-from ingot.data.tokenizers.made import CHAR, learn_bpe
+from ingot.data.tokenizers.by_name import CHAR, learn_bpe
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.machine import made_by
 

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.data import SPLITS
 from ingot.data.store.shards import AGAIN, Finding, OpenTokens, TokenStream, open_shard, read_header
-from ingot.data.text.files import is_text
+from ingot.data.text.text_files import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
-from ingot.data.tokenizers.base import PACKED, IdType, NoSpacePiece
+from ingot.data.tokenizers.tokenizer_base import PACKED, IdType, NoSpacePiece
 from ingot.errors import DataError
 from ingot.runtime.files import file_sha256, read_json
 

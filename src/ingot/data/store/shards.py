@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import IdType
+from ingot.data.tokenizers.tokenizer_base import IdType
 from ingot.errors import DataError, one_line
 from ingot.runtime.files import file_sha256, open_to_read, reading
 

@@ -22,7 +22,7 @@ from ingot.data.store.dataset import MANIFEST, BucketRecord, Count, Manifest, Sh
 from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter
 from ingot.data.store.staging import JOURNAL, StagedFolder
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.base import NARROW, OUTSIDE, IdArray
+from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, IdArray
 from ingot.runtime.files import file_sha256, write_atomically
 from ingot.runtime.machine import made_by
 

@@ -5,12 +5,12 @@ One file per kind. The libraries behind the kinds are imported where they are fi
 
 from __future__ import annotations
 
-from ingot.data.tokenizers.base import MAX_VOCABULARY, StreamDecoder, Tokenizer, digest
-from ingot.data.tokenizers.gpt2 import GPT2Tokenizer
-from ingot.data.tokenizers.huggingface import HFTokenizer
-from ingot.data.tokenizers.open import from_spec, open_tokenizer, open_unless_made
+from ingot.data.tokenizers.by_name import from_spec, open_tokenizer, open_unless_made
+from ingot.data.tokenizers.gpt2_bpe import GPT2Tokenizer
+from ingot.data.tokenizers.hf_json import HFTokenizer
 from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from ingot.data.tokenizers.tokenizer_base import MAX_VOCABULARY, StreamDecoder, Tokenizer, digest
 
 __all__ = [
     "MAX_VOCABULARY",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.base import NARROW, IdArray, Ids, Tokenizer, check_size, utf8
+from ingot.data.tokenizers.tokenizer_base import NARROW, IdArray, Ids, Tokenizer, check_size, utf8
 from ingot.errors import DataError
 
 PART_BYTES = 1 << 20  # of UTF-8 that become characters at once

@@ -16,7 +16,7 @@ import numpy as np
 from ingot.data.store.dataset import MANIFEST, SplitCounts, recorded_counts, split_counts
 from ingot.data.store.shards import TOKEN_BYTES, Finding
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.open import HEAD, round_trips
+from ingot.data.tokenizers.by_name import HEAD, round_trips
 from ingot.data.verify.folder import CHUNK_TOKENS, AuditSplit, Counts, Folder, Starts, count_documents, open_folder, read_index
 from ingot.data.verify.overlap import ComparedSplit, Match, find_overlap
 from ingot.errors import ConfigError

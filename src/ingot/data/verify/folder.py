@@ -36,7 +36,7 @@ from ingot.data.store.dataset import (
 )
 from ingot.data.store.shards import Finding, OpenTokens, TokenStream, open_shard
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
-from ingot.data.tokenizers.base import NARROW, OUTSIDE
+from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import reading
 

@@ -21,7 +21,7 @@ from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import MANIFEST, Dataset, Manifest
 from ingot.data.store.staging import staged, writing
 from ingot.data.store.writer import Point, is_sound
-from ingot.data.text.files import adding_up
+from ingot.data.text.text_files import adding_up
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.machine import made_by
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ingot.data.tokenizers.base import NARROW
+from ingot.data.tokenizers.tokenizer_base import NARROW
 from ingot.errors import ConfigError
 from ingot.runtime.files import user_path
 

@@ -19,12 +19,12 @@ from typing import Any
 from ingot.compat.golf.data.docs import Docs, Notify, Progress, read_docs
 from ingot.compat.golf.data.specs import BYTE, HF_BPE, SENTENCEPIECE, TIKTOKEN, Spec, files_of
 from ingot.data.formats.documents import marks_of
-from ingot.data.text.files import adding_up
+from ingot.data.text.text_files import adding_up
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
-from ingot.data.tokenizers.gpt2 import END_OF_TEXT
-from ingot.data.tokenizers.huggingface import from_json
+from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
+from ingot.data.tokenizers.hf_json import from_json
+from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.data.tokenizers.plain import byte_file
-from ingot.data.tokenizers.training import learn
 from ingot.errors import DataError
 
 LONGEST = 4192  # bytes of a text that SentencePiece learns from, unless it is told otherwise

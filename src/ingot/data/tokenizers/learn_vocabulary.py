@@ -16,12 +16,11 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Literal
 
-from ingot.data.text.files import WHAT, adding_up, file_bytes, find_files, read_documents
-from ingot.data.tokenizers.base import CAPITAL, CAPITALS, MARKS, NARROW, SPACE, Tokenizer
-from ingot.data.tokenizers.gpt2 import END_OF_TEXT
-from ingot.data.tokenizers.huggingface import from_json
-from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer, folded
-from ingot.data.tokenizers.word_starts import message_parts
+from ingot.data.text.text_files import WHAT, adding_up, file_bytes, find_files, read_documents
+from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
+from ingot.data.tokenizers.hf_json import from_json
+from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer, folded, message_parts
+from ingot.data.tokenizers.tokenizer_base import CAPITAL, CAPITALS, MARKS, NARROW, SPACE, Tokenizer
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.runtime.files import write_atomically
 

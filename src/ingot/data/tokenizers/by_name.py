@@ -7,7 +7,7 @@ an error: no other tokenizer ever takes its place.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,79 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers import gpt2
-from ingot.data.tokenizers.base import MAX_FILE_BYTES, Tokenizer, unpack
-from ingot.data.tokenizers.huggingface import from_json, hf_from_spec
-from ingot.data.tokenizers.made import CHAR, bpe_size, is_made
+from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT, GPT2Tokenizer, from_merges, from_ranks
+from ingot.data.tokenizers.hf_json import from_json, hf_from_spec
 from ingot.data.tokenizers.plain import ByteTokenizer, char_from_spec, number_from_spec, read_byte_file
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from ingot.data.tokenizers.tokenizer_base import MAX_FILE_BYTES, NARROW, Tokenizer, unpack
 from ingot.errors import ConfigError, DataError, IngotError
 from ingot.runtime.files import open_to_read, user_path
+
+# Tokenizers that are made from the text they are for, and known by a name only until then: `char` and `bpe:N`.
+
+CHAR, BPE = "char", "bpe:"
+LEARNED_BYTES = 1 << 24  # of the text that is learned from: 2,048 ids of 5 MB take 2.4 s of a core
+SEAM_BYTES = 1 << 16  # where the end of a word is looked for: Chinese may have its last space long before
+
+
+def is_made(name: str) -> bool:
+    """Whether a tokenizer of this name is made from the text it is for."""
+    return name == CHAR or name.startswith(BPE)
+
+
+def fits(name: str, tokenizer: Tokenizer, asked: str | None) -> bool:
+    """Whether a tokenizer is what this name became, whatever text it was made from; `asked` is the name it had, where known.
+
+    A text may have pieces for less than N ids, so only where the name is unknown does the size of the vocabulary have to be N.
+    """
+    if name == CHAR:
+        return tokenizer.kind == CHAR
+    size = bpe_size(asked) if asked is not None and asked.startswith(BPE) else tokenizer.vocab_size
+    return tokenizer.kind == "huggingface" and tokenizer.lossless and size == bpe_size(name)
+
+
+def bpe_size(name: str) -> int:
+    """The N of `bpe:N`."""
+    size = name.removeprefix(BPE)
+    if not (size.isascii() and size.isdigit() and 257 <= int(size) <= NARROW):
+        raise ConfigError(f"{name} does not say how many ids to learn; give {BPE}N, with N from 257 to {NARROW:,}")
+    return int(size)
+
+
+def learn_bpe(name: str, documents: Iterable[bytes]) -> Tokenizer:
+    """Learn `bpe:N` from the first of the documents of a training text."""
+    from ingot.data.tokenizers.learn_vocabulary import learn
+
+    contents = learn("bpe", (text.decode() for text in _first(documents)), bpe_size(name))
+    if contents is None:
+        raise DataError(f"there is no text to learn {name} from; give documents with text")
+    return from_json(contents, END_OF_TEXT)
+
+
+def _first(documents: Iterable[bytes]) -> Iterator[bytes]:
+    left = LEARNED_BYTES
+    for text in documents:
+        if len(text) > left:
+            yield text[: _seam(text, left)]
+            return
+        yield text
+        left -= len(text)
+
+
+def _seam(text: bytes, end: int) -> int:
+    """Where to cut a longer text: between two words near the end, or else between two characters."""
+    cut = max(text.rfind(space, max(end - SEAM_BYTES, 0), end) for space in (b" ", b"\n", b"\r"))
+    if cut >= 0:
+        return cut
+    while text[end] & 0xC0 == 0x80:  # inside a character of UTF-8
+        end -= 1
+    return end
+
 
 SPECS: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
     "byte": lambda spec: ByteTokenizer(),
     "char": char_from_spec,
-    "gpt2": lambda spec: gpt2.GPT2Tokenizer(),
+    "gpt2": lambda spec: GPT2Tokenizer(),
     "sentencepiece": lambda spec: SentencePieceTokenizer(unpack(spec)),
     "huggingface": hf_from_spec,
     "number": number_from_spec,
@@ -55,7 +115,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     """The tokenizer called `name`. `bos`: the token that starts documents, where a tokenizer.json does not say; "" for none."""
     if name in ("byte", "gpt2"):
         _refuse_bos(bos, name)
-        return ByteTokenizer() if name == "byte" else gpt2.GPT2Tokenizer()
+        return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
     if is_made(name):
         _refuse_bos(bos, name)
         raise ConfigError(f"a {name} tokenizer is made from the text it is for; prepare that text with --tokenizer {name}")
@@ -93,9 +153,9 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
         if path.suffix == ".model":
             return SentencePieceTokenizer(_read(path))
         if path.suffix == ".tiktoken":
-            return gpt2.from_ranks(_read(path))
+            return from_ranks(_read(path))
         if path.name in dict(MERGES):
-            return gpt2.from_merges(_read(path), _read(path.with_name(dict(MERGES)[path.name])))
+            return from_merges(_read(path), _read(path.with_name(dict(MERGES)[path.name])))
     except DataError as error:
         raise error.within(str(shown or path)) from None
     raise ConfigError(f"{path} is not a tokenizer that can be read; give {HOW}")

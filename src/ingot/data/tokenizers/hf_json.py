@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.tokenizers.base import (
+from ingot.data.tokenizers.gpt2_bpe import MARKS, SPACES
+from ingot.data.tokenizers.tokenizer_base import (
     PACKED,
     SPACE,
     FileTokenizer,
@@ -28,7 +29,6 @@ from ingot.data.tokenizers.base import (
     unpack,
     utf8,
 )
-from ingot.data.tokenizers.gpt2 import MARKS, SPACES
 from ingot.data.tokenizers.word_table import Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.tokenizers.base import IdArray, PieceTokenizer, byte_alphabet, utf8
+from ingot.data.tokenizers.tokenizer_base import IdArray, PieceTokenizer, byte_alphabet, utf8
 from ingot.data.tokenizers.word_table import INNER, Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
