@@ -31,7 +31,7 @@ from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine, sett
 from torch import Tensor
 
 from ingot.backends.torch.tune import NAMES, has_kernel
-from ingot.model.kernels.mlp import ACTIVATIONS, fused_mlp
+from ingot.model.kernels.fused_mlp import ACTIVATIONS, fused_mlp
 from ingot.model.kernels.rotary import EPSILON, fused_rotation
 from ingot.model.layers import Rotation, rotate
 from ingot.model.loss import head_loss
@@ -146,8 +146,7 @@ def loss_alone(tokens: int, width: int, vocabulary: int, softcap: float | None, 
 
         rows.append((f"head and loss, {what}", milliseconds(once)))
     if device.type == "cuda":
-        from ingot.model.kernels.triton_fp8 import transposed
-        from ingot.model.kernels.triton_loss import block_and_warps, losses_of_logits_
+        from ingot.model.kernels.triton_loss import block_and_warps, losses_of_logits_, transposed
 
         logits = torch.randn(tokens, vocabulary, device=device, dtype=torch.bfloat16)
         whole = 1 << (vocabulary - 1).bit_length()
@@ -236,12 +235,12 @@ def mlp_alone(tokens: int, width: int, inner: int, activation: str, device: torc
 
 def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
     """The two kernels in some cuts; the library's bare products of the same sizes are what they cannot be faster than."""
-    from ingot.model.kernels.triton_mlp import PAIRED, WIDE, Tiles, activated_product, forward_tiles, sloped_product
+    from ingot.model.kernels.triton_mlp import PAIRED, WIDE, Tiles, activated_matmul, forward_tiles, sloped_matmul
 
     keeps = biased = activation != "relu2"  # our models with GELU have biases, whose gradient is summed backward
     bare = milliseconds(lambda: x @ up.T), milliseconds(lambda: x @ down)
     print(f"    {bare[0]:8.3f} ms forward, {bare[1]:8.3f} backward  the library's products alone", flush=True)
-    kept = activated_product(x, up, None, activation, keeps)[1]
+    kept = activated_matmul(x, up, None, activation, keeps)[1]
     cuts = [
         WIDE, PAIRED, Tiles(128, 128, 64, 2, 4, 2), Tiles(128, 128, 32, 5, 4, 2), Tiles(128, 128, 64, 4, 4, 1),
         Tiles(128, 128, 64, 4, 8, 1), Tiles(64, 256, 64, 2, 4, 2), Tiles(128, 256, 64, 3, 8, 1),
@@ -250,8 +249,8 @@ def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
     for cut in cuts:
         mark = " (ours forward)" * (cut == forward_tiles(keeps)) + " (ours backward)" * (cut == PAIRED)
         try:
-            forward = milliseconds(lambda cut=cut: activated_product(x, up, None, activation, keeps, cut))
-            back = milliseconds(lambda cut=cut: sloped_product(x, down, kept, activation, biased, cut))
+            forward = milliseconds(lambda cut=cut: activated_matmul(x, up, None, activation, keeps, cut))
+            back = milliseconds(lambda cut=cut: sloped_matmul(x, down, kept, activation, biased, cut))
         except Exception as error:  # a cut that does not fit says so, and the others go on
             print(f"    does not run: {tuple(cut)}: {type(error).__name__}: {str(error).splitlines()[0][:90]}", flush=True)
             continue

@@ -78,9 +78,9 @@ def test_the_masks_that_a_gpus_kernel_gets_are_the_plain_ones(monkeypatch, docum
     model, tokens = make("frontier", heads=2, width=32), tokens_of()
     plain = model(tokens, None, documents)
     for module in (frontier, layers):
-        monkeypatch.setattr(module, "is_fused", lambda *_: True)
-        monkeypatch.setattr(module, "fused", lambda function: function)
-    assert isinstance(model._places(tokens, None, documents).window, BlockMask)
+        monkeypatch.setattr(module, "flex_supported", lambda *_: True)
+        monkeypatch.setattr(module, "compiled", lambda function: function)
+    assert isinstance(model._positions(tokens, None, documents).window_mask, BlockMask)
     torch.testing.assert_close(model(tokens, None, documents), plain, atol=1e-5, rtol=0)
 
 

@@ -7,7 +7,7 @@ import torch
 from model_kit import assert_same, gradients, make, tokens_of
 
 from ingot.backends.torch.tune import NAMES, use_form, use_kernels
-from ingot.model.layers import IGNORED
+from ingot.model.cross_entropy import IGNORED
 
 torch.set_num_threads(1)
 FAMILIES = [

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from ingot.model import loss as module
-from ingot.model.layers import IGNORED
-from ingot.model.loss import head_logits, head_loss
+from ingot.model.cross_entropy import IGNORED, head_logits
+from ingot.model.loss import head_loss
 
 torch.set_num_threads(1)
 
@@ -37,8 +37,8 @@ def test_loss_and_gradient_are_torchs(vocabulary, ignored):
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_a_models_loss_and_gradients_are_those_of_all_tokens_at_once(softcap, monkeypatch):
-    monkeypatch.setattr(module, "NUMBERS", 100)
-    monkeypatch.setattr(module, "FEWEST", 3)  # 11 tokens in parts of 4, 4 and 3
+    monkeypatch.setattr(module, "HOST_LOGITS", 100)
+    monkeypatch.setattr(module, "HOST_TOKENS", 3)  # 11 tokens in parts of 4, 4 and 3
     torch.manual_seed(0)
     hidden, weight = torch.randn(1, 11, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
     targets = torch.randint(30, (1, 11))

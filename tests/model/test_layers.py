@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.model import layers
-from ingot.model.layers import LayerCache, Rotation, causal_attention, document_mask, is_fused, positions, rotate
+from ingot.model.layers import LayerCache, Rotation, causal_attention, document_mask, flex_supported, positions, rotate
 from ingot.model.registry import build
 
 torch.set_num_threads(1)
@@ -100,13 +100,13 @@ def test_attention_with_dropout_is_still_causal():
     [("cuda", 16, 0.0, True), ("cuda", 8, 0.0, False), ("cuda", 64, 0.1, False), ("cpu", 64, 0.0, False)],
 )
 def test_flex_attention_gets_the_masks_that_it_can_take(device, head_size, dropout, fused):
-    assert is_fused(torch.device(device), head_size, dropout) is fused
+    assert flex_supported(torch.device(device), head_size, dropout) is fused
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_model_asks_for_a_mask_for_its_own_heads_and_for_dropout_only_while_it_trains(family, monkeypatch):
     asked = []
-    monkeypatch.setattr(layers, "is_fused", lambda device, head_size, dropout: asked.append((head_size, dropout)))
+    monkeypatch.setattr(layers, "flex_supported", lambda device, head_size, dropout: asked.append((head_size, dropout)))
     model = build({"family": family, "vocab_size": 40, "context": 8, "layers": 1, "heads": 4, "width": 32, "dropout": 0.25})
     tokens = torch.zeros(2, 8, dtype=torch.long)
     model(tokens, tokens, tokens)

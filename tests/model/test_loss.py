@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from model_kit import assert_same, gradients, make, tokens_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.model.layers import IGNORED
-from ingot.model.loss import head_logits, head_loss
+from ingot.model.cross_entropy import IGNORED, head_logits
+from ingot.model.loss import head_loss
 from ingot.runtime import tensors as batch
 
 torch.set_num_threads(1)

@@ -61,7 +61,7 @@ def find_device(name: str, local_rank: int = 0) -> Device:
     """The device `training.device` asks for; each local rank has a GPU of its own."""
     if name == MLX:
         with _mlx_installed():
-            from ingot.backends.mlx.device import find_mlx_device
+            from ingot.backends.mlx.inference import find_mlx_device
         return find_mlx_device()
     from ingot.backends.torch.device import find_torch_device
 
@@ -71,7 +71,7 @@ def find_device(name: str, local_rank: int = 0) -> Device:
 def measure_flops(device: Device) -> float:
     """The rate of a large matrix multiplication on a device, for those of which no data sheet says it."""
     if device.kind == MLX:
-        from ingot.backends.mlx.device import measure_flops as measure_mlx
+        from ingot.backends.mlx.inference import measure_flops as measure_mlx
 
         return measure_mlx()
     from ingot.backends.torch.device import measure_flops as measure_torch
@@ -125,7 +125,7 @@ def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
 def framework_version(device: str = "auto") -> str:
     """The version of the framework that computes on a device, as it says itself."""
     if device == MLX:
-        from ingot.backends.mlx.device import VERSION
+        from ingot.backends.mlx.inference import VERSION
 
         return VERSION
     from ingot.backends.torch.device import torch_version

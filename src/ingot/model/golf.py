@@ -1,9 +1,9 @@
 """The golf family: the baseline of the parameter golf challenge, small models that learn fast under Muon.
 
-What sets it apart: every block begins by mixing the embedding back in, the first half of the blocks feeds the second half through
-skips, queries and keys are normalised, and every branch starts at zero, so that a new model predicts from the embedding alone.
-Parameter names are those of the challenge's own files. Numbers that steer rather than multiply (`control`) stay float32 and are
-no matrices to Muon, even where they have two dimensions.
+What sets it apart: every block begins by mixing the embedding back in, the first half of the blocks feeds the second half
+through skips, queries and keys are normalised, and every branch starts at zero, so that a new model predicts from the embedding
+alone. Parameter names are those of the challenge's own files. Control parameters (scales, gains, mixes: `control`) stay float32
+and are not matrices to Muon, even where they have two dimensions.
 """
 
 from __future__ import annotations
@@ -14,57 +14,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.kernels.mlp import fused_mlp
+from ingot.model.kernels.fused_mlp import fused_mlp
 from ingot.model.kernels.qkv import projected_attention
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
+    CastedLinear,
     Form,
+    LanguageModel,
     LayerCache,
     Mask,
     RotaryTables,
     Rotation,
     attention_mask,
     causal_attention,
+    document_starts,
     positions,
     rotate,
-    starts_of,
-    takes_flash,
+    uses_flash,
 )
-from ingot.model.loss import head_logits, head_loss
 from ingot.model.settings import GolfSettings
 
 
 def norm(x: Tensor) -> Tensor:
-    """Bring the last dimension to a root mean square of 1, without a gain."""
+    """Normalise the last dimension to a root mean square of 1, without a gain."""
     return F.rms_norm(x, (x.size(-1),))
 
 
-class Linear(nn.Linear):
-    """A matrix kept in float32 and used in the number format of what it multiplies."""
-
-    def __init__(self, inside: int, outside: int):
-        super().__init__(inside, outside, bias=False)
-
-    def scaled(self, scale: Tensor | None) -> Tensor:
-        """The weights, each row times its number of the scale, where there is one."""
-        return self.weight if scale is None else scale[:, None] * self.weight
-
-    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
-        return F.linear(x, self.scaled(scale).to(x.dtype))
-
-
-class Attention(nn.Module):
-    fused_qkv = False  # whether queries, keys and values are one product, for FlashAttention 4
-    form: Form = "repeated"  # of attention
-    fused_rotary = False  # whether norm, rotation and gain are one kernel of ours
+class GolfAttention(nn.Module):
+    fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
+    form: Form = "repeated"
+    fused_rotary = False  # compute norm, rotation and gain by one kernel of ours
 
     def __init__(self, width: int, heads: int, kv_heads: int, qk_gain: float):
         super().__init__()
         self.head_size = width // heads
-        self.c_q = Linear(width, width)
-        self.c_k = Linear(width, kv_heads * self.head_size)
-        self.c_v = Linear(width, kv_heads * self.head_size)
-        self.proj = Linear(width, width)
+        self.c_q = CastedLinear(width, width)
+        self.c_k = CastedLinear(width, kv_heads * self.head_size)
+        self.c_v = CastedLinear(width, kv_heads * self.head_size)
+        self.proj = CastedLinear(width, width)
         self.q_gain = nn.Parameter(torch.full((heads,), qk_gain))
 
     def forward(
@@ -72,8 +59,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         B, T, C = x.shape
         layers = self.c_q, self.c_k, self.c_v
-        if self.fused_qkv and torch.is_grad_enabled() and takes_flash(self.form, mask) and cache is None:
-            y = projected_attention(x, layers, self.head_size, rotary, starts_of(mask), self.q_gain)
+        if self.fused_qkv and torch.is_grad_enabled() and uses_flash(self.form, mask) and cache is None:
+            y = projected_attention(x, layers, self.head_size, rotary, document_starts(mask), self.q_gain)
             return self.proj(y.flatten(2), scale)
         q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D), twice (B, T, K, D)
         v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
@@ -88,13 +75,13 @@ class Attention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(B, T, C), scale)
 
 
-class MLP(nn.Module):
-    fused_mlp = False  # whether the activation is a part of the products around it
+class GolfMLP(nn.Module):
+    fused_mlp = False  # compute the activation within the matmuls around it
 
     def __init__(self, width: int, multiple: int):
         super().__init__()
-        self.fc = Linear(width, multiple * width)
-        self.proj = Linear(multiple * width, width)
+        self.fc = CastedLinear(width, multiple * width)
+        self.proj = CastedLinear(multiple * width, width)
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         if self.fused_mlp and torch.is_grad_enabled():
@@ -102,13 +89,13 @@ class MLP(nn.Module):
         return self.proj(F.relu(self.fc(x)).square(), scale)
 
 
-class Block(nn.Module):
-    fused_scales = False  # whether the scales of the branches multiply the last weights of these instead of their outputs
+class GolfBlock(nn.Module):
+    fused_scales = False  # multiply the last weights of each branch by its scale, instead of its output
 
     def __init__(self, width: int, heads: int, kv_heads: int, mlp_multiple: int, qk_gain: float):
         super().__init__()
-        self.attn = Attention(width, heads, kv_heads, qk_gain)
-        self.mlp = MLP(width, mlp_multiple)
+        self.attn = GolfAttention(width, heads, kv_heads, qk_gain)
+        self.mlp = GolfMLP(width, mlp_multiple)
         self.attn_scale = nn.Parameter(torch.ones(width))
         self.mlp_scale = nn.Parameter(torch.ones(width))
         self.resid_mix = nn.Parameter(torch.stack([torch.ones(width), torch.zeros(width)]))
@@ -118,19 +105,15 @@ class Block(nn.Module):
     ) -> Tensor:
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
-        if self.fused_scales and torch.is_grad_enabled():  # then no gradient needs the outputs, nor is one scaled by itself
+        if self.fused_scales and torch.is_grad_enabled():  # then no gradient needs the branch outputs or is scaled apart
             x = x + self.attn(norm(x), rotary, mask, cache, self.attn_scale)
             return x + self.mlp(norm(x), self.mlp_scale)
         x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)
         return x + self.mlp_scale.to(x.dtype) * self.mlp(norm(x))
 
 
-class Golf(nn.Module):
-    """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
-
-    loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
-    fused_loss = False  # whether softcap and loss are a kernel of ours
-    fp8_head = False  # whether the head's products have 8 bits while it trains
+class Golf(LanguageModel):
+    """The baseline model of the parameter golf challenge."""
 
     Settings = GolfSettings
 
@@ -143,17 +126,21 @@ class Golf(nn.Module):
         self.softcap = s.softcap
         self.skips = s.layers // 2
         self.tok_emb = nn.Embedding(vocab_size, s.width)
-        self.blocks = nn.ModuleList(Block(s.width, s.heads, self.kv_heads, s.mlp_multiple, s.qk_gain) for _ in range(s.layers))
-        self.skip_weights = nn.Parameter(torch.ones(self.skips, s.width), requires_grad=self.skips > 0)  # one layer has none
-        self.lm_head = None if s.tied else Linear(s.width, vocab_size)
+        self.blocks = nn.ModuleList(
+            GolfBlock(s.width, s.heads, self.kv_heads, s.mlp_multiple, s.qk_gain) for _ in range(s.layers)
+        )
+        self.skip_weights = nn.Parameter(
+            torch.ones(self.skips, s.width), requires_grad=self.skips > 0
+        )  # a model of one layer has no skips
+        self.lm_head = None if s.tied else CastedLinear(s.width, vocab_size)
         self.rotation = Rotation(context, self.head_size, s.rope_base)
         self._initialise(s.embedding_std)
         if s.embedding_dtype == "bf16":
-            self.tok_emb.to(torch.bfloat16)  # after the draw, which is then the same for both
+            self.tok_emb.to(torch.bfloat16)  # after the random draw, which is then the same for both dtypes
 
     @torch.no_grad()
     def _initialise(self, embedding_std: float) -> None:
-        """Matrices keep torch's uniform draw, but what ends a branch is zero; so is a head of its own."""
+        """Keep torch's uniform draw, but zero the last matrix of each branch and an untied head."""
         for name, parameter in self.named_parameters():
             if name.endswith("proj.weight") or name == "lm_head.weight":
                 parameter.zero_()
@@ -161,37 +148,19 @@ class Golf(nn.Module):
             self.tok_emb.weight.normal_(std=embedding_std)
 
     @property
-    def head(self) -> Tensor:
-        return self.tok_emb.weight if self.lm_head is None else self.lm_head.weight
+    def embedding_weight(self) -> Tensor:
+        return self.tok_emb.weight
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         cos, sin = self.rotation(positions(tokens, cache, self.context))
-        backwards = cos, -sin  # the way round the challenge's weights are trained
+        backwards = cos, -sin  # the challenge's weights are trained with this direction of rotation
         mask = attention_mask(documents, cache, self.head_size)
         x = x0 = norm(self.tok_emb(tokens))  # (B, T, C)
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):
-            if i >= self.skips and outputs:  # the nearest first: block 4 of 9 is fed by block 3, block 7 by block 0
+            if i >= self.skips and outputs:  # the nearest first: block 3 feeds block 4 of 9, block 0 feeds block 7
                 x = x + self.skip_weights[i - self.skips].to(x.dtype) * outputs.pop()
             x = block(x, x0, backwards, mask, cache[i] if cache else None)
             if i < self.skips:
                 outputs.append(x)
         return norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every next token, from hidden states; always between plus and minus the softcap."""
-        return head_logits(hidden, self.head, self.softcap)
-
-    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
-
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)
-        return self.logits(x) if targets is None else self.head_loss(x, targets)
-
-    def new_cache(self, batch: int) -> list[LayerCache]:
-        """An empty key-value cache for `batch` rows, as long as the context."""
-        weight = self.tok_emb.weight
-        return [LayerCache(batch, self.kv_heads, self.context, self.head_size, weight.device, weight.dtype) for _ in self.blocks]

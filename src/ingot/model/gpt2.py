@@ -14,25 +14,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.kernels.flash import packed_flash_attention
-from ingot.model.kernels.mlp import fused_mlp
-from ingot.model.kernels.products import product_format
+from ingot.model.kernels.fused_mlp import fused_mlp
+from ingot.model.kernels.matmul import matmul_dtype
 from ingot.model.layers import (
     Form,
+    LanguageModel,
     LayerCache,
     LayerNorm,
     Mask,
     attention_mask,
     causal_attention,
+    document_starts,
     positions,
-    starts_of,
-    takes_flash,
+    uses_flash,
 )
-from ingot.model.loss import head_logits, head_loss
 from ingot.model.settings import GPT2Settings
 
 
-class Attention(nn.Module):
-    form: Form = "repeated"  # of attention
+class GPT2Attention(nn.Module):
+    form: Form = "repeated"
 
     def __init__(self, width: int, heads: int, bias: bool, dropout: float):
         super().__init__()
@@ -44,8 +44,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
         qkv, dropout = self.c_attn(x).view(B, T, 3, self.heads, -1), self.dropout if self.training else 0.0
-        if takes_flash(self.form, mask, dropout) and cache is None:
-            y = packed_flash_attention(qkv, None, starts_of(mask), self.form != "flash4")  # (B, T, H, D)
+        if uses_flash(self.form, mask, dropout) and cache is None:
+            y = packed_flash_attention(qkv, None, document_starts(mask), self.form != "flash4")  # (B, T, H, D)
         else:
             q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # (B, H, T, D)
             if cache is not None:
@@ -55,8 +55,8 @@ class Attention(nn.Module):
         return F.dropout(y, self.dropout, self.training)
 
 
-class MLP(nn.Module):
-    fused_mlp = False  # whether the activation is a part of the products around it
+class GPT2MLP(nn.Module):
+    fused_mlp = False  # compute the activation within the matmuls around it
 
     def __init__(self, width: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
         super().__init__()
@@ -75,25 +75,25 @@ class MLP(nn.Module):
         return F.dropout(y, self.dropout, self.training)
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     def __init__(self, width: int, heads: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
         super().__init__()
         self.ln_1 = LayerNorm(width, bias)
-        self.attn = Attention(width, heads, bias, dropout)
+        self.attn = GPT2Attention(width, heads, bias, dropout)
         self.ln_2 = LayerNorm(width, bias)
-        self.mlp = MLP(width, bias, dropout, gelu)
+        self.mlp = GPT2MLP(width, bias, dropout, gelu)
 
     def forward(self, x: Tensor, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
         x = x + self.attn(self.ln_1(x), mask, cache)
         return x + self.mlp(self.ln_2(x))
 
 
-class Trunk(nn.Module):
+class GPT2Trunk(nn.Module):
     """Embeddings, blocks and the final norm: everything before the head."""
 
-    fused_stream = False  # whether the residual stream has the number format of products while it trains
+    fused_stream = False  # keep the residual stream in the dtype of matmuls while training
 
-    def __init__(self, vocab_size: int, context: int, width: int, bias: bool, dropout: float, blocks: list[Block]):
+    def __init__(self, vocab_size: int, context: int, width: int, bias: bool, dropout: float, blocks: list[GPT2Block]):
         super().__init__()
         self.wte = nn.Embedding(vocab_size, width)
         self.wpe = nn.Embedding(context, width)
@@ -103,11 +103,11 @@ class Trunk(nn.Module):
         self.head_size = width // blocks[0].attn.heads
 
     def forward(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Tensor:
-        places = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
+        embedded = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
         mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
-        x = F.dropout(self.wte(tokens) + places, self.dropout, self.training)  # (B, T, C)
+        x = F.dropout(self.wte(tokens) + embedded, self.dropout, self.training)  # (B, T, C)
         if self.fused_stream and torch.is_grad_enabled():
-            x = x.to(product_format(x))
+            x = x.to(matmul_dtype(x))
         for i, block in enumerate(self.h):
             x = block(x, mask, cache[i] if cache else None)
         return self.ln_f(x)
@@ -115,7 +115,7 @@ class Trunk(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, layers: int) -> None:
-    """Give a model GPT-2's first weights; gains stay one."""
+    """Initialise a model as GPT-2; gains stay one."""
     for name, parameter in model.named_parameters():
         if name.endswith(("c_proj.weight", "c_down.weight")):
             # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
@@ -126,22 +126,17 @@ def initialise(model: nn.Module, layers: int) -> None:
             parameter.zero_()
 
 
-class GPT2(nn.Module):
-    """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
-
-    loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
-    fused_loss = False  # whether the loss is a kernel of ours
-    fp8_head = False  # whether the head's products have 8 bits while it trains
+class GPT2(LanguageModel):
+    """GPT-2 as nanoGPT trains it."""
 
     Settings = GPT2Settings
 
     def __init__(self, vocab_size: int, context: int, **settings: Any):
         super().__init__()
         s = GPT2Settings(**settings)
-        self.context = context
-        self.heads = s.heads
-        blocks = [Block(s.width, s.heads, s.bias, s.dropout, s.gelu) for _ in range(s.layers)]
-        self.transformer = Trunk(vocab_size, context, s.width, s.bias, s.dropout, blocks)
+        self.context, self.head_size, self.kv_heads, self.lm_head = context, s.width // s.heads, s.heads, None
+        blocks = [GPT2Block(s.width, s.heads, s.bias, s.dropout, s.gelu) for _ in range(s.layers)]
+        self.transformer = GPT2Trunk(vocab_size, context, s.width, s.bias, s.dropout, blocks)
         initialise(self, s.layers)
 
     @property
@@ -150,27 +145,8 @@ class GPT2(nn.Module):
         return self.transformer.h
 
     @property
-    def head(self) -> Tensor:
+    def embedding_weight(self) -> Tensor:
         return self.transformer.wte.weight
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         return self.transformer(tokens, cache, documents)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every next token, from hidden states; the head is the token embedding."""
-        return head_logits(hidden, self.head)
-
-    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss, fp8=self.fp8_head)
-
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)
-        return self.logits(x) if targets is None else self.head_loss(x, targets)
-
-    def new_cache(self, batch: int) -> list[LayerCache]:
-        """An empty key-value cache for `batch` rows, as long as the context."""
-        weight = self.transformer.wte.weight
-        head_size = weight.size(1) // self.heads
-        return [LayerCache(batch, self.heads, self.context, head_size, weight.device, weight.dtype) for _ in self.blocks]

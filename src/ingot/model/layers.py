@@ -1,7 +1,7 @@
-"""Parts that more than one model family is built from.
+"""Parts that several model families share: the base class, attention and its masks, rotary positions, the key-value cache.
 
-Whatever depends on places in the row (rotary angles, document masks) is made once per forward pass and handed to every block: the
-models keep no buffers, so nothing has to be moved, saved or made anew with them.
+Whatever depends on positions in the row (rotary tables, document masks) is computed once per forward pass and handed to every
+block: the models keep no buffers, so nothing has to be moved, saved or rebuilt with them.
 """
 
 from __future__ import annotations
@@ -16,35 +16,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from ingot.model.cross_entropy import head_logits
 from ingot.model.kernels.flash import flash_attention
-
-# What a layer of attention keeps of the tokens before, so that a text is written a token at a time.
+from ingot.model.loss import head_loss
 
 
 class LayerCache:
-    """The keys and values one attention layer has seen: two buffers, filled from the left, twice as long when they are full.
+    """The keys and values one attention layer has seen: two buffers, filled from the left, doubled when they are full.
 
-    With a `place` (1), or one per row (B), on the device, one token is put there and the whole buffers are given back: nothing
-    about such a step depends on the host, so it can be recorded once and replayed. `attention_mask` then tells the filled part
-    from the rest.
+    With a `position` (1), or one per row (B), on the device, one token is written there and the whole buffers are returned: such
+    a step does not depend on the host, so it can be recorded once and replayed. `attention_mask` then masks the unfilled part.
     """
 
-    place: Tensor | None = None
+    position: Tensor | None = None
 
     def __init__(self, batch: int, heads: int, capacity: int, head_size: int, device: torch.device, dtype: torch.dtype):
         self.capacity, self.length = capacity, 0
-        # Not empty: a masked value is multiplied by 0, and 0 times a nan that the memory held by chance is nan.
+        # Zeros, not empty: a masked value is multiplied by 0, and 0 times a nan left in the memory is nan.
         self.keys = torch.zeros(batch, heads, min(capacity, 128), head_size, device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, H, T, D) keys and values and return all that are held so far."""
-        if self.place is not None:
+        """Append (B, H, T, D) keys and values and return all that are cached so far."""
+        if self.position is not None:
             for kept, new in ((self.keys, k), (self.values, v)):
-                if len(self.place) == 1:
-                    kept.index_copy_(2, self.place, new.to(kept.dtype))
+                if len(self.position) == 1:
+                    kept.index_copy_(2, self.position, new.to(kept.dtype))
                 else:
-                    kept.scatter_(2, self.place[:, None, None, None].expand_as(new), new.to(kept.dtype))
+                    kept.scatter_(2, self.position[:, None, None, None].expand_as(new), new.to(kept.dtype))
             return self.keys, self.values
         end = self.length + k.size(2)
         self.reserve(end)
@@ -54,42 +53,94 @@ class LayerCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reserve(self, length: int) -> None:
-        """Make room for so many tokens."""
+        """Grow the buffers to at least `length` tokens."""
         if length > self.keys.size(2):
             more = min(max(length, 2 * self.keys.size(2)), self.capacity) - self.keys.size(2)
             self.keys, self.values = (F.pad(kept, (0, 0, 0, more)) for kept in (self.keys, self.values))
 
 
-FUSED_HEAD_SIZE = 16  # the least that FlexAttention takes
-IGNORED = -1  # a target with this value is not predicted: it adds neither loss nor gradient
+class LanguageModel(nn.Module):
+    """The base of every family: `model(tokens)` gives logits (B, T, V), `model(tokens, targets)` the mean loss.
 
+    Targets of -1 do not count. A family sets the attributes below and `blocks`, and defines `embedding_weight` and `hidden`.
+    """
 
-class Boundaries(NamedTuple):
-    """Where documents begin, for FlashAttention 4, which needs no mask of pairs."""
+    context: int
+    head_size: int
+    kv_heads: int
+    lm_head: nn.Linear | None  # None: the head is the token embedding
+    softcap: float | None = None
+    loss_chunk: int | None = None  # tokens whose logits exist at once; None: all
+    fused_loss = False  # compute softcap and loss by our kernel
+    fp8_head = False  # compute the head's matmuls in 8 bits while training
 
-    starts: Tensor  # (N), as kernels.flash has it
+    @property
+    def embedding_weight(self) -> Tensor:
+        """The token embedding (V, C)."""
+        raise NotImplementedError
 
+    @property
+    def head(self) -> Tensor:
+        """The weight (V, C) of the head."""
+        return self.embedding_weight if self.lm_head is None else self.lm_head.weight
 
-Mask = Tensor | BlockMask | Boundaries
-# How heads of keys and values are given to torch's kernel; FlashAttention 4, and with cuDNN's forward pass where that can be.
-Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
-RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have places of their own
+    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
+        """Return the final hidden states (B, T, C) of tokens that follow those in `cache` and see only their own document."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden states."""
+        return head_logits(hidden, self.head, self.softcap)
+
+    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of the targets, given hidden states."""
+        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        x = self.hidden(tokens, documents=documents)
+        return self.logits(x) if targets is None else self.head_loss(x, targets)
+
+    def new_cache(self, batch: int) -> list[LayerCache]:
+        """Return an empty key-value cache for `batch` rows, as long as the context."""
+        weight, layers = self.embedding_weight, len(self.blocks)  # type: ignore[arg-type]
+        return [
+            LayerCache(batch, self.kv_heads, self.context, self.head_size, weight.device, weight.dtype) for _ in range(layers)
+        ]
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's, with the arguments of nanoGPT's."""
+    """torch's LayerNorm, with nanoGPT's arguments."""
 
     def __init__(self, width: int, bias: bool):
         super().__init__(width, bias=bias)
 
 
-def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
-    """The places (T) of `tokens` in their row, after what `cache` holds; they must fit into the context.
+class CastedLinear(nn.Linear):
+    """A matrix without a bias, kept in float32 and used in the dtype of its input."""
 
-    Where the cache has places of its own, those: (1, 1), or (B, 1) for rows that are not equally long.
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__(in_features, out_features, bias=False)
+
+    def scaled(self, scale: Tensor | None) -> Tensor:
+        """Return the weights, each row multiplied by its entry of `scale`, where one is given."""
+        return self.weight if scale is None else scale[:, None] * self.weight
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return F.linear(x, self.scaled(scale).to(x.dtype))
+
+
+# Rotary positions.
+
+RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have their own positions
+
+
+def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
+    """Return the positions (T) of `tokens` in their row, after those in `cache`; they must fit into the context.
+
+    Where the cache has positions on the device, return those: (1, 1), or (B, 1) for rows of different lengths.
     """
-    if cache and cache[0].place is not None:
-        return cache[0].place[:, None]
+    if cache and cache[0].position is not None:
+        return cache[0].position[:, None]
     start = cache[0].length if cache else 0
     end = start + tokens.size(1)
     if end > context:
@@ -98,10 +149,10 @@ def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> T
 
 
 class Rotation(nn.Module):
-    """Rotary positions: how far each pair of a head's numbers is turned at each place. float32: bf16 cannot tell 256 from 257.
+    """Rotary tables: the angle of each pair of a head's dimensions at each position. float32: bf16 cannot tell 256 from 257.
 
     Tables, because a compiled model would compute the cosines again for every query and key. They follow from the settings, so
-    they are neither parameters nor buffers, and are computed anew wherever the model goes.
+    they are neither parameters nor buffers, and are recomputed whenever the model moves to another device.
     """
 
     def __init__(self, context: int, head_size: int, base: float, stretch: float = 1.0):
@@ -110,7 +161,7 @@ class Rotation(nn.Module):
         self._fill(torch.get_default_device())
 
     def resized(self, context: int) -> Rotation:
-        """The same for rows of another length."""
+        """Return the tables for another context length."""
         with self._cos.device:
             return Rotation(context, *self._settings[1:])
 
@@ -125,13 +176,13 @@ class Rotation(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     def forward(self, positions: Tensor) -> RotaryTables:
-        places = positions if positions.dim() == 1 else positions[:, None]  # all heads of a row are turned alike
-        return self._cos[places], self._sin[places]  # (T, D / 2) each, or (B, 1, T, D / 2)
+        index = positions if positions.dim() == 1 else positions[:, None]  # one axis for the heads
+        return self._cos[index], self._sin[index]  # (T, D / 2) each, or (B, 1, T, D / 2)
 
 
 @contextmanager
-def seeing(model: Any, tokens: int) -> Iterator[None]:
-    """A block in which a model with rotary positions takes rows of so many tokens, also more than its context."""
+def extended_context(model: Any, tokens: int) -> Iterator[None]:
+    """Let a model with rotary positions take rows of `tokens` tokens inside the block, even beyond its context."""
     rotation = getattr(model, "rotation", None)
     if not isinstance(rotation, Rotation) or tokens <= model.context:
         yield
@@ -145,7 +196,7 @@ def seeing(model: Any, tokens: int) -> Iterator[None]:
 
 
 def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
-    """Turn the pairs (i, i + R / 2) of the first R dimensions of (B, H, T, D) queries or keys; tables of D / 2 turn all."""
+    """Rotate the pairs (i, i + R / 2) of the first R dimensions of (B, H, T, D) queries or keys; tables of D / 2 rotate all."""
     cos, sin = (table.to(x.dtype) for table in rotary)
     half = cos.size(-1)
     first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
@@ -153,49 +204,66 @@ def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
     return torch.cat([*parts, rest] if rest.size(-1) else parts, dim=-1)
 
 
+# Attention and its masks.
+
+FLEX_HEAD_SIZE = 16  # the smallest head that FlexAttention takes
+
+
+class Boundaries(NamedTuple):
+    """Where documents begin, for FlashAttention 4, which needs no mask of pairs."""
+
+    starts: Tensor  # (N), as described in kernels/flash.py
+
+
+Mask = Tensor | BlockMask | Boundaries
+# How attention is computed: torch's kernel with key and value heads repeated or grouped, FlashAttention 4, or FlashAttention 4
+# with cuDNN's forward pass where possible.
+Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
+
+
 def attention_mask(
-    documents: Tensor | None, cache: list[LayerCache] | None, head_size: int = FUSED_HEAD_SIZE, dropout: float = 0.0
+    documents: Tensor | None, cache: list[LayerCache] | None, head_size: int = FLEX_HEAD_SIZE, dropout: float = 0.0
 ) -> Mask | None:
-    """What tokens may see where that is not simply all before them: their own document, or the filled part of a buffer."""
-    if cache and cache[0].place is not None:
+    """Return the mask of attention that is not simply causal: of documents, or of the filled part of a cache; else None."""
+    if cache and cache[0].position is not None:
         size = cache[0].keys.size(2)
-        return torch.arange(size, device=cache[0].place.device) <= cache[0].place[:, None, None, None]  # (1 or B, 1, 1, S)
+        return torch.arange(size, device=cache[0].position.device) <= cache[0].position[:, None, None, None]  # (1 or B, 1, 1, S)
     return document_mask(documents, head_size, dropout)
 
 
-def is_fused(device: torch.device, head_size: int, dropout: float) -> bool:
-    """Whether FlexAttention takes document masks: not on CPUs, where it has no backward, nor with dropout or small heads."""
-    return device.type == "cuda" and head_size >= FUSED_HEAD_SIZE and not dropout
+def flex_supported(device: torch.device, head_size: int, dropout: float) -> bool:
+    """Return whether FlexAttention can be used: not on CPUs, where it has no backward pass, nor with dropout or small heads."""
+    return device.type == "cuda" and head_size >= FLEX_HEAD_SIZE and not dropout
 
 
-def document_mask(documents: Tensor | None, head_size: int = FUSED_HEAD_SIZE, dropout: float = 0.0) -> Mask | None:
-    """What each token of a row may see, from the number (B, T) of its document: that document, up to its own place.
+def document_mask(documents: Tensor | None, head_size: int = FLEX_HEAD_SIZE, dropout: float = 0.0) -> Mask | None:
+    """Return the causal mask within documents, given the document number (B, T) of each token.
 
-    It is for heads of this size and this dropout: where FlexAttention does not take them, torch's own kernels get all pairs.
-    Documents of one dimension are where they begin, for the form `flash4`.
+    A BlockMask where FlexAttention takes heads of this size and this dropout, else a tensor of all pairs for torch's kernels.
+    One-dimensional `documents` are the starts of documents, for the form `flash4`.
     """
     if documents is None:
         return None
     if documents.dim() == 1:
         return Boundaries(documents)
     (B, T), device = documents.shape, documents.device
-    if not is_fused(device, head_size, dropout):
+    if not flex_supported(device, head_size, dropout):
         same = documents[:, None, :, None] == documents[:, None, None, :]
         return same & torch.ones(T, T, dtype=torch.bool, device=device).tril()  # (B, 1, T, T)
 
     def attention_mask(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (documents[b, query] == documents[b, key])
 
-    return fused(create_block_mask)(attention_mask, B, None, T, T, device=device)
+    return compiled(create_block_mask)(attention_mask, B, None, T, T, device=device)
 
 
-def takes_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
-    """Whether attention of whole rows is FlashAttention 4's."""
+def uses_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
+    """Return whether attention over whole rows is computed by FlashAttention 4."""
     return form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and not dropout
 
 
-def starts_of(mask: Mask | None) -> Tensor | None:
-    """Where documents begin, where a mask says so."""
+def document_starts(mask: Mask | None) -> Tensor | None:
+    """Return where documents begin, if the mask says so."""
     return mask.starts if isinstance(mask, Boundaries) else None
 
 
@@ -208,22 +276,22 @@ def causal_attention(
     form: Form = "repeated",
     window: int | None = None,
 ) -> Tensor:
-    """Attention of T queries that stand at the end of S keys; query i sees the keys up to its own place, or what `mask` says.
+    """Causal attention of (B, H, T, D) queries over (B, K, S, D) keys and values; the queries are the last T of S positions.
 
-    k and v may have fewer heads than q; each then serves a group of neighbouring ones. Only the form `flash4` takes a `window`
-    without a mask, and boundaries in place of one, or `cudnn-flash4`, which is the same but for whole rows.
+    k and v may have fewer heads than q; each then serves a group of neighbouring ones. `mask` replaces the causal mask. Only the
+    forms `flash4` and `cudnn-flash4` take a `window` without a mask, and Boundaries as a mask.
     """
     T, S = q.size(-2), k.size(-2)
-    if takes_flash(form, mask, dropout) and T == S:
-        return flash_attention(q, k, v, window, starts_of(mask), form != "flash4")
+    if uses_flash(form, mask, dropout) and T == S:
+        return flash_attention(q, k, v, window, document_starts(mask), form != "flash4")
     if isinstance(mask, Boundaries):
-        raise ValueError("boundaries are for the form flash4, without a cache or dropout")
+        raise ValueError("document boundaries need the form flash4, without a cache or dropout")
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
-        raise ValueError("a document mask covers whole rows; it does not go together with a filled cache")
+        raise ValueError("a document mask covers whole rows and cannot be used with a filled cache")
     if isinstance(mask, BlockMask):
         if dropout:
-            raise ValueError("this mask knows no dropout; make it with document_mask(documents, head_size, dropout)")
-        return fused(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
+            raise ValueError("a FlexAttention mask does not allow dropout; build one with document_mask(..., dropout)")
+        return compiled(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
     if form == "grouped" and mask is None and T == S and k.size(1) != q.size(1):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=True)
     k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
@@ -239,8 +307,8 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
     return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
 
 
-def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled: eagerly FlexAttention would hold the scores of all pairs. A model that is compiled compiles it as its part."""
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function unless it is being compiled with its model: eager FlexAttention would hold the scores of all pairs."""
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 

@@ -1,8 +1,8 @@
 """The llama family: the shape most open models have, as gpt-simple trains it.
 
-Rotary positions, RMSNorm, a gated MLP, and fewer heads of keys and values than of queries where asked; each of them can be set
-back to what came before. Parameter names are gpt-simple's (`h.0.attn.q_proj.weight`), so that its checkpoints can be read without
-a translation table.
+Rotary positions, RMSNorm, a gated MLP, and optionally fewer heads of keys and values than of queries; each of them can be
+replaced by what came before it. Parameter names are gpt-simple's (`h.0.attn.q_proj.weight`), so that its checkpoints can be
+read without a translation table.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.gpt2 import initialise
-from ingot.model.kernels.gated import fused_gated_mlp
-from ingot.model.kernels.products import product_format
+from ingot.model.kernels.fused_mlp import fused_gated_mlp
+from ingot.model.kernels.matmul import matmul_dtype
 from ingot.model.kernels.qkv import projected_attention
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
     Form,
+    LanguageModel,
     LayerCache,
     Mask,
     RotaryTables,
     Rotation,
     attention_mask,
     causal_attention,
+    document_starts,
     positions,
     rotate,
-    starts_of,
-    takes_flash,
+    uses_flash,
 )
-from ingot.model.loss import head_logits, head_loss
 from ingot.model.settings import LlamaSettings, mlp_width
 
 Make = Callable[[], nn.Module]
@@ -41,16 +41,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": pa
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, in the number format of its gains, whatever that of the stream is."""
+    """torch's RMSNorm, computed in the dtype of its gains, whatever that of the stream is."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
-class Attention(nn.Module):
-    fused_qkv = False  # whether queries, keys and values are one product, for FlashAttention 4
-    form: Form = "repeated"  # of attention
-    fused_rotary = False  # whether the rotation is a kernel of ours
+class LlamaAttention(nn.Module):
+    fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
+    form: Form = "repeated"
+    fused_rotary = False  # rotate by our kernel
 
     def __init__(self, width: int, heads: int, kv_heads: int, qkv_bias: bool, out_bias: bool, dropout: float):
         super().__init__()
@@ -65,8 +65,8 @@ class Attention(nn.Module):
         B, T, C = x.shape
         layers = self.q_proj, self.k_proj, self.v_proj
         dropout = self.dropout if self.training else 0.0
-        if self.fused_qkv and torch.is_grad_enabled() and takes_flash(self.form, mask, dropout) and cache is None:
-            y = projected_attention(x, layers, self.head_size, rotary, starts_of(mask), epsilon=None)
+        if self.fused_qkv and torch.is_grad_enabled() and uses_flash(self.form, mask, dropout) and cache is None:
+            y = projected_attention(x, layers, self.head_size, rotary, document_starts(mask), epsilon=None)
             return self.c_proj(y.flatten(2))
         q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D), twice (B, T, K, D)
         v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
@@ -90,7 +90,7 @@ class GatedMLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.dropout = dropout
         if activation == "silu" and not bias:
-            self.fused_gate = False  # whether the gate is a part of the products around it
+            self.fused_gate = False  # compute the gate within the matmuls around it
 
     def forward(self, x: Tensor) -> Tensor:
         if getattr(self, "fused_gate", False) and torch.is_grad_enabled():
@@ -112,7 +112,7 @@ class PlainMLP(nn.Module):
         return F.dropout(self.c_proj(self.activation(self.c_fc(x))), self.dropout, self.training)
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     def __init__(self, norm: Make, attention: Make, mlp: Make):
         super().__init__()
         self.ln_1 = norm()
@@ -125,13 +125,10 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class Llama(nn.Module):
-    """`model(tokens)` gives logits (B, T, V); `model(tokens, targets)` the mean loss over the targets that are not -1."""
+class Llama(LanguageModel):
+    """The Llama shape as gpt-simple trains it."""
 
-    loss_chunk: int | None = None  # tokens whose logits are held at once; None: all
-    fused_loss = False  # whether the loss is a kernel of ours
-    fp8_head = False  # whether the head's products have 8 bits while it trains
-    fused_stream = False  # whether the residual stream has the number format of products while it trains
+    fused_stream = False  # keep the residual stream in the dtype of matmuls while training
 
     Settings = LlamaSettings
 
@@ -146,10 +143,10 @@ class Llama(nn.Module):
         gated = s.mlp == "gated"
         inner = mlp_width(s.width, s.inner_width, gated)
         make_norm = partial(RMSNorm if s.norm == "rmsnorm" else nn.LayerNorm, s.width, s.norm_epsilon)
-        make_attention = partial(Attention, s.width, s.heads, self.kv_heads, qkv_bias, out_bias, s.dropout)
+        make_attention = partial(LlamaAttention, s.width, s.heads, self.kv_heads, qkv_bias, out_bias, s.dropout)
         make_mlp = partial(GatedMLP if gated else PlainMLP, s.width, inner, s.activation, mlp_bias, s.dropout)
         self.wte = nn.Embedding(vocab_size, s.width)
-        self.h = nn.ModuleList(Block(make_norm, make_attention, make_mlp) for _ in range(s.layers))
+        self.h = nn.ModuleList(LlamaBlock(make_norm, make_attention, make_mlp) for _ in range(s.layers))
         self.ln_f = make_norm()
         self.lm_head = None if s.tied else nn.Linear(s.width, vocab_size, bias=False)
         initialise(self, s.layers)
@@ -160,33 +157,15 @@ class Llama(nn.Module):
         return self.h
 
     @property
-    def head(self) -> Tensor:
-        return self.wte.weight if self.lm_head is None else self.lm_head.weight
+    def embedding_weight(self) -> Tensor:
+        return self.wte.weight
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Final hidden states (B, T, C) of `tokens`, which follow what `cache` holds and see only their own document."""
         angles = self.rotation(positions(tokens, cache, self.context))
         mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
         x = F.dropout(self.wte(tokens), self.dropout, self.training)  # (B, T, C)
         if self.fused_stream and torch.is_grad_enabled():
-            x = x.to(product_format(x))
+            x = x.to(matmul_dtype(x))
         for i, block in enumerate(self.h):
             x = block(x, angles, mask, cache[i] if cache else None)
         return self.ln_f(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every next token, from hidden states."""
-        return head_logits(hidden, self.head)
-
-    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of the targets, given the hidden states before the head."""
-        return head_loss(hidden, self.head, targets, chunk=self.loss_chunk, fused=self.fused_loss, fp8=self.fp8_head)
-
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)
-        return self.logits(x) if targets is None else self.head_loss(x, targets)
-
-    def new_cache(self, batch: int) -> list[LayerCache]:
-        """An empty key-value cache for `batch` rows, as long as the context."""
-        weight = self.wte.weight
-        return [LayerCache(batch, self.kv_heads, self.context, self.head_size, weight.device, weight.dtype) for _ in self.h]

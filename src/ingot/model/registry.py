@@ -1,11 +1,11 @@
-"""From a name or a file to a module.
+"""Build a model from the name of a family or from a Python file (a custom model).
 
-A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the mean
-loss over the targets that are not -1. What else it offers is used where present: `blocks` (for Muon and gradient checkpointing),
-`control` (parts of the names of parameters that are not matrices to Muon), `context`, `loss_chunk`, a third argument `documents`
-of forward (for document masking), `set` (for the numbers of a stage), `windowed` (its attention is masked), `make_ready` (called
-with the tokens before a compiled pass, for what its graph need not make), and `new_cache` with `hidden` and `logits` (for cached
-generation).
+A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the
+mean loss over the targets that are not -1. These are used where present: `blocks` (for Muon and gradient checkpointing),
+`control` (parts of the names of parameters that are not matrices to Muon), `context`, `loss_chunk`, a third argument
+`documents` of forward (for document masking), `set` (for the numbers of a stage), `windowed` (its attention is masked),
+`make_ready` (called with the tokens before a compiled pass, to compute what its graph should not), and `new_cache` with
+`hidden` and `logits` (for cached generation).
 """
 
 from __future__ import annotations
@@ -25,58 +25,63 @@ from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
 from ingot.model.llama import Llama
 
-# From a Python file with a class Model to a module. ValueError says what is wrong with the file, and where in it.
-
-PREFIX = "ingot_model_"  # of the names of modules that are users' files
+MODULE_PREFIX = "ingot_model_"  # prefix of the module names under which users' files are imported
 
 
-def build_own(settings: Mapping[str, Any]) -> nn.Module:
-    """The model of a `model` section that names a file."""
-    given = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
+def build_custom(settings: Mapping[str, Any]) -> nn.Module:
+    """Build the model of a `model` section that names a file; ValueError says what is wrong with the file, and where."""
+    standard = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
     file, extra = settings["file"], settings["settings"]
     model_class = load_class(file)
-    arguments = fitting_arguments(file, model_class, given, extra)
+    arguments = constructor_arguments(file, model_class, standard, extra)
     try:
         model = model_class(**arguments)
-    except (Exception, SystemExit) as error:  # a file that ends the program is a mistake, whatever code it gives
-        raise ValueError(f"model.file={where_in(file, error)}: Model cannot be built: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # a file that exits is a mistake, whatever its exit code
+        raise ValueError(
+            f"model.file={error_location(file, error)}: Model cannot be built: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.file={file}: Model is not a torch.nn.Module")
     return model
 
 
 def load_class(file: str) -> Callable[..., nn.Module]:
-    """The class Model of a Python file."""
+    """Import a Python file and return its class Model."""
     path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if not path.is_file():
         raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
-    spec = importlib.util.spec_from_file_location(f"{PREFIX}{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{MODULE_PREFIX}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"model.file={file} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look their annotations up
-    keeps_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside a user's file
+    sys.modules[spec.name] = module  # where dataclasses look up their annotations
+    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # leave no __pycache__ beside a user's file
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"model.file={where_in(file, error)} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"model.file={error_location(file, error)} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     finally:
-        sys.dont_write_bytecode = keeps_none
+        sys.dont_write_bytecode = dont_write
     if not callable(getattr(module, "Model", None)):
         raise ValueError(f"model.file={file} has no class Model")
     return module.Model
 
 
-def fitting_arguments(
+def constructor_arguments(
     file: str, model_class: Callable[..., nn.Module], settings: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Those settings that the constructor names, and all of `model.settings`, which it must accept."""
+    """Return the settings that the constructor names, and all of `model.settings`, which it must accept."""
     parameters = inspect.signature(model_class).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     init, bases = getattr(model_class, "__init__", None), getattr(model_class, "__mro__", ())
     if family := next((base for base in bases if "Settings" in vars(base) and init is base.__init__), None):
-        names, takes_all = names | set(family.Settings.model_fields), False  # what is built on one of ours takes its settings
+        names, takes_all = (
+            names | set(family.Settings.model_fields),
+            False,
+        )  # a subclass of a family takes its settings
     if unknown := [name for name in extra if name not in names and not takes_all]:
         raise ValueError(f"model.file={file}: Model takes no {unknown[0]!r}; it takes {', '.join(sorted(names))}")
     given = {name: value for name, value in settings.items() if takes_all or name in names} | dict(extra)
@@ -86,8 +91,8 @@ def fitting_arguments(
     return given
 
 
-def where_in(file: str, error: BaseException) -> str:
-    """The file and, if the error was raised in it, the line."""
+def error_location(file: str, error: BaseException) -> str:
+    """Return the file and, if the error was raised in it, the line."""
     path = str(Path(file).absolute())
     frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
@@ -99,7 +104,7 @@ OURS: tuple[Any, ...] = tuple(FAMILIES.values())
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
-    """The model that a `model` section describes; ValueError says what is wrong with a file of one's own."""
+    """Build the model that a `model` section describes; ValueError says what is wrong with a custom model's file."""
     if settings["family"] == "file":
-        return build_own(settings)
+        return build_custom(settings)
     return FAMILIES[settings["family"]](**{name: value for name, value in settings.items() if name != "family"})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mlx_kit import MODELS, SHAPE, Pupil, both, far
 
-from ingot.backends.mlx.device import on_metal
+from ingot.backends.mlx.inference import on_metal
 
 LLAMA = {**SHAPE, "family": "llama", "inner_width": 64}
 OPTIONS = {
@@ -85,8 +85,8 @@ def test_what_saves_memory_changes_no_loss(model, setting):
 
 
 def on_cores(monkeypatch, cores, model, **training):
-    monkeypatch.setattr("ingot.backends.mlx.device.cpu_count", lambda: cores)
-    monkeypatch.setattr("ingot.backends.mlx.device.MOST_THREADS", 99)
+    monkeypatch.setattr("ingot.backends.mlx.inference.cpu_count", lambda: cores)
+    monkeypatch.setattr("ingot.backends.mlx.inference.MOST_THREADS", 99)
     return Pupil("mlx", model, **training)
 
 
@@ -146,7 +146,7 @@ def test_dropout_depends_on_seed_and_step_alone(model):
 def test_dropout_in_attention_keeps_its_mean():
     import mlx.core as mx
 
-    from ingot.backends.mlx.layers import Pass, attention
+    from ingot.backends.mlx.models import Pass, attention
 
     q, k, v = (
         mx.random.normal(shape, key=mx.random.key(i)) for i, shape in enumerate([(1, 4, 6, 8), (1, 2, 6, 8), (1, 2, 6, 8)])

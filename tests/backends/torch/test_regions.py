@@ -101,7 +101,7 @@ def test_masks_of_rows_are_made_outside_of_graphs_and_rows_of_a_length_compiled_
         block.attn.o.weight.normal_()
     batches = [torch.randint(50, shape) for shape in ((2, 32), (4, 16), (2, 32))]
     plain, seen, compile_it = [model(tokens) for tokens in batches], [], torch.compile
-    monkeypatch.setattr(frontier, "is_fused", lambda *_: True)
+    monkeypatch.setattr(frontier, "flex_supported", lambda *_: True)
     backend = lambda graph, inputs: seen.append(graph.code) or graph.forward  # noqa: E731
     monkeypatch.setattr(regions.torch, "compile", lambda function, **how: compile_it(function, backend=backend, **how))
     module = compiled(model)

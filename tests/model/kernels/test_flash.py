@@ -50,7 +50,7 @@ def test_it_is_causal_attention_in_windows(shape):
     assert found[0].transpose(1, 2).is_contiguous()  # as the next product wants it
 
 
-def starts_of(rows, length, device="cpu"):
+def document_starts(rows, length, device="cpu"):
     """Documents of 1, 2, 4 ... tokens in every second row, and the end three times."""
     inside = [row * length + 2**n - 1 for row in range(0, rows, 2) for n in range(length.bit_length()) if 2**n - 1 < length]
     found = sorted({row * length for row in range(rows)} | set(inside))
@@ -60,12 +60,12 @@ def starts_of(rows, length, device="cpu"):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tokens_of_a_document_see_no_other(shape):
     *sizes, window = shape
-    leaves, starts = operands(*sizes), starts_of(*sizes[:2])
+    leaves, starts = operands(*sizes), document_starts(*sizes[:2])
     found = outcome(flash_attention, leaves, window, starts)
     torch.testing.assert_close(found, outcome(plain, leaves, window, starts), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("starts", [None, starts_of(2, 16)])
+@pytest.mark.parametrize("starts", [None, document_starts(2, 16)])
 def test_it_is_a_part_of_a_compiled_graph(starts):
     leaves = operands(2, 16, 4, 2, 8)
     compiled = torch.compile(flash_attention, fullgraph=True, backend="aot_eager")
@@ -81,7 +81,7 @@ def test_it_has_the_number_format_of_the_products_around_it():
 
 def test_torch_finds_nothing_wrong_with_the_operations():
     q, k, v = (x.transpose(1, 2) for x in operands(2, 6, 2, 1, 8))
-    for starts in (None, starts_of(2, 6)):
+    for starts in (None, document_starts(2, 6)):
         torch.library.opcheck(torch.ops.ingot.flash_attention.default, (q, k, v, 3, starts, True))
 
 
@@ -96,7 +96,7 @@ def apart(qkv, window, starts):
     return plain(*(x.transpose(1, 2) for x in qkv.unbind(2)), window, starts).transpose(1, 2)
 
 
-@pytest.mark.parametrize("starts", [None, starts_of(2, 9)])
+@pytest.mark.parametrize("starts", [None, document_starts(2, 9)])
 @pytest.mark.parametrize("window", [None, 4])
 def test_what_one_product_gave_has_one_gradient(window, starts):
     qkv = torch.randn(2, 9, 3, 4, 8, requires_grad=True)
@@ -124,13 +124,13 @@ def assert_near(found, expected):
 def test_on_a_gpu_it_is_that_of_the_package(shape, documents, compiled, package):
     *sizes, window = shape
     leaves = operands(*sizes, device="cuda", dtype=torch.bfloat16)
-    starts = starts_of(*sizes[:2], device="cuda") if documents else None
+    starts = document_starts(*sizes[:2], device="cuda") if documents else None
     found = outcome(torch.compile(flash_attention, fullgraph=True) if compiled else flash_attention, leaves, window, starts)
     assert_near(found, outcome(plain, leaves, window, starts))
 
 
 def test_on_a_gpu_there_is_room_for_more_documents_than_there_are(package):
-    leaves, starts = operands(4, 256, 2, 2, 64, device="cuda", dtype=torch.bfloat16), starts_of(4, 256, device="cuda")
+    leaves, starts = operands(4, 256, 2, 2, 64, device="cuda", dtype=torch.bfloat16), document_starts(4, 256, device="cuda")
     roomy = torch.cat([starts, starts.new_full((600,), 4 * 256)])  # from 257 on the package finds documents in another way
     assert_near(outcome(flash_attention, leaves, 100, roomy), outcome(plain, leaves, 100, starts))
 
@@ -141,7 +141,7 @@ def test_on_a_gpu_the_package_writes_one_gradient(sizes, documents, package):
     rows, length, heads, size = sizes
     torch.manual_seed(length)
     qkv = torch.randn(rows, length, 3, heads, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    starts = starts_of(rows, length, device="cuda") if documents else None
+    starts = document_starts(rows, length, device="cuda") if documents else None
     for form in (packed_flash_attention, torch.compile(packed_flash_attention, fullgraph=True)):
         found, expected = (packed_outcome(how, qkv, None, starts) for how in (form, apart))
         assert_near([found[0], *found[1].unbind(2)], [expected[0], *expected[1].unbind(2)])

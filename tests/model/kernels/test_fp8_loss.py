@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ingot.model.kernels import fp8_loss
-from ingot.model.kernels.fp8_loss import GRADIENT, HIDDEN, NARROW, WEIGHT, WIDE
-from ingot.model.layers import IGNORED
-from ingot.model.loss import head_loss, loss_and_grad
+from ingot.model.cross_entropy import IGNORED, loss_and_grad
+from ingot.model.kernels import fused_loss
+from ingot.model.kernels.fused_loss import E4M3, E5M2, GRAD_SCALE, HIDDEN_SCALE, WEIGHT_SCALE
+from ingot.model.loss import head_loss
 
 torch.set_num_threads(1)
 TOKENS, WIDTH, WORDS = 96, 32, 64
@@ -50,13 +50,13 @@ def test_loss_and_gradients_are_those_of_the_plain_head_but_for_8_bits(softcap):
 def test_what_8_bits_hold_is_multiplied_exactly_and_only_the_gradient_of_the_logits_is_rounded(softcap):
     hidden, weight, targets = case()
     with torch.no_grad():
-        hidden.copy_(cut(hidden, HIDDEN, NARROW))
-        weight.copy_(cut(weight, WEIGHT, NARROW))
+        hidden.copy_(cut(hidden, HIDDEN_SCALE, E4M3))
+        weight.copy_(cut(weight, WEIGHT_SCALE, E4M3))
     loss, d_hidden, d_weight = outcome(hidden, weight, targets, softcap, 3.0, fp8=True)
     assert loss == pytest.approx(head_loss(hidden, weight, targets, softcap).item(), abs=1e-6)
     h, y = hidden.detach().flatten(0, 1), targets.flatten()
     grad = loss_and_grad(h, weight.detach(), y, softcap)[1].masked_fill((y == IGNORED)[:, None], 0.0)
-    grad, scale = cut(grad, GRADIENT, WIDE), 3.0 / int((y != IGNORED).sum())
+    grad, scale = cut(grad, GRAD_SCALE, E5M2), 3.0 / int((y != IGNORED).sum())
     torch.testing.assert_close(d_hidden.flatten(0, 1), grad @ weight.detach() * scale, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(d_weight, grad.T @ h * scale, atol=1e-6, rtol=1e-5)
 
@@ -65,8 +65,8 @@ def test_numbers_too_large_for_8_bits_are_cut_off():
     hidden, weight, targets = case()
     with torch.no_grad():
         hidden[0, 7, 3], weight[5, 2] = 1e4, -1e4
-    capped = hidden.detach().clone().clamp(-448 * HIDDEN, 448 * HIDDEN).requires_grad_()
-    cut_off = weight.detach().clone().clamp(-448 * WEIGHT, 448 * WEIGHT).requires_grad_()
+    capped = hidden.detach().clone().clamp(-448 * HIDDEN_SCALE, 448 * HIDDEN_SCALE).requires_grad_()
+    cut_off = weight.detach().clone().clamp(-448 * WEIGHT_SCALE, 448 * WEIGHT_SCALE).requires_grad_()
     both = outcome(hidden, weight, targets, 15.0, fp8=True), outcome(capped, cut_off, targets, 15.0, fp8=True)
     assert all(mine.isfinite().all() and torch.equal(mine, expected) for mine, expected in zip(*both, strict=True))
 
@@ -93,16 +93,16 @@ def test_it_is_a_part_of_a_compiled_graph():
 @pytest.mark.parametrize(("rows", "columns"), [(5, 3), (16, 130), (257, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_rounds_as_torch_does_and_writes_both_layouts(device, rows, columns, dtype):
-    from ingot.model.kernels.triton_fp8 import rounded, transposed
+    from ingot.model.kernels.triton_loss import rounded, transposed
 
     torch.manual_seed(rows)
     x = torch.randn(rows, columns).to(dtype)
     if device.type == "cpu":  # the interpreter rounds wrongly
-        x = cut(x, WEIGHT, NARROW)
+        x = cut(x, WEIGHT_SCALE, E4M3)
     x[0, 0] = 1e5
-    expected = (x.bfloat16().float() / WEIGHT).clamp(-448, 448).to(NARROW)  # it reads bf16
-    straight, turned = (y.cpu() for y in rounded(x.to(device), WEIGHT, NARROW))
-    assert straight.dtype == turned.dtype == NARROW and torch.equal(straight.view(torch.uint8), expected.view(torch.uint8))
+    expected = (x.bfloat16().float() / WEIGHT_SCALE).clamp(-448, 448).to(E4M3)  # it reads bf16
+    straight, turned = (y.cpu() for y in rounded(x.to(device), WEIGHT_SCALE, E4M3))
+    assert straight.dtype == turned.dtype == E4M3 and torch.equal(straight.view(torch.uint8), expected.view(torch.uint8))
     assert torch.equal(turned.view(torch.uint8), straight.view(torch.uint8).T)
     assert torch.equal(transposed(expected.to(device)).cpu().view(torch.uint8), expected.view(torch.uint8).T)
 
@@ -115,25 +115,25 @@ def test_the_kernel_of_the_loss_writes_the_gradient_in_8_bits_beside_the_logits(
     logits = (4 * torch.randn(3, vocabulary)).to(device, torch.bfloat16)
     targets = torch.tensor([7, IGNORED, 30], device=device)
     kept, plain = logits.clone(), logits.clone()
-    into = torch.zeros(3, vocabulary, dtype=torch.float32 if device.type == "cpu" else WIDE, device=device)
-    losses = losses_of_logits_(logits, targets, 15.0, True, shape, into, 1 / GRADIENT)
+    into = torch.zeros(3, vocabulary, dtype=torch.float32 if device.type == "cpu" else E5M2, device=device)
+    losses = losses_of_logits_(logits, targets, 15.0, True, shape, into, 1 / GRAD_SCALE)
     assert torch.equal(logits, kept) and torch.equal(losses, losses_of_logits_(plain, targets, 15.0, True, shape))
-    found = into.cpu().float() * GRADIENT
-    torch.testing.assert_close(found, plain.cpu().float(), atol=2.0**-16 * GRADIENT, rtol=0.26)
+    found = into.cpu().float() * GRAD_SCALE
+    torch.testing.assert_close(found, plain.cpu().float(), atol=2.0**-16 * GRAD_SCALE, rtol=0.26)
     assert found[0, 7] < 0 and not found[1].any()
 
 
 def test_products_and_layouts_on_a_gpu_are_those_of_the_form_for_cpus(device):
     hidden, weight, targets = (x.detach() for x in case(dtype=torch.bfloat16))
-    hidden, weight = cut(hidden, HIDDEN, NARROW).flatten(0, 1), cut(weight, WEIGHT, NARROW)
-    expected = fp8_loss._fp8_head_loss._init_fn(hidden, weight, targets.flatten(), 15.0)
+    hidden, weight = cut(hidden, HIDDEN_SCALE, E4M3).flatten(0, 1), cut(weight, WEIGHT_SCALE, E4M3)
+    expected = fused_loss._fp8_head_loss._init_fn(hidden, weight, targets.flatten(), 15.0)
     given = (x.to(device) for x in (hidden, weight, targets.flatten()))
-    found = fp8_loss._fp8_head_loss_cuda(*given, 15.0)
+    found = fused_loss._fp8_head_loss_cuda(*given, 15.0)
     assert found[0].item() == pytest.approx(expected[0].item(), rel=2e-3)  # logits are bf16 there
     assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(found[2:], expected[2:], strict=True))
     scale = torch.tensor(0.01)
-    back = fp8_loss._fp8_head_backward_cuda(*(x.to(device) for x in (*expected[1:], scale)), torch.bfloat16)
-    for mine, theirs in zip(back, fp8_loss._fp8_head_backward._init_fn(*expected[1:], scale, torch.bfloat16), strict=True):
+    back = fused_loss._fp8_head_grads_cuda(*(x.to(device) for x in (*expected[1:], scale)), torch.bfloat16)
+    for mine, theirs in zip(back, fused_loss._fp8_head_grads._init_fn(*expected[1:], scale, torch.bfloat16), strict=True):
         assert mine.dtype == theirs.dtype
         torch.testing.assert_close(mine.cpu(), theirs, atol=3e-5, rtol=1e-2)  # an H200 is up to 1.5e-5 off
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model.kernels import gated, products
-from ingot.model.kernels.gated import fused_gated_mlp
-from ingot.model.kernels.products import takes
+from ingot.model.kernels import fused_mlp as module
+from ingot.model.kernels import matmul
+from ingot.model.kernels.fused_mlp import fused_gated_mlp
+from ingot.model.kernels.matmul import quack_takes
 
 torch.set_num_threads(1)
 
@@ -53,28 +54,28 @@ def test_under_autocast_products_are_in_its_format_and_gradients_as_near_as_the_
 
 def test_rows_that_the_package_does_not_take_are_left_to_the_library():
     whole = torch.zeros(16, 24, dtype=torch.bfloat16)
-    assert takes(whole, whole.T, whole[:, 8:], whole[:, :16])
-    assert not any(takes(whole, other) for other in (whole[:, 1:], whole.float(), torch.zeros(6, 20).bfloat16(), whole[:0]))
+    assert quack_takes(whole, whole.T, whole[:, 8:], whole[:, :16])
+    assert not any(quack_takes(whole, other) for other in (whole[:, 1:], whole.float(), torch.zeros(6, 20).bfloat16(), whole[:0]))
 
 
 def test_without_the_package_products_are_the_librarys_and_a_gate_is_none(monkeypatch):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert products.quack.__wrapped__(device) is None
+    assert matmul.quack_kernels.__wrapped__(device) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setitem(sys.modules, "quack", None)
-    assert products.quack.__wrapped__(device) is None
+    assert matmul.quack_kernels.__wrapped__(device) is None
     a, b = torch.randn(4, 8), torch.randn(8, 3)
-    assert torch.equal(products.product(a, b), a @ b)
-    monkeypatch.setattr(gated, "quack", lambda device: None)
+    assert torch.equal(matmul.matmul(a, b), a @ b)
+    monkeypatch.setattr(module, "quack_kernels", lambda device: None)
     with pytest.raises(RuntimeError, match="quack-kernels"):
-        gated._by_quack(device)
+        module._required_quack(device)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("rows", "width", "inner"), [(1000, 96, 256), (4096, 768, 2048), (64, 40, 30)])
 def test_on_a_gpu_the_operation_is_as_near_as_the_plain_form(rows, width, inner):
-    if products.quack(torch.device("cuda", 0)) is None:
+    if matmul.quack_kernels(torch.device("cuda", 0)) is None:
         pytest.skip("needs quack-kernels and a Hopper GPU")
     exact = outcome(plain, (rows,), width, inner, "cuda")
     with torch.autocast("cuda", torch.bfloat16):

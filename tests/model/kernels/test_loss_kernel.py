@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model.layers import IGNORED
+from ingot.model.cross_entropy import IGNORED
 from ingot.model.loss import head_loss
 
 torch.set_num_threads(1)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.model.kernels import mlp
-from ingot.model.kernels.mlp import ACTIVATIONS, fused_mlp
+from ingot.model.kernels import fused_mlp as mlp
+from ingot.model.kernels.fused_mlp import ACTIVATIONS, fused_mlp
 
 torch.set_num_threads(1)
 ROWS, WIDTH, INNER = (3, 7), 16, 40
@@ -86,15 +86,15 @@ def test_the_kernels_give_what_the_operation_gives_on_a_cpu(device, activation, 
         x, dy = torch.randn(2, rows, width).to(dtype).unbind()
         up, down, b = (None if p is None else p.detach().to(dtype) for p in (first.weight, second.weight, first.bias))
         there = [None if a is None else a.to(device) for a in (x, up, b, down, dy)]
-        kept_there = triton_mlp.activated_product(*there[:3], activation, keeps_scores, tiles)
+        kept_there = triton_mlp.activated_matmul(*there[:3], activation, keeps_scores, tiles)
         scores = torch.nn.functional.linear(x.float(), up.float(), None if b is None else b.float())
         expected = [ACTIVATIONS[activation](scores), scores if keeps_scores else ACTIVATIONS[activation](scores)]
         for found, wanted in zip(kept_there, expected, strict=True):
             torch.testing.assert_close(found.float().cpu(), wanted, atol=1e-2, rtol=2e-2)
         kept = kept_there[1].cpu()
         found, wanted = (
-            triton_mlp.sloped_product(there[4], there[3], kept_there[1], activation, bias, tiles),
-            mlp._mlp_backward._init_fn(dy.float(), up.float(), down.float(), kept.float(), kept.float(), activation, bias),
+            triton_mlp.sloped_matmul(there[4], there[3], kept_there[1], activation, bias, tiles),
+            mlp._mlp_grads._init_fn(dy.float(), up.float(), down.float(), kept.float(), kept.float(), activation, bias),
         )
         for mine, theirs in zip(found, wanted[1:3], strict=True):
             torch.testing.assert_close(mine.float().cpu(), theirs, atol=1e-2, rtol=2e-2)

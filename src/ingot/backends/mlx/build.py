@@ -5,26 +5,73 @@ What stays of torch's model is its outline, without numbers: which tensors there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ingot.backends.limits import refuse_precision, refuse_torch_alone
-from ingot.backends.mlx import golf, gpt2, llama
-from ingot.backends.mlx.layers import DROPOUTS, Pass, Weights, document_mask, head_logits, head_loss
-from ingot.backends.mlx.state import DTYPES, array
+from ingot.backends.mlx.models import (
+    DROPOUTS,
+    Pass,
+    Weights,
+    document_mask,
+    golf_hidden,
+    gpt2_hidden,
+    head_logits,
+    head_loss,
+    llama_hidden,
+)
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
-from ingot.backends.torch.state import NAMES, check_fits, model_records
+from ingot.backends.torch.state import NAMES as TORCH_NAMES
+from ingot.backends.torch.state import check_fits, model_records
 from ingot.config.schema import Config
 from ingot.optim.groups import block_matrices, kinds
-from ingot.runtime.tensors import TensorRecord
+from ingot.runtime.tensors import TensorRecord, to_array
+
+# Between MLX's arrays and records of raw bytes.
+
+NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+def record(name: str, value: mx.array) -> TensorRecord:
+    """A copy of an array on the host."""
+    bits = value.view(mx.uint16) if value.dtype == mx.bfloat16 else value  # which numpy does not have
+    data = np.array(bits).reshape(-1).view(np.uint8).data
+    return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), data)
+
+
+def number(value: mx.array) -> float:
+    """An array of one number, once it is computed."""
+    return float(np.array(value))
+
+
+def records(values: Mapping[str, mx.array]) -> list[TensorRecord]:
+    """Copies of arrays, by name."""
+    return [record(name, value) for name, value in values.items()]
+
+
+def array(source: TensorRecord, dtype: mx.Dtype | None = None) -> mx.array:
+    """A record's numbers, in its own number format or another."""
+    return mx.array(to_array(source)).astype(dtype or DTYPES.get(source.dtype, mx.float32))
+
+
+def by_parameter(sources: Iterable[TensorRecord]) -> dict[str, dict[str, mx.array]]:
+    """The state of an optimizer, which is recorded as `parameter/key`."""
+    found: dict[str, dict[str, mx.array]] = {}
+    for source in sources:
+        parameter, _, key = source.name.rpartition("/")
+        found.setdefault(parameter, {})[key] = array(source)
+    return found
+
 
 FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
-    "golf": (golf.hidden, "tok_emb.weight"),
-    "gpt2": (gpt2.hidden, "transformer.wte.weight"),
-    "llama": (llama.hidden, "wte.weight"),
+    "golf": (golf_hidden, "tok_emb.weight"),
+    "gpt2": (gpt2_hidden, "transformer.wte.weight"),
+    "llama": (llama_hidden, "wte.weight"),
 }
 PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
@@ -89,7 +136,7 @@ class Model:
     def read(self, records: Mapping[str, TensorRecord], where: str) -> Weights:
         """The weights in records, in the model's number formats; CheckpointError says what does not fit."""
         check_fits(self.outline, records, where)
-        dtypes = {name: DTYPES[NAMES[value.dtype]] for name, value in self.outline.state_dict().items()}
+        dtypes = {name: DTYPES[TORCH_NAMES[value.dtype]] for name, value in self.outline.state_dict().items()}
         return {name: array(source, dtypes[name]) for name, source in records.items()}
 
 

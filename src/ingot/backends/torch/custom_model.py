@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ingot.backends.torch.build import build_model, set_numbers
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
-from ingot.model.registry import where_in
+from ingot.model.registry import error_location
 from ingot.optim.groups import has_own_optimizers, make_optimizers
 from ingot.runtime.tensors import IGNORED
 
@@ -194,4 +194,4 @@ class _Check:
         except (Exception, SystemExit) as error:
             hint = " (targets of -1 are to be ignored)" if isinstance(error, IndexError) and "-1" in str(error) else ""
             said = f"{type(error).__name__}: {' '.join(str(error).split())}{hint}"
-            raise ConfigError(f"{{0}}: {what} fails: {said}", Setting("model.file", where_in(self.file, error))) from error
+            raise ConfigError(f"{{0}}: {what} fails: {said}", Setting("model.file", error_location(self.file, error))) from error

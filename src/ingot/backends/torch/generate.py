@@ -116,12 +116,12 @@ class Step:
 
     def _compute(self) -> Tensor:
         for layer in self._cache:
-            layer.place = self._place
+            layer.position = self._place
         try:
             return last_scores(self._model, self._tokens, self._cache)
         finally:
             for layer in self._cache:
-                layer.place = None
+                layer.position = None
 
     def _record(self) -> None:
         """Compute the step twice to warm up, which only writes what it will write again, and then into a graph."""

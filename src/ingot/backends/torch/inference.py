@@ -22,7 +22,7 @@ from ingot.backends.torch.state import WeightAverage, check_fits, load_model, mo
 from ingot.backends.torch.tune import form_of, in_parts, use_form
 from ingot.config.schema import Config
 from ingot.errors import DataError
-from ingot.model.layers import Form, seeing
+from ingot.model.layers import Form, extended_context
 from ingot.model.registry import OURS
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
@@ -106,7 +106,7 @@ class TorchInference:
     @torch.no_grad()
     def _score(self, batch: Batch) -> float:
         count = int(np.count_nonzero(batch[:, 1] != IGNORED))
-        with self._evaluating(), self._computing(), seeing(self.model, batch.shape[-1]):
+        with self._evaluating(), self._computing(), extended_context(self.model, batch.shape[-1]):
             mean = float((self._forward or self.model)(*self._upload(batch)))
         return mean * count if count else 0.0
 
@@ -120,7 +120,7 @@ class TorchInference:
         """Log-probabilities of tokens that are there."""
         try:
             # The fastest kernel for training does not take every shape.
-            with self._evaluating(), self._computing("default"), seeing(self.model, max(map(len, rows), default=1) - 1):
+            with self._evaluating(), self._computing("default"), extended_context(self.model, max(map(len, rows), default=1) - 1):
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None

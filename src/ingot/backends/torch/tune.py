@@ -29,7 +29,7 @@ from ingot.config.size import FLOAT, model_size, recomputed_every, state_bytes, 
 from ingot.errors import ConfigError, RunError, Setting
 from ingot.model import kernels
 from ingot.model.kernels.flash import library, packed_flash_attention
-from ingot.model.layers import Form, causal_attention, repeat_kv, takes_flash
+from ingot.model.layers import Form, causal_attention, repeat_kv, uses_flash
 from ingot.model.registry import OURS
 from ingot.model.settings import FileSettings
 from ingot.runtime.devices import Device
@@ -417,7 +417,7 @@ def load_flash4() -> None:
         keep_compiled()
         with suppress(Exception):
             library()
-            import_module("ingot.model.kernels.quack_products")
+            import_module("ingot.model.kernels.quack_matmul")
 
 
 def use_form(model: nn.Module, form: Form) -> None:
@@ -454,7 +454,7 @@ def _packed_pass(call: Call, rows: int, device: torch.device, form: Form) -> Cal
     qkv = torch.randn(rows, length, 3, heads, size, dtype=call.query.dtype, device=device, requires_grad=True)
 
     def both_ways() -> None:
-        if takes_flash(form, None):
+        if uses_flash(form, None):
             y = packed_flash_attention(qkv, cudnn=form != "flash4")
         else:
             q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))

@@ -22,8 +22,9 @@ from ingot.compat.nanogpt.checkpoint import read_pretrained, split_by_decay
 from ingot.compat.nanogpt.translate import args_of
 from ingot.errors import ConfigError
 from ingot.model import gpt2
+from ingot.model.cross_entropy import IGNORED
 from ingot.model.gpt2 import GPT2
-from ingot.model.layers import IGNORED, LayerCache, Mask
+from ingot.model.layers import LayerCache, Mask
 from ingot.runtime.devices import data_sheet_flops
 
 Gelu = Literal["tanh", "erf"]
@@ -43,7 +44,7 @@ class GPTConfig:
     bias: bool = True
 
 
-class CausalSelfAttention(gpt2.Attention):
+class CausalSelfAttention(gpt2.GPT2Attention):
     """The attention of a GPTConfig."""
 
     def __init__(self, config: GPTConfig):
@@ -53,14 +54,14 @@ class CausalSelfAttention(gpt2.Attention):
         return super().forward(x, mask, cache)
 
 
-class MLP(gpt2.MLP):
+class MLP(gpt2.GPT2MLP):
     """The feed-forward part of a GPTConfig."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         super().__init__(config.n_embd, config.bias, config.dropout, gelu)
 
 
-class Block(gpt2.Block):
+class Block(gpt2.GPT2Block):
     """The block of a GPTConfig."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):

@@ -1,8 +1,7 @@
-"""Queries and keys between their projection and attention: normalised, rotated and scaled in one pass, and one pass back.
+"""Queries and keys between projection and attention: normalised, rotated and scaled in one kernel forward and one backward.
 
-The compiler makes several kernels of it, because both numbers of a pair are needed for either and the norm needs all of them.
-Here a program holds whole heads: it reads them once and writes them once, in the layout (B, T, H, D) that attention takes as it
-is.
+The compiler needs several kernels, because each value of a pair depends on both and the norm on all of them. Here a program
+holds whole heads: it reads and writes them once, in the layout (B, T, H, D) that attention takes.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EPSILON = torch.finfo(torch.float32).eps  # of torch's rms_norm, where it is not told another
+EPSILON = torch.finfo(torch.float32).eps  # the default of torch's rms_norm
 
 
 def fused_rotation(
     x: Tensor, rotary: tuple[Tensor, Tensor], gain: Tensor | None = None, epsilon: float | None = EPSILON
 ) -> Tensor:
-    """Normalise the heads of (B, T, H, D), turn the pairs (i, i + R / 2) of their first R numbers, multiply each by its gain.
+    """Normalise heads (B, T, H, D), rotate the pairs (i, i + R / 2) of their first R dimensions, multiply each head by its gain.
 
-    `rotary` are cosines and sines (T, R / 2); the gain has a number per head. Without an `epsilon` heads keep their length.
-    Returns (B, H, T, D), a view of (B, T, H, D).
+    `rotary` are cosines and sines (T, R / 2), `gain` is (H). Without an `epsilon` heads are not normalised. Returns (B, H, T, D),
+    a view of (B, T, H, D).
     """
     cos, sin = rotary
     return torch.ops.ingot.rotation(x, cos, sin, gain, epsilon).transpose(1, 2)
@@ -31,8 +30,8 @@ def _inverse_norm(x: Tensor, epsilon: float | None) -> Tensor:
     return torch.ones_like(x[..., :1]) if epsilon is None else torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads (B, T, H, D) with their first pairs turned."""
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first pairs of heads (B, T, H, D)."""
     half = cos.size(-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos[:, None], sin[:, None]
@@ -42,7 +41,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @torch.library.custom_op("ingot::rotation", mutates_args=())
 def _rotation(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None) -> Tensor:
     wide = x.float()
-    y = _turned(wide * _inverse_norm(wide, epsilon), cos, sin)
+    y = _rotated(wide * _inverse_norm(wide, epsilon), cos, sin)
     return (y if gain is None else y * gain[:, None]).to(x.dtype).contiguous()
 
 
@@ -58,19 +57,19 @@ def _rotation_shape(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, ep
     return x.new_empty(x.shape)
 
 
-# The gradient comes from attention in whatever layout that writes; it is read as it lies.
+# The gradient comes from attention in any layout and is read without a copy.
 @torch.library.custom_op("ingot::rotation_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _rotation_backward(
     dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient for the heads (B, T, H, D), and that of each head's gain from each token (B, T, H), float32."""
+    """Return the gradient of the heads (B, T, H, D), and what each token adds to that of the gains (B, T, H), in float32."""
     wide = x.float()
     inverse = _inverse_norm(wide, epsilon)
-    back, unit = _turned(dy.float(), cos, -sin), wide * inverse
-    along = (back * unit).sum(-1)
-    dx = back if epsilon is None else back - unit * along[..., None] / x.size(-1)
+    back, unit = _rotated(dy.float(), cos, -sin), wide * inverse
+    d_gain = (back * unit).sum(-1)
+    dx = back if epsilon is None else back - unit * d_gain[..., None] / x.size(-1)
     dx = dx * inverse if gain is None else dx * inverse * gain[:, None]
-    return dx.to(x.dtype).contiguous(), along
+    return dx.to(x.dtype).contiguous(), d_gain
 
 
 @_rotation_backward.register_kernel("cuda")
@@ -89,15 +88,15 @@ def _rotation_backward_shape(
     return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, cos, sin, gain, ctx.epsilon = inputs
     ctx.save_for_backward(x, cos, sin, gain)
 
 
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, cos, sin, gain = ctx.saved_tensors
-    dx, along = torch.ops.ingot.rotation_backward(dy, x, cos, sin, gain, ctx.epsilon)
-    return dx, None, None, None if gain is None else along.sum((0, 1)).to(gain.dtype), None
+    dx, d_gain = torch.ops.ingot.rotation_backward(dy, x, cos, sin, gain, ctx.epsilon)
+    return dx, None, None, None if gain is None else d_gain.sum((0, 1)).to(gain.dtype), None
 
 
-_rotation.register_autograd(_gradients, setup_context=_keep)
+_rotation.register_autograd(_backward, setup_context=_save)

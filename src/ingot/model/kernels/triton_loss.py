@@ -1,8 +1,9 @@
-"""The loss of rows of logits, and their gradient in their place or beside them, as a Triton kernel; one program per row.
+"""Triton kernels of the fused loss: the loss of rows of logits with their gradient, and 8-bit matrices in both layouts.
 
-Rows of up to 16,384 words are held in registers: read once, written once. Longer ones are read twice. Their first pass sums by
-the largest score of the first block, not by that of the whole row, so that its blocks do not wait for each other; only where the
-sum overflows, because a later score is 80 higher, it is made again by the largest score so far.
+One program computes a row of logits and writes their gradient over them or beside them. Rows of up to 16,384 logits are held in
+registers: read once, written once. Longer ones are read twice. Their first pass subtracts the maximum of the first block, not
+of the whole row, so that its blocks do not wait for each other; only if the sum overflows, because a later logit is 80 higher,
+it is computed again with the running maximum.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LONGEST_WHOLE = 16384  # words whose logits one program holds
-LONG_BLOCK, LONG_WARPS = 4096, 8  # of rows that are longer: 5.2 ms for 65,536 of 50,304 words on an H200, 6.7 with 8192 and 32
+LONGEST_WHOLE = 16384  # logits that one program holds
+LONG_BLOCK, LONG_WARPS = 4096, 8  # for longer rows: 5.2 ms for 65,536 rows of 50,304 on an H200, 6.7 with 8192 and 32
 
 
 def block_and_warps(vocabulary: int) -> tuple[int, int]:
-    """How many words of a row are computed at once, and by how many warps."""
+    """Return how many logits of a row are computed at once, and by how many warps."""
     if vocabulary > LONGEST_WHOLE:
         return LONG_BLOCK, LONG_WARPS
     block = triton.next_power_of_2(vocabulary)
-    return block, max(2, block // 1024)  # the fastest of 2 to 32 for 1,024 and for 8,192 words
+    return block, max(2, block // 1024)  # the fastest of 2 to 32 warps for 1,024 and for 8,192 logits
 
 
 def losses_of_logits_(
@@ -33,9 +34,9 @@ def losses_of_logits_(
     into: Tensor | None = None,
     factor: float = 1.0,
 ) -> Tensor:
-    """The loss (N) of each target, 0 where it is ignored; with `with_grad` its gradient takes the place of the logits (N, V).
+    """Return the loss (N) of each target, 0 where it is ignored; `with_grad`: overwrite the logits (N, V) with its gradient.
 
-    With `into`, a tensor that lies as they do, it goes there instead, times `factor` and in that tensor's format.
+    With `into`, a tensor of the same layout, the gradient is written there instead, times `factor` and in that tensor's dtype.
     """
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
@@ -51,7 +52,7 @@ def losses_of_logits_(
 
 @triton.jit
 def _bent(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A score after the softcap, and the slope there."""
+    """Return the logit after the softcap, and the softcap's slope."""
     if CAPPED:
         t = 1.0 - 2.0 / (1.0 + tl.exp(x * (2.0 / softcap)))  # tanh; far out exp is infinite and t is 1
         return softcap * t, 1.0 - t * t
@@ -70,24 +71,24 @@ def _loss_of_row(  # type: ignore[no-untyped-def]
     target = tl.load(targets + row)
     counts = target >= 0
     hit = _bent(tl.load(logits + tl.maximum(target, 0)).to(tl.float32), softcap, CAPPED)[0]
-    places = tl.arange(0, BLOCK)
+    columns = tl.arange(0, BLOCK)
     if WHOLE:
-        inside = places < VOCABULARY
-        z, slope = _bent(tl.load(logits + places, mask=inside, other=0.0).to(tl.float32), softcap, CAPPED)
+        inside = columns < VOCABULARY
+        z, slope = _bent(tl.load(logits + columns, mask=inside, other=0.0).to(tl.float32), softcap, CAPPED)
         z = tl.where(inside, z, -float("inf"))
         top = tl.max(z, 0)
         e = tl.exp(z - top)
         total = tl.sum(e, 0)
         if WITH_GRAD:
-            grad = (e * (1.0 / total) - tl.where(places == target, 1.0, 0.0)) * slope
+            grad = (e * (1.0 / total) - tl.where(columns == target, 1.0, 0.0)) * slope
             grad = tl.where(counts, grad * factor, 0.0)
-            tl.store(grads + places, grad.to(grads.dtype.element_ty), mask=inside)
+            tl.store(grads + columns, grad.to(grads.dtype.element_ty), mask=inside)
     else:
-        z = _bent(tl.load(logits + places).to(tl.float32), softcap, CAPPED)[0]
+        z = _bent(tl.load(logits + columns).to(tl.float32), softcap, CAPPED)[0]
         top = tl.max(z, 0)
         sums = tl.exp(z - top)
         for start in range(BLOCK, VOCABULARY, BLOCK):
-            at = start + places
+            at = start + columns
             x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_last").to(tl.float32)
             z = _bent(x, softcap, CAPPED)[0]
             sums += tl.where(at < VOCABULARY, tl.exp(z - top), 0.0)
@@ -95,7 +96,7 @@ def _loss_of_row(  # type: ignore[no-untyped-def]
         if total == float("inf"):
             total = 0.0
             for start in range(0, VOCABULARY, BLOCK):
-                at = start + places
+                at = start + columns
                 x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0).to(tl.float32)
                 z = tl.where(at < VOCABULARY, _bent(x, softcap, CAPPED)[0], -float("inf"))
                 higher = tl.maximum(top, tl.max(z, 0))
@@ -104,10 +105,56 @@ def _loss_of_row(  # type: ignore[no-untyped-def]
         if WITH_GRAD:
             log_total = tl.log(total) + top
             for start in range(0, VOCABULARY, BLOCK):
-                at = start + places
+                at = start + columns
                 x = tl.load(logits + at, mask=at < VOCABULARY, other=0.0, eviction_policy="evict_first").to(tl.float32)
                 z, slope = _bent(x, softcap, CAPPED)
                 grad = (tl.exp(z - log_total) - tl.where(at == target, 1.0, 0.0)) * slope
                 grad = tl.where(counts, grad * factor, 0.0)
                 tl.store(grads + at, grad.to(grads.dtype.element_ty), mask=at < VOCABULARY)
     tl.store(losses + row, tl.where(counts, tl.log(total) + top - hit, 0.0))
+
+
+# 8-bit matrices in both layouts: 8-bit matmuls read both operands along the inner dimension.
+
+FP8_BLOCK, FP8_WARPS = 128, 8
+
+
+def rounded(x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return x (R, C) in units of `scale` as 8-bit floats, saturated, and its transpose (C, R)."""
+    x = x.to(torch.bfloat16)  # from float32 Triton 3.6 writes wrong numbers on an H200, in both layouts
+    plain, flipped = (torch.empty(shape, dtype=dtype, device=x.device) for shape in (x.shape, x.shape[::-1]))
+    _both_layouts[_grid(x)](
+        x.contiguous(), plain, flipped, *x.shape, 1.0 / scale,
+        LARGEST=torch.finfo(dtype).max, ROUNDS=True, BLOCK=FP8_BLOCK, num_warps=FP8_WARPS,
+    )  # fmt: skip
+    return plain, flipped
+
+
+def transposed(x: Tensor) -> Tensor:
+    """Return the contiguous transpose (C, R) of a matrix (R, C) of one-byte values."""
+    flipped = torch.empty(x.shape[::-1], dtype=torch.uint8, device=x.device)
+    as_bytes = x.view(torch.uint8)
+    _both_layouts[_grid(x)](
+        as_bytes, as_bytes, flipped, *x.shape, 1.0, LARGEST=0.0, ROUNDS=False, BLOCK=FP8_BLOCK, num_warps=FP8_WARPS
+    )
+    return flipped.view(x.dtype)
+
+
+def _grid(x: Tensor) -> tuple[int, int]:
+    return triton.cdiv(x.size(0), FP8_BLOCK), triton.cdiv(x.size(1), FP8_BLOCK)
+
+
+@triton.jit
+def _both_layouts(  # type: ignore[no-untyped-def]
+    x, plain, flipped, rows, columns, factor, LARGEST: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = row[:, None] * columns + column[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    tile = tl.load(x + at, mask=inside, other=0)
+    if ROUNDS:
+        tile = tl.minimum(tl.maximum(tile.to(tl.float32) * factor, -LARGEST), LARGEST).to(plain.dtype.element_ty)
+        tl.store(plain + at, tile, mask=inside)
+    to = column[:, None] * rows + row[None, :]
+    tl.store(flipped + to, tl.trans(tile), mask=(column < columns)[:, None] & (row < rows)[None, :])

@@ -1,7 +1,7 @@
-"""Products whose tiles are activated, or multiplied by the activation's slope, before they are written, as Triton kernels.
+"""Matmuls whose tiles are activated, or multiplied by the activation's slope, before they are written, as Triton kernels.
 
-A program computes one tile after the other. Operands come and results go by descriptors, which fill what lies outside of a matrix
-with zeros and do not write there, so no size has to be a multiple of a tile's; rows have to begin at multiples of 16 bytes.
+A program computes one tile after another. Operands and results go through descriptors, which read zeros outside a matrix and do
+not write there, so no size has to be a multiple of the tile's; rows must be 16-byte aligned.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 class Tiles(NamedTuple):
-    """How a product is cut: the tile of a program, what it reads of the inner dimension at once, and its share of a processor."""
+    """The tiling of a matmul: a program's tile, its steps along the inner dimension, and its share of a multiprocessor."""
 
     rows: int
     columns: int
     inner: int
     stages: int
     warps: int
-    programs: int  # on one multiprocessor at a time: with two, one computes while the other writes
+    programs: int  # per multiprocessor: with two, one computes while the other writes
 
 
 WIDE = Tiles(128, 256, 64, 4, 8, 1)
@@ -32,72 +32,72 @@ INTERPRETED_PROGRAMS = 3
 
 
 def forward_tiles(keeps_scores: bool) -> Tiles:
-    """Where a tile is written twice, one program writes while the other computes: 0.62 instead of 0.68 ms for the 124M's GELU."""
+    """Return the tiling: with two outputs one program writes while another computes, 0.62 not 0.68 ms for the 124M's GELU."""
     return PAIRED if keeps_scores else WIDE
 
 
 def fits(*operands: Tensor) -> bool:
-    """Whether descriptors can be made of these matrices."""
+    """Return whether descriptors can be made of these matrices."""
     return all(
         a.dim() == 2 and a.stride(1) == 1 and a.stride(0) * a.element_size() % 16 == 0 and a.data_ptr() % 16 == 0 and a.numel()
         for a in operands
     )
 
 
-def activated_product(
+def activated_matmul(
     x: Tensor, up: Tensor, bias: Tensor | None, activation: str, keeps_scores: bool, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The activation (M, N) of x (M, C) times up (N, C), and the scores before it where they are kept."""
+    """Return the activation (M, N) of x (M, C) @ up (N, C).T, and the scores before it where they are saved."""
     (M, C), N, tiles = x.shape, len(up), tiles or forward_tiles(keeps_scores)
     y = x.new_empty(M, N)
     scores = x.new_empty(M, N) if keeps_scores else y
-    _activated_product[programs(x, M, N, tiles)](
-        described(x, tiles.rows, tiles.inner), described(up, tiles.columns, tiles.inner),
-        described(y, tiles.rows, tiles.columns // 4), described(scores, tiles.rows, tiles.columns // 4),
+    _activated_matmul[grid(x, M, N, tiles)](
+        descriptor(x, tiles.rows, tiles.inner), descriptor(up, tiles.columns, tiles.inner),
+        descriptor(y, tiles.rows, tiles.columns // 4), descriptor(scores, tiles.rows, tiles.columns // 4),
         x if bias is None else bias, M, N=N, C=C, ACTIVATION=activation, BIASED=bias is not None, KEEPS_SCORES=keeps_scores,
         ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
     return y, scores
 
 
-def sloped_product(
-    dy: Tensor, down: Tensor, kept: Tensor, activation: str, biased: bool, tiles: Tiles = PAIRED
+def sloped_matmul(
+    dy: Tensor, down: Tensor, saved: Tensor, activation: str, biased: bool, tiles: Tiles = PAIRED
 ) -> tuple[Tensor, Tensor]:
-    """The gradient (M, N) of the scores, from dy (M, C) and down (C, N), and its sum (N) for a bias, in float32.
+    """Return the gradient (M, N) of the scores, from dy (M, C) and down (C, N), and its sum (N) for a bias, in float32.
 
-    `kept` are the scores, or what the squared ReLU made of them.
+    `saved` are the scores, or the output of the squared ReLU.
     """
     (M, C), N = dy.shape, down.size(1)
     d_scores = dy.new_empty(M, N)
-    sums = dy.new_empty((triton.cdiv(M, tiles.rows), N) if biased else 0, dtype=torch.float32)  # of each row of tiles
-    _sloped_product[programs(dy, M, N, tiles)](
-        described(dy, tiles.rows, tiles.inner), described(down, tiles.inner, tiles.columns),
-        described(d_scores, tiles.rows, tiles.columns // 4), kept, sums,
+    sums = dy.new_empty((triton.cdiv(M, tiles.rows), N) if biased else 0, dtype=torch.float32)  # one partial sum per row of tiles
+    _sloped_matmul[grid(dy, M, N, tiles)](
+        descriptor(dy, tiles.rows, tiles.inner), descriptor(down, tiles.inner, tiles.columns),
+        descriptor(d_scores, tiles.rows, tiles.columns // 4), saved, sums,
         M, N=N, C=C, ACTIVATION=activation, BIASED=biased,
         ROWS=tiles.rows, COLUMNS=tiles.columns, INNER=tiles.inner, num_stages=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
     return d_scores, sums.sum(0) if biased else sums
 
 
-def described(a: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def descriptor(a: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(a, list(a.shape), list(a.stride()), [rows, columns])
 
 
-def programs(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
-    there = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROGRAMS
-    return (min(there * tiles.programs, triton.cdiv(M, tiles.rows) * triton.cdiv(N, tiles.columns)),)
+def grid(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED_PROGRAMS
+    return (min(processors * tiles.programs, triton.cdiv(M, tiles.rows) * triton.cdiv(N, tiles.columns)),)
 
 
 @triton.jit
 def inverse(x):  # type: ignore[no-untyped-def]
-    """1 / x, for x > 0, in two instructions: a division has more, for every number of a tile."""
+    """Return 1 / x, for x > 0, in two instructions: a division takes more, for every value of a tile."""
     root = tl.rsqrt(x)
     return root * root
 
 
 @triton.jit
 def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scores after the activation, and its slope there."""
+    """Return the activated scores, and the activation's slope."""
     if ACTIVATION == "relu2":
         x = tl.maximum(x, 0.0)
         return x * x, 2.0 * x
@@ -107,7 +107,7 @@ def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
         y = x * share
         return y, share + y * (1.0 - share) * (1.5957691216 + 0.2140644488178 * square)
     else:
-        # Abramowitz and Stegun 7.1.26, right to 1e-7: its exponential is the slope's too.
+        # Abramowitz and Stegun 7.1.26, accurate to 1e-7; the slope uses the same exponential.
         t, bell = inverse(1.0 + 0.2316418883 * tl.abs(x)), tl.exp(-0.5 * x * x)
         series = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (0.5307027145 * t - 0.7265760135)))
         tail = t * series * bell
@@ -117,13 +117,13 @@ def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _halves(tile):  # type: ignore[no-untyped-def]
-    """The left and the right columns of a tile."""
+    """Return the left and the right half of a tile's columns."""
     return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def quarters(tile):  # type: ignore[no-untyped-def]
-    """Columns of a tile that are written one after the other: two programs then find room on a multiprocessor."""
+    """Split a tile's columns into four parts, written one after another: two programs then fit on a multiprocessor."""
     left, right = _halves(tile)
     first, second = _halves(left)
     third, fourth = _halves(right)
@@ -139,14 +139,14 @@ def _write_activated(  # type: ignore[no-untyped-def]
         at = column + tl.arange(0, part.shape[1])
         part += tl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
     if KEEPS_SCORES:
-        kept = part.to(scores.dtype)
-        scores.store([row, column], kept)
-        part = kept.to(tl.float32)  # what the backward pass makes it of
+        rounded = part.to(scores.dtype)
+        scores.store([row, column], rounded)
+        part = rounded.to(tl.float32)  # the value that the backward pass sees
     y.store([row, column], _activated(part, ACTIVATION)[0].to(y.dtype))
 
 
 @triton.jit
-def _activated_product(  # type: ignore[no-untyped-def]
+def _activated_matmul(  # type: ignore[no-untyped-def]
     x, up, y, scores, bias, M, N: tl.constexpr, C: tl.constexpr,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, KEEPS_SCORES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
@@ -156,7 +156,7 @@ def _activated_product(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     tiles = tl.cdiv(M, ROWS) * ACROSS
     count = tl.num_programs(0)
-    written = tl.program_id(0) - count  # counted apart: what a tile reads does not wait until the one before is written
+    written = tl.program_id(0) - count  # a separate counter: the reads of a tile do not wait for the writes of the previous one
     for tile in tl.range(tl.program_id(0), tiles, count, flatten=True):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -172,18 +172,18 @@ def _activated_product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def read(kept, row, column, M, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def read(saved, row, column, M, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, WIDTH)
     at = rows.to(tl.int64)[:, None] * N + columns[None, :]
-    return tl.load(kept + at, mask=(rows < M)[:, None] & (columns < N)[None, :], other=0.0)
+    return tl.load(saved + at, mask=(rows < M)[:, None] & (columns < N)[None, :], other=0.0)
 
 
 @triton.jit
 def _write_sloped(  # type: ignore[no-untyped-def]
-    part, known, row, column, d_scores, sums, N: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr
+    part, saved, row, column, d_scores, sums, N: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr
 ):  # fmt: skip
-    known = known.to(tl.float32)
-    part *= 2.0 * tl.sqrt(known) if ACTIVATION == "relu2" else _activated(known, ACTIVATION)[1]  # its root is the ReLU
+    saved = saved.to(tl.float32)
+    part *= 2.0 * tl.sqrt(saved) if ACTIVATION == "relu2" else _activated(saved, ACTIVATION)[1]  # the root is the ReLU
     d_scores.store([row, column], part.to(d_scores.dtype))
     if BIASED:
         at = column + tl.arange(0, part.shape[1])
@@ -191,8 +191,8 @@ def _write_sloped(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sloped_product(  # type: ignore[no-untyped-def]
-    dy, down, d_scores, kept, sums, M, N: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
+def _sloped_matmul(  # type: ignore[no-untyped-def]
+    dy, down, d_scores, saved, sums, M, N: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     QUARTER: tl.constexpr = COLUMNS // 4
@@ -200,11 +200,11 @@ def _sloped_product(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS) * ACROSS, tl.num_programs(0)):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
-        # Asked for before the product, into registers, so that they are there when it is.
-        first = read(kept, row, column, M, N, ROWS, QUARTER)
-        second = read(kept, row, column + QUARTER, M, N, ROWS, QUARTER)
-        third = read(kept, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)
-        fourth = read(kept, row, column + 3 * QUARTER, M, N, ROWS, QUARTER)
+        # Loaded into registers before the matmul, so that they are there when it ends.
+        first = read(saved, row, column, M, N, ROWS, QUARTER)
+        second = read(saved, row, column + QUARTER, M, N, ROWS, QUARTER)
+        third = read(saved, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)
+        fourth = read(saved, row, column + 3 * QUARTER, M, N, ROWS, QUARTER)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for step in range(STEPS):
             total = tl.dot(dy.load([row, step * INNER]), down.load([step * INNER, column]), total)

@@ -1,4 +1,4 @@
-"""Norm, rotation and gain of heads as Triton kernels, forward and backward; a program holds some whole heads in registers."""
+"""Norm, rotation and gain of heads as Triton kernels, forward and backward; a program holds whole heads in registers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHAPE = 2048, 4  # numbers and warps of a program: 16 numbers per thread
+SHAPE = 2048, 4  # values and warps per program: 16 values per thread
 
 
 def rotation(
     x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
 ) -> Tensor:
-    """(B, T, H, D) heads normalised, turned and scaled, contiguous."""
-    x = _with_whole_heads(x)
+    """Return heads (B, T, H, D) normalised, rotated and scaled, contiguous."""
+    x = _with_contiguous_heads(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
     _forward[_grid(x, settings)](x, y, *arguments, *x.stride()[:3], **settings)
@@ -33,17 +33,17 @@ def rotation_backward(
     shape: tuple[int, int] = SHAPE,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient for x, contiguous or where `out` lies, and what each token (B, T, H) adds to the gradients of the gains."""
-    x, dy = _with_whole_heads(x), _with_whole_heads(dy)
+    """Return the gradient of x, contiguous or written to `out`, and what each token (B, T, H) adds to that of the gains."""
+    x, dy = _with_contiguous_heads(x), _with_contiguous_heads(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    along = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    d_gain = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
     strides = (*x.stride()[:3], *dy.stride()[:3], *dx.stride()[:3])
-    _backward[_grid(x, settings)](x, dy, dx, along, *arguments, *strides, **settings)
-    return dx, along
+    _backward[_grid(x, settings)](x, dy, dx, d_gain, *arguments, *strides, **settings)
+    return dx, d_gain
 
 
-def _with_whole_heads(x: Tensor) -> Tensor:
+def _with_contiguous_heads(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -65,11 +65,11 @@ def _grid(x: Tensor, settings: dict[str, Any]) -> tuple[int]:
 
 
 @triton.jit
-def _places(  # type: ignore[no-untyped-def]
+def _indices(  # type: ignore[no-untyped-def]
     rows, length, heads, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The heads of a program: their number, row of the batch, place in it and head, and which of their numbers there are."""
+    """Return the heads of a program: their index, row of the batch, position and head, and the masks of their values."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < rows)[:, None]
     token = row // heads
@@ -85,11 +85,11 @@ def _forward(  # type: ignore[no-untyped-def]
     D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, NORMALISED: tl.constexpr, GAINED: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
-    at = x + (batch * x_batch + place * x_token + head * x_head)[:, None]
+    row, batch, position, head, i, j, half, rest = _indices(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
+    at = x + (batch * x_batch + position * x_token + head * x_head)[:, None]
     first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
     second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
-    table = place[:, None] * HALF + i
+    table = position[:, None] * HALF + i
     c = tl.load(cos + table, mask=half, other=0.0).to(tl.float32)
     s = tl.load(sin + table, mask=half, other=0.0).to(tl.float32)
     square = tl.sum(first * first + second * second, 1)
@@ -110,23 +110,23 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    x, dy, dx, along, cos, sin, gain, rows, length, heads, epsilon,
+    x, dy, dx, d_gain, cos, sin, gain, rows, length, heads, epsilon,
     x_batch, x_token, x_head, dy_batch, dy_token, dy_head, dx_batch, dx_token, dx_head,
     D: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, NORMALISED: tl.constexpr, GAINED: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row, batch, place, head, i, j, half, rest = _places(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
-    table = place[:, None] * HALF + i
+    row, batch, position, head, i, j, half, rest = _indices(rows, length, heads, HALF, REST, HALF_BLOCK, REST_BLOCK, ROWS)
+    table = position[:, None] * HALF + i
     c = tl.load(cos + table, mask=half, other=0.0).to(tl.float32)
     s = tl.load(sin + table, mask=half, other=0.0).to(tl.float32)
-    of = dy + (batch * dy_batch + place * dy_token + head * dy_head)[:, None]
+    of = dy + (batch * dy_batch + position * dy_token + head * dy_head)[:, None]
     d_first = tl.load(of + i, mask=half, other=0.0).to(tl.float32)
     d_second = tl.load(of + HALF + i, mask=half, other=0.0).to(tl.float32)
     back_first, back_second = d_first * c + d_second * s, d_second * c - d_first * s
     if REST:
         back_third = tl.load(of + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
-    if NORMALISED or GAINED:  # else heads are turned back, whatever they were
-        at = x + (batch * x_batch + place * x_token + head * x_head)[:, None]
+    if NORMALISED or GAINED:  # else the gradient is only rotated back
+        at = x + (batch * x_batch + position * x_token + head * x_head)[:, None]
         first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
         second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
         square = tl.sum(first * first + second * second, 1)
@@ -138,14 +138,14 @@ def _backward(  # type: ignore[no-untyped-def]
         inverse = tl.rsqrt(square / D + epsilon) if NORMALISED else square * 0.0 + 1.0
         scale = inverse
         if GAINED:
-            tl.store(along + row, product * inverse, mask=row < rows)
+            tl.store(d_gain + row, product * inverse, mask=row < rows)
             scale *= tl.load(gain + head).to(tl.float32)
         scale = scale[:, None]
-        pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # along x: the length is not free
+        pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # the norm removes the gradient along x
         back_first, back_second = (back_first - first * pull) * scale, (back_second - second * pull) * scale
         if REST:
             back_third = (back_third - third * pull) * scale
-    to = dx + (batch * dx_batch + place * dx_token + head * dx_head)[:, None]
+    to = dx + (batch * dx_batch + position * dx_token + head * dx_head)[:, None]
     kind = dx.dtype.element_ty
     tl.store(to + i, back_first.to(kind), mask=half)
     tl.store(to + HALF + i, back_second.to(kind), mask=half)

@@ -6,12 +6,14 @@ run's number format, the residual stream and the norms in that of the embedding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import mlx.core as mx
 
+from ingot.model.settings import GolfSettings, GPT2Settings, LlamaSettings
 from ingot.runtime.tensors import IGNORED
 
 Weights = dict[str, mx.array]
@@ -140,3 +142,126 @@ def total(values: mx.array) -> mx.array:
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % AT_A_TIME)).reshape(-1, AT_A_TIME).sum(axis=-1)
     return sums[0]
+
+
+# The gpt2 family in MLX; see model/gpt2.py, whose names and order it follows.
+
+
+def gelu_tanh(x: mx.array) -> mx.array:
+    """OpenAI's form of the GELU."""
+    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def gelu_erf(x: mx.array) -> mx.array:
+    """The exact form of the GELU."""
+    return 0.5 * x * (1 + mx.erf(x / math.sqrt(2)))
+
+
+def gpt2_block(s: GPT2Settings, run: Pass, layer: int, w: Weights, x: mx.array) -> mx.array:
+    """One block, from its own weights."""
+    in_attention, after_attention, after_mlp = run.keys_of(layer)
+    size = s.width // s.heads
+    projected = mx.split(linear(w, "attn.c_attn", layer_norm(w, "ln_1", x), run), 3, axis=-1)
+    q, k, v = (heads_of(y, size) for y in projected)
+    y = linear(w, "attn.c_proj", attention(q, k, v, run, layer, in_attention), run)
+    x = x + dropped(y, s.dropout, after_attention)
+    act = gelu_tanh if s.gelu == "tanh" else gelu_erf
+    y = linear(w, "mlp.c_proj", act(linear(w, "mlp.c_fc", layer_norm(w, "ln_2", x), run)), run)
+    return x + dropped(y, s.dropout, after_mlp)
+
+
+def gpt2_hidden(s: GPT2Settings, w: Weights, tokens: mx.array, run: Pass) -> mx.array:
+    """Final hidden states (B, T, C)."""
+    places = w["transformer.wpe.weight"][run.start : run.start + tokens.shape[1]]
+    x = w["transformer.wte.weight"][tokens] + places
+    x = dropped(x, s.dropout, None if run.keys is None else run.keys[0])
+    for i in range(s.layers):
+        x = run_block(partial(gpt2_block, s, run, i), part(w, f"transformer.h.{i}."), run, x)
+    return layer_norm(w, "transformer.ln_f", x)
+
+
+# The llama family in MLX; see model/llama.py, whose names and order it follows.
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "silu": lambda x: x * mx.sigmoid(x),
+    "gelu": gelu_tanh,
+    "relu": lambda x: mx.maximum(x, 0),
+}
+
+
+def llama_norm(s: LlamaSettings, w: Weights, name: str, x: mx.array) -> mx.array:
+    """The normalisation that the settings name."""
+    if s.norm == "rmsnorm":
+        return mx.fast.rms_norm(x, w[f"{name}.weight"], s.norm_epsilon)
+    return layer_norm(w, name, x, s.norm_epsilon)
+
+
+def rotary(s: LlamaSettings, start: int) -> Callable[[mx.array], mx.array]:
+    """What turns queries and keys by their places."""
+    base = s.rope_base * (s.rope_factor if s.rope_scaling == "ntk" else 1.0)
+    scale = 1 / s.rope_factor if s.rope_scaling == "linear" else 1.0
+    return partial(mx.fast.rope, dims=s.width // s.heads, traditional=False, base=base, scale=scale, offset=start)
+
+
+def llama_block(s: LlamaSettings, run: Pass, layer: int, w: Weights, x: mx.array) -> mx.array:
+    """One block, from its own weights."""
+    in_attention, after_attention, after_mlp = run.keys_of(layer)
+    turn, inside = rotary(s, run.start), llama_norm(s, w, "ln_1", x)
+    projected = (linear(w, f"attn.{name}", inside, run) for name in ("q_proj", "k_proj", "v_proj"))
+    q, k, v = (heads_of(y, s.width // s.heads) for y in projected)
+    y = linear(w, "attn.c_proj", attention(turn(q), turn(k), v, run, layer, in_attention), run)
+    x = x + dropped(y, s.dropout, after_attention)
+    inside, act = llama_norm(s, w, "ln_2", x), ACTIVATIONS[s.activation]
+    if s.mlp == "gated":
+        y = linear(w, "mlp.c_down", linear(w, "mlp.c_up", inside, run) * act(linear(w, "mlp.c_gate", inside, run)), run)
+    else:
+        y = linear(w, "mlp.c_proj", act(linear(w, "mlp.c_fc", inside, run)), run)
+    return x + dropped(y, s.dropout, after_mlp)
+
+
+def llama_hidden(s: LlamaSettings, w: Weights, tokens: mx.array, run: Pass) -> mx.array:
+    """Final hidden states (B, T, C)."""
+    x = dropped(w["wte.weight"][tokens], s.dropout, None if run.keys is None else run.keys[0])
+    for i in range(s.layers):
+        x = run_block(partial(llama_block, s, run, i), part(w, f"h.{i}."), run, x)
+    return llama_norm(s, w, "ln_f", x)
+
+
+# The golf family in MLX; see model/golf.py, whose names and order it follows.
+
+EPSILON = 1.1920929e-07  # float32's, which torch takes where none is given
+
+
+def golf_norm(x: mx.array) -> mx.array:
+    """Bring the last dimension to a root mean square of 1, without a gain."""
+    return mx.fast.rms_norm(x, None, EPSILON)
+
+
+def golf_block(s: GolfSettings, run: Pass, layer: int, w: Weights, x: mx.array, x0: mx.array) -> mx.array:
+    """One block, from its own weights."""
+    size = s.width // s.heads
+    # The way round the challenge's weights are trained is the other one than everybody else's.
+    turn = partial(mx.fast.rope, dims=size, traditional=False, base=s.rope_base, scale=-1.0, offset=run.start)
+    mix = w["resid_mix"].astype(x.dtype)
+    x = mix[0] * x + mix[1] * x0
+    inside = golf_norm(x)
+    q, k, v = (heads_of(linear(w, f"attn.{name}", inside, run), size) for name in ("c_q", "c_k", "c_v"))
+    q, k = turn(golf_norm(q)), turn(golf_norm(k))
+    q = q * w["attn.q_gain"].astype(q.dtype)[:, None, None]
+    x = x + w["attn_scale"].astype(x.dtype) * linear(w, "attn.proj", attention(q, k, v, run, layer), run)
+    y = linear(w, "mlp.proj", mx.square(mx.maximum(linear(w, "mlp.fc", golf_norm(x), run), 0)), run)
+    return x + w["mlp_scale"].astype(x.dtype) * y
+
+
+def golf_hidden(s: GolfSettings, w: Weights, tokens: mx.array, run: Pass) -> mx.array:
+    """Final hidden states (B, T, C)."""
+    x = x0 = golf_norm(w["tok_emb.weight"][tokens])
+    skips = s.layers // 2
+    outputs: list[mx.array] = []
+    for i in range(s.layers):
+        if i >= skips and outputs:
+            x = x + w["skip_weights"][i - skips].astype(x.dtype) * outputs.pop()
+        x = run_block(partial(golf_block, s, run, i), part(w, f"blocks.{i}."), run, x, x0)
+        if i < skips:
+            outputs.append(x)
+    return golf_norm(x)

@@ -1,0 +1,77 @@
+"""The loss without the logits of the whole batch: chunk by chunk, each with its gradients.
+
+A module of its own, imported at its first use: `torch.compiler.disable` imports torch's compiler, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ingot.model.cross_entropy import IGNORED, head_logits, loss_and_grad, summed_loss
+from ingot.model.kernels.matmul import matmul_dtype
+
+
+# Not traced into a compiled model: unrolled, the chunks would be live at once, and torch 2.11 computes wrong gradients for them.
+@torch.compiler.disable
+def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk: int, compiled: bool) -> Tensor:
+    """Return the summed loss of (N) targets given (N, C) hidden states; `compiled`: compile the chunks, as their model is."""
+    if not torch.is_grad_enabled():
+        parts = [summed_loss(head_logits(hidden[part], weight, softcap), targets[part]) for part in _parts(targets, chunk)]
+        return torch.stack(parts).sum()
+    grad_of = _compiled_grad() if compiled else loss_and_grad
+    return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, matmul_dtype(hidden), grad_of)  # type: ignore[no-untyped-call]
+
+
+def _parts(targets: Tensor, chunk: int) -> list[slice]:
+    return [slice(start, start + chunk) for start in range(0, len(targets), chunk)]
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The summed loss. Its gradients are computed along with it and kept, unscaled, for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        softcap: float | None,
+        chunk: int,
+        dtype: torch.dtype,
+        grad_of: Callable[..., tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        w = weight.to(dtype)
+        loss = hidden.new_zeros((), dtype=torch.float32)
+        d_hidden = torch.empty_like(hidden, dtype=dtype)
+        d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        for part in _parts(targets, chunk):
+            ignored = (targets[part] == IGNORED)[:, None]
+            h = hidden[part].to(dtype).masked_fill(ignored, 0.0)
+            more, grad = grad_of(h, w, targets[part], softcap)
+            loss += more
+            d_hidden[part] = (grad @ w).masked_fill_(ignored, 0.0)
+            if grad.dtype == torch.float32:
+                d_weight.addmm_(grad.T, h)
+            else:  # GPUs give bf16 and fp16 matmuls in float32: no sum over a chunk's tokens overflows or is rounded twice
+                d_weight += torch.mm(grad.T, h, out_dtype=torch.float32) if grad.is_cuda else grad.T @ h
+        ctx.save_for_backward(d_hidden, d_weight)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> Any:
+        d_hidden, d_weight = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        return d_hidden.to(hidden_dtype) * scale, (d_weight * scale).to(weight_dtype), None, None, None, None, None
+
+
+@functools.cache
+def _compiled_grad() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(loss_and_grad, dynamic=False)

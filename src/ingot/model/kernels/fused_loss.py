@@ -1,0 +1,168 @@
+"""Head, softcap and cross-entropy as one operation, in bf16 or with the head's matmuls in 8 bits.
+
+`fused_loss`: the logits of a micro-batch exist once, in bf16, and their gradient overwrites them. The plain form reads the
+logits for the loss, reads them again for the gradient and writes that beside them; here one kernel reads a row, returns its
+loss and overwrites it. The gradient is kept, unscaled, for the backward pass.
+
+`fp8_loss`: the head's three matmuls in 8 bits are twice as fast as in bf16, and coarser. Hidden states and weights have 3
+mantissa bits (e4m3), the gradient of the logits 2 and a wider range (e5m2); all sums are float32. Scales are fixed powers of
+two, so no maximum has to be computed before a matmul, and values out of range saturate. The loss kernel writes the gradient in
+8 bits beside the logits, which are freed before the backward pass. The parameter keeps its dtype: only the matmuls see it
+rounded, and the gradient is that of the rounded matmul (straight through the rounding).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ingot.model.cross_entropy import IGNORED, loss_and_grad
+from ingot.model.kernels.matmul import matmul, matmul_dtype
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+HIDDEN_SCALE = 2.0**-3  # up to 56: after the last norm no value is above the root of the width, unless a gain makes it so
+WEIGHT_SCALE = 2.0**-5  # up to 14; below 0.0005 steps no longer shrink, and are 0.00006
+GRAD_SCALE = 2.0**-15  # for one token's unscaled loss, whose gradient is at most 1; down to 2e-9, steps below 5e-10
+
+
+def fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
+    """Return the summed loss of (N) targets, given (N, C) hidden states and a head (V, C), which may have a wider dtype."""
+    return torch.ops.ingot.head_loss(hidden.to(matmul_dtype(hidden)), weight, targets, softcap, torch.is_grad_enabled())[0]
+
+
+@torch.library.custom_op("ingot::head_loss", mutates_args=())
+def _head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, with_grad: bool) -> tuple[Tensor, Tensor]:
+    """Return the summed loss and its gradient for the logits (N, V), or an empty tensor where no gradient is wanted."""
+    loss, grad = loss_and_grad(hidden, weight.to(hidden.dtype), targets, softcap)
+    return loss, grad.masked_fill_((targets == IGNORED)[:, None], 0.0) if with_grad else grad.new_empty(0)
+
+
+@_head_loss.register_kernel("cuda")
+def _head_loss_cuda(
+    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, with_grad: bool
+) -> tuple[Tensor, Tensor]:
+    from ingot.model.kernels.triton_loss import losses_of_logits_
+
+    logits = matmul(hidden, weight.to(hidden.dtype).T)
+    loss = losses_of_logits_(logits, targets, softcap, with_grad).sum()
+    return loss, logits if with_grad else logits.new_empty(0)
+
+
+@_head_loss.register_fake
+def _head_loss_shapes(
+    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, with_grad: bool
+) -> tuple[Tensor, Tensor]:
+    return hidden.new_empty((), dtype=torch.float32), hidden.new_empty((len(hidden), len(weight)) if with_grad else 0)
+
+
+def _save_head_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    hidden, weight, *_ = inputs
+    ctx.set_materialize_grads(False)  # the second output has no gradient, and zeros for it would be as large as it is
+    ctx.save_for_backward(hidden, weight, output[1])
+
+
+def _head_loss_backward(ctx: Any, scale: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    hidden, weight, grad = ctx.saved_tensors
+    d_hidden = (grad @ weight.to(grad.dtype)) * scale
+    d_weight = (grad.T @ hidden).to(weight.dtype) * scale  # scaled after it is widened: not rounded twice
+    return d_hidden.to(hidden.dtype), d_weight.to(weight.dtype), None, None, None
+
+
+_head_loss.register_autograd(_head_loss_backward, setup_context=_save_head_loss)
+
+
+def fp8_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
+    """Return the summed loss of (N) targets, given (N, C) hidden states and a head (V, C), with matmuls in 8 bits."""
+    return torch.ops.ingot.fp8_head_loss(hidden.to(matmul_dtype(hidden)), weight, targets, softcap)[0]
+
+
+def _rounded(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    largest = torch.finfo(dtype).max
+    return (x.float() / scale).clamp(-largest, largest).to(dtype)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """View 8-bit floats as bytes, so that autograd asks no gradient for them."""
+    return x.view(torch.uint8)
+
+
+@torch.library.custom_op("ingot::fp8_head_loss", mutates_args=())
+def _fp8_head_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the summed loss, and in 8 bits its gradient for the logits (N, V), hidden states (C, N) and weights (C, V)."""
+    h, w = _rounded(hidden, HIDDEN_SCALE, E4M3), _rounded(weight, WEIGHT_SCALE, E4M3)
+    loss, grad = loss_and_grad(h.float() * HIDDEN_SCALE, w.float() * WEIGHT_SCALE, targets, softcap)
+    grad = _rounded(grad.masked_fill_((targets == IGNORED)[:, None], 0.0), GRAD_SCALE, E5M2)
+    return loss, _bytes(grad), _bytes(h.T.contiguous()), _bytes(w.T.contiguous())
+
+
+@_fp8_head_loss.register_kernel("cuda")
+def _fp8_head_loss_cuda(
+    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from ingot.model.kernels.triton_loss import losses_of_logits_, rounded
+
+    (h, h_transposed), (w, w_transposed) = rounded(hidden, HIDDEN_SCALE, E4M3), rounded(weight, WEIGHT_SCALE, E4M3)
+    logits = _fp8_matmul(h, w, hidden.new_full((), HIDDEN_SCALE * WEIGHT_SCALE, dtype=torch.float32), hidden.dtype, fast=True)
+    grad = torch.empty_like(logits, dtype=E5M2)
+    loss = losses_of_logits_(logits, targets, softcap, True, into=grad, factor=1 / GRAD_SCALE).sum()
+    return loss, _bytes(grad), _bytes(h_transposed), _bytes(w_transposed)
+
+
+@_fp8_head_loss.register_fake
+def _fp8_head_loss_shapes(
+    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (N, C), V = hidden.shape, len(weight)
+    empty = [hidden.new_empty(shape, dtype=torch.uint8) for shape in ((N, V), (C, N), (C, V))]
+    return hidden.new_empty((), dtype=torch.float32), empty[0], empty[1], empty[2]
+
+
+@torch.library.custom_op("ingot::fp8_head_backward", mutates_args=())
+def _fp8_head_grads(grad: Tensor, hidden: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the gradients of hidden states (N, C), and of weights (V, C) in float32, times `scale`."""
+    g, h, w = grad.view(E5M2).float(), hidden.view(E4M3).float(), weight.view(E4M3).float()
+    d_hidden = (g @ w.T) * (scale.float() * (GRAD_SCALE * WEIGHT_SCALE))
+    return d_hidden.to(dtype), (g.T @ h.T) * (scale.float() * (GRAD_SCALE * HIDDEN_SCALE))
+
+
+@_fp8_head_grads.register_kernel("cuda")
+def _fp8_head_grads_cuda(
+    grad: Tensor, hidden: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    from ingot.model.kernels.triton_loss import transposed
+
+    g, h, w = grad.view(E5M2), hidden.view(E4M3), weight.view(E4M3)
+    d_hidden = _fp8_matmul(g, w, scale.float() * (GRAD_SCALE * WEIGHT_SCALE), dtype)
+    return d_hidden, _fp8_matmul(transposed(g), h, scale.float() * (GRAD_SCALE * HIDDEN_SCALE), torch.float32)
+
+
+@_fp8_head_grads.register_fake
+def _fp8_head_grads_shapes(
+    grad: Tensor, hidden: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    (N, V), C = grad.shape, len(hidden)
+    return grad.new_empty((N, C), dtype=dtype), grad.new_empty((V, C), dtype=torch.float32)
+
+
+def _fp8_matmul(a: Tensor, b: Tensor, scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:
+    """Return a (M, K) @ b (N, K).T times `scale`. `fast`: partial sums have fewer bits, which is enough for logits."""
+    return torch._scaled_mm(a, b.T, scale, torch.ones_like(scale), out_dtype=dtype, use_fast_accum=fast)
+
+
+def _save_fp8_head_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.dtypes = inputs[0].dtype, inputs[1].dtype
+    ctx.set_materialize_grads(False)  # bytes have no gradient, and zeros for them would be as large as they are
+    ctx.save_for_backward(*output[1:])
+
+
+def _fp8_head_loss_backward(ctx: Any, scale: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    hidden_dtype, weight_dtype = ctx.dtypes
+    d_hidden, d_weight = torch.ops.ingot.fp8_head_backward(*ctx.saved_tensors, scale, hidden_dtype)
+    return d_hidden, d_weight.to(weight_dtype), None, None
+
+
+_fp8_head_loss.register_autograd(_fp8_head_loss_backward, setup_context=_save_fp8_head_loss)
