@@ -44,7 +44,7 @@ def test_without_documents_there_is_no_mask():
 
 def test_a_document_mask_and_a_filled_cache_are_refused():
     mask = document_mask(torch.zeros(2, 3, dtype=torch.long))
-    with pytest.raises(ValueError, match="does not go together with a filled cache"):
+    with pytest.raises(ValueError, match="cannot be used with a filled cache"):
         causal_attention(heads(4, 3), heads(4, 6), heads(4, 6), mask=mask)
 
 
