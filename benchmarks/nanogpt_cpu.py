@@ -28,7 +28,7 @@ from ingot.compat.nanogpt.prepare import shakespeare_char
 from ingot.compat.nanogpt.train import main as train
 from ingot.compat.nanogpt.translate import fresh_args, learning_rate, settle, translate, vocabulary
 from ingot.model.gpt2 import GPT2
-from ingot.runs.metrics import Metrics
+from ingot.runs.view import Run
 
 README = {
     "dataset": "words", "device": "cpu", "compile": False, "block_size": 64, "batch_size": 12, "n_layer": 4, "n_head": 4,
@@ -102,7 +102,7 @@ def ours(iterations: int, out: Path) -> float:
     keys = {**README, "max_iters": iterations - 1, "out_dir": out}
     if train([f"--{name}={value}" for name, value in keys.items()]):
         raise SystemExit("train.py failed")
-    records = [record for record in Metrics(out / "metrics.jsonl").read_since(None)[0] if record["kind"] == "train"]
+    records = [record for record in Run(out).records() if record["kind"] == "train"]
     return float(records[-1]["elapsed_seconds"])
 
 

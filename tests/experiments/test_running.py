@@ -27,7 +27,7 @@ def nothing(*_):
 
 
 def losses(folder):
-    records, _ = Run.open(folder).metrics()
+    records = Run.open(folder).records()
     return [(record["step"], record["loss"]) for record in records if record["kind"] == "train"]
 
 

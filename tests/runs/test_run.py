@@ -17,9 +17,8 @@ from ingot.config.loading import load_config
 from ingot.config.render import dump_yaml
 from ingot.errors import CheckpointError
 from ingot.runs.folder import RunFolder
-from ingot.runs.metrics import Mark
 from ingot.runs.state import State, TrainingResult, result_of, this_process
-from ingot.runs.view import Run
+from ingot.runs.view import Run, runs_below
 from ingot.runtime.files import to_json, write_atomically
 
 # A run that is killed and resumed over and over: it goes on from a step that was, like every other time, in the middle.
@@ -51,7 +50,7 @@ import sys
 sys.modules["torch"] = None
 from ingot.runs.view import Run
 run = Run.open(sys.argv[1])
-print(run.config.training.max_steps, run.status().status, len(run.metrics()[0]), run.samples(), run.checkpoints(), run.result())
+print(run.config.training.max_steps, run.status().status, len(run.records()), run.samples(), run.checkpoints(), run.result())
 """
 
 
@@ -167,59 +166,37 @@ def test_metrics_say_when_they_were_written_and_in_which_session(folder: RunFold
     for session in (1, 2):
         folder.write_environment({})
         folder.record("train", {"step": session})
-    found, _ = Run.open(folder.path).metrics()
+    found = Run.open(folder.path).records()
     assert [(one["kind"], one["session"], one["step"]) for one in found] == [("train", 1, 1), ("train", 2, 2)]
     assert all(abs((datetime.now(UTC) - datetime.fromisoformat(one["time"])).total_seconds()) < 60 for one in found)
-
-
-def test_metrics_are_read_on_from_a_mark(folder: RunFolder) -> None:
-    run = Run.open(folder.path)
-    assert run.metrics() == ([], Mark(0, 0))
-    folder.record("train", {"step": 1})
-    first, mark = run.metrics()
-    assert [one["step"] for one in first] == [1] and run.metrics(mark) == ([], replace(mark, start=mark.offset))
-    folder.record("train", {"step": 2})
-    with folder.metrics.path.open("ab") as file:
-        file.write(b'{"step": 3')
-    second, later = run.metrics(mark)
-    assert [one["step"] for one in second] == [2] and later.start == mark.offset
-    with folder.metrics.path.open("ab") as file:
-        file.write(b"}\n")
-    assert [one["step"] for one in run.metrics(later)[0]] == [3]
-
-
-def test_a_resume_makes_the_records_begin_anew_even_where_the_disk_uses_an_inode_again(folder: RunFolder) -> None:
-    for step in range(1, 6):
-        folder.record("train", {"step": step})
-    run = Run.open(folder.path)
-    _, mark = run.metrics()
-    folder.metrics.truncate_after(3)
-    folder.record("train", {"step": 4, "more": "x" * 1000})
-    again, now = run.metrics(mark)
-    assert [one["step"] for one in again] == [1, 2, 3, 4] and now.start == 0
-    again, now = run.metrics(replace(mark, inode=now.inode))
-    assert [one["step"] for one in again] == [1, 2, 3, 4] and now.start == 0
 
 
 def test_a_reader_beside_a_run_that_is_killed_and_resumed_always_sees_whole_lines_and_each_step_once(
     folder: RunFolder, python
 ) -> None:
-    run, known, mark, anew = Run.open(folder.path), [], None, 0
+    series = Run.open(folder.path).series
     writer = python(WRITER, folder.path)
     while True:
         over = writer.poll() is not None
-        found, mark = run.metrics(mark)
-        if mark.start == 0:
-            known, anew = [], anew + 1
-        known += found
-        assert [one["step"] for one in known] == list(range(1, len(known) + 1))
-        sessions = [one["session"] for one in known]
-        assert sessions == sorted(sessions)
+        steps = [int(step) for step, _ in series.read().bins["train"].points("step", "step")]
+        assert steps == list(range(1, len(steps) + 1)) and series.damaged == 0
         if over:
             break
     assert writer.returncode == 0, writer.stderr.read()
     lines = folder.metrics.path.read_bytes().splitlines()
-    assert known == [json.loads(line) for line in lines[:-1]] and known[-1]["session"] == 200 and anew > 20
+    assert len(steps) == len(lines) - 1 and series.generation > 20
+    assert Run.open(folder.path).records() == [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_run_that_cannot_be_read_is_listed_as_such_among_the_others(tmp_path: Path) -> None:
+    for name in ("good", "damaged"):
+        (tmp_path / name).mkdir()
+        write_state(RunFolder(tmp_path / name), status="completed")
+    (tmp_path / "damaged" / "state.json").write_text("{")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    records = [run.record() for run in runs_below(tmp_path)]
+    assert [record["status"] for record in records] == ["unreadable", "completed"]
+    assert "state.json" in records[0]["error"] and records[0].keys() == records[1].keys()
 
 
 @pytest.mark.parametrize("value", [[], [[]]])

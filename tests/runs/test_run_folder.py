@@ -147,7 +147,7 @@ def test_nothing_is_appended_through_a_link(tmp_path: Path, name: str) -> None:
     target.write_text("mine\n")
     (run.path / name).symlink_to(target)
     with pytest.raises(CheckpointError, match=f"run/{name} is a symbolic link.*another training.output_dir"):
-        run.log("step 1") if name == "log.txt" else run.metrics.append({"step": 1})
+        run.log("step 1") if name == "log.txt" else run.metrics.append_record({"step": 1})
     assert target.read_text() == "mine\n"
 
 

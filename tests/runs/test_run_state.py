@@ -159,7 +159,7 @@ def test_of_two_processes_that_both_got_a_folder_the_one_whose_state_was_replace
         other = replace(read_state(tmp_path), host="there", pid=7, boot_id="another kernel")
 
         def beat() -> bool:
-            write_atomically(tmp_path / state.NAME, to_json(asdict(replace(other, updated_at=utc_now()))))
+            write_atomically(tmp_path / state.STATE, to_json(asdict(replace(other, updated_at=utc_now()))))
             return refused(heartbeat)
 
         eventually(beat)
@@ -171,7 +171,7 @@ def test_of_two_processes_that_both_got_a_folder_the_one_whose_state_was_replace
 def test_a_state_that_was_copied_into_the_folder_is_no_other_process(tmp_path: Path, eventually, of_another) -> None:
     with Heartbeat(tmp_path, 0.02) as heartbeat:
         copied = replace(read_state(tmp_path), pid=7, **of_another)
-        write_atomically(tmp_path / state.NAME, to_json(asdict(copied)))
+        write_atomically(tmp_path / state.STATE, to_json(asdict(copied)))
         eventually(lambda: read_state(tmp_path).pid == os.getpid())
         heartbeat.check()
 
@@ -181,7 +181,7 @@ def test_a_state_that_a_dead_process_left_is_replaced_also_where_the_first_write
 ) -> None:
     now = utc_now()
     dead = State("running", "there", 7, "another kernel", started_at=now, updated_at=now)
-    write_atomically(tmp_path / state.NAME, to_json(asdict(dead)))
+    write_atomically(tmp_path / state.STATE, to_json(asdict(dead)))
     with monkeypatch.context() as full:
         full.setattr(state, "write_atomically", failing_write)
         heartbeat = Heartbeat(tmp_path, 0.02).__enter__()

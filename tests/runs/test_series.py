@@ -5,9 +5,11 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ingot.runs import series as module
-from ingot.runs.series import STEP_SECONDS, Series, parse_lines, step_times
+from ingot.runs.series import MAX_BINS, STEP_SECONDS, Bins, Series, parse_lines
 
 
 def line(step, kind="train", **more):
@@ -15,14 +17,8 @@ def line(step, kind="train", **more):
     return json.dumps({**record, "grad_norm": 1.0, "learning_rate": 0.1, "tokens_per_second": 5.0, **more}) + "\n"
 
 
-def read(series):
-    while series.read_block():
-        pass
-    return series
-
-
-def column(series, name, kind="trained"):
-    bins = getattr(series, kind)
+def column(series, name, kind="train"):
+    bins = series.bins[kind]
     return bins.mean[bins.names.index(name), : bins.used].tolist()
 
 
@@ -33,12 +29,12 @@ def path(tmp_path):
 
 
 def test_what_is_new_is_read_from_the_byte_where_the_last_reading_ended(path):
-    series = read(Series(path))
+    series = Series(path).read()
     with path.open("r+b") as file:  # what was read is not looked at again, but for its last line
         file.write(b"#" * 10)
     with path.open("a") as file:
         file.write(line(6))
-    read(series)
+    series.read()
     assert column(series, "step") == [1, 2, 3, 4, 5, 6] and series.damaged == 0
     np.testing.assert_allclose(column(series, "loss"), [1 / step for step in range(1, 7)])
 
@@ -46,24 +42,24 @@ def test_what_is_new_is_read_from_the_byte_where_the_last_reading_ended(path):
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(path):
     with path.open("a") as file:
         file.write(line(6)[:30])
-    series = read(Series(path))
+    series = Series(path).read()
     assert column(series, "step")[-1] == 5 and series.damaged == 0
     with path.open("a") as file:
         file.write(line(6)[30:])
-    assert column(read(series), "step")[-1] == 6
+    assert column(series.read(), "step")[-1] == 6
 
 
 def test_damaged_lines_are_skipped_and_counted(path):
     with path.open("ab") as file:
         file.write(b'{"kind": "train", "st\n\xff\xfe\n[1]\n17\n' + line(6).encode() + b"[" * 100_000 + b"\n" + line(7).encode())
-    series = read(Series(path))
+    series = Series(path).read()
     assert column(series, "step") == [1, 2, 3, 4, 5, 6, 7] and (series.damaged, series.lines) == (5, 12)
 
 
 def test_lines_of_steps_that_no_run_has_are_damaged(path):
     with path.open("a") as file:
         file.write(line(6) + line(-1e308) + line(1e308) + line(7, elapsed_seconds=1e308) + line(8, tokens=10**400) + line(9))
-    series = read(Series(path))
+    series = Series(path).read()
     assert column(series, "step") == [1, 2, 3, 4, 5, 6, 9] and (series.damaged, series.lines) == (4, 11)
 
 
@@ -72,22 +68,22 @@ def test_lines_without_a_step_are_damaged(path):
         file.write(
             '{"kind": "train", "loss": 1}\n{"kind": "evaluation", "step": "9", "val_bpb": 2}\n{"kind": "note"}\n' + line(6)
         )
-    series = read(Series(path))
+    series = Series(path).read()
     assert column(series, "step") == [1, 2, 3, 4, 5, 6] and (series.damaged, series.lines) == (2, 9)
 
 
 def test_two_records_in_one_line_are_a_damaged_line(path):
     with path.open("a") as file:
         file.write(line(6).strip() + "," + line(7))
-    series = read(Series(path))
+    series = Series(path).read()
     assert column(series, "step")[-1] == 5 and series.damaged == 1
 
 
 def test_a_stretch_without_a_line_is_passed_over(path, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 1000)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
     with path.open("a") as file:
         file.write("x" * 2500 + "\n" + line(6))
-    series = read(Series(path))
+    series = Series(path).read()
     assert column(series, "step")[-1] == 6 and series.damaged >= 1
 
 
@@ -95,55 +91,104 @@ def test_a_number_that_is_missing_or_none_leaves_a_gap(path):
     with path.open("a") as file:
         file.write(line(6, loss=None) + line(7, loss="high") + line(8, loss=True) + line(9, loss=10**400))
         file.write('{"kind": "train", "step": 10}\n')
-    assert np.isnan(column(read(Series(path)), "loss")[5]) and len(column(read(Series(path)), "loss")) == 10
+    assert np.isnan(column(Series(path).read(), "loss")[5]) and len(column(Series(path).read(), "loss")) == 10
 
 
 def test_a_file_that_a_resume_has_replaced_is_read_from_its_start(path):
-    series = read(Series(path))
+    series = Series(path).read()
     other = path.with_name("other")
     other.write_text("".join(line(step, loss=7.0) for step in range(1, 9)))
     other.replace(path)
-    read(series)
+    series.read()
     assert column(series, "loss") == [7.0] * 8 and series.generation == 1
 
 
 def test_an_evaluation_has_the_tokens_that_were_trained_before_it(path):
     with path.open("a") as file:
         file.write(line(5, "evaluation", tokens=77, val_bpb=1.5, val_loss=3.0))
-    series = read(Series(path))
-    assert column(series, "tokens", "judged") == [500.0] and column(series, "val_bpb", "judged") == [1.5]
+    series = Series(path).read()
+    assert column(series, "tokens", "evaluation") == [500.0] and column(series, "val_bpb", "evaluation") == [1.5]
 
 
 def test_seconds_of_a_step_are_those_between_lines_of_one_session(path):
     with path.open("a") as file:
         file.write(line(7, elapsed_seconds=2.5) + line(8, elapsed_seconds=100.0, session=2))
-    np.testing.assert_allclose(column(read(Series(path)), STEP_SECONDS)[1:6], [0.1, 0.1, 0.1, 0.1, 1.0])
-    assert np.isnan(column(read(Series(path)), STEP_SECONDS)[6])
+    np.testing.assert_allclose(column(Series(path).read(), STEP_SECONDS)[1:6], [0.1, 0.1, 0.1, 0.1, 1.0])
+    assert np.isnan(column(Series(path).read(), STEP_SECONDS)[6])
 
 
-def test_what_is_told_of_step_times_is_what_all_lines_together_say(path, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 5000)
-    draw, elapsed, records = np.random.default_rng(0), 0.0, []
-    for step in range(1, 2001):
-        elapsed += float(draw.lognormal(-3, 0.2)) + (5.0 if step in (700, 1500) else 0.0)
-        records.append({"kind": "train", "session": 1, "step": step, "elapsed_seconds": elapsed})
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    found, exact = read(Series(path)).timing(), step_times(records)
-    for name, seconds in exact.percentiles.items():
-        assert found.percentiles[name] == pytest.approx(seconds, rel=0.011)
-    assert [stall.step for stall in found.stalls] == [stall.step for stall in exact.stalls][:64]
-    assert found.stalls[0].seconds == pytest.approx(exact.stalls[0].seconds, rel=0.01)
+def of_times(path, times, session=1, every=1, step=0, elapsed=0.0):
+    with path.open("a") as file:
+        for seconds in times:
+            step, elapsed = step + every, elapsed + seconds
+            file.write(json.dumps({"kind": "train", "session": session, "step": step, "elapsed_seconds": elapsed}) + "\n")
+    return Series(path).read().timing()
+
+
+def test_percentiles_are_of_single_steps_whatever_the_records_leave_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
+    timing = of_times(tmp_path / "metrics.jsonl", [1.0] * 90 + [2.0] * 10, every=10)
+    assert timing.percentiles == pytest.approx({"p50": 0.1, "p95": 0.2, "p99": 0.2}, rel=0.01)
+    assert timing.stalls == []
+
+
+def test_a_stall_has_the_step_it_came_before_and_what_it_cost(tmp_path):
+    stalls = of_times(tmp_path / "metrics.jsonl", [1.0] * 20 + [9.0] + [1.0] * 20 + [5.0]).stalls
+    assert [stall.step for stall in stalls] == [21, 42]
+    assert [stall.seconds for stall in stalls] == pytest.approx([8.0, 4.0], rel=0.01)
+
+
+def test_the_time_between_sessions_is_no_step(tmp_path):
+    of_times(tmp_path / "metrics.jsonl", [1.0] * 5)
+    timing = of_times(tmp_path / "metrics.jsonl", [1.0] * 5, session=2, step=5, elapsed=505.0)
+    assert timing.percentiles["p99"] == pytest.approx(1.0, rel=0.01) and timing.stalls == []
+
+
+def test_percentiles_agree_with_those_of_all_times_sorted(tmp_path):
+    times = np.random.default_rng(0).lognormal(-3, 0.2, 2000)
+    timing = of_times(tmp_path / "metrics.jsonl", times)
+    for name, share in module.PERCENTILES.items():
+        assert timing.percentiles[name] == pytest.approx(float(np.sort(times[1:])[int(share * 1999)]), rel=0.011)
+
+
+@pytest.mark.parametrize(("axis", "places"), [("steps", [1, 2]), ("tokens", [64, 128]), ("seconds", [0.5, 1.5])])
+def test_curves_stand_over_the_axis_that_is_asked_for(tmp_path, axis, places):
+    tasks = {"lambada": {"items": 3, "acc": 0.5}, "piqa": {"items": 3, "acc": 0.1, "acc_norm": 0.2}}
+    records = [
+        {"kind": "train", "step": 1, "loss": 5.0, "tokens": 64, "elapsed_seconds": 0.5},
+        {"kind": "train", "step": 2, "loss": 4.0, "tokens": 128, "elapsed_seconds": 1.5},
+        {"kind": "evaluation", "step": 2, "val_bpb": 3.0, "tokens": 999, "elapsed_seconds": 1.5, "tasks": tasks, "best": True},
+        {"kind": "evaluation", "step": 3, "val_bpb": None, "tokens": 999, "best": True},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    series = Series(tmp_path / "metrics.jsonl").read()
+    curves = series.curves(axis)
+    assert curves.loss == [(places[0], 5.0), (places[1], 4.0)] and curves.val_bpb == [(places[1], 3.0)]
+    assert curves.tasks == {"lambada": [(places[1], 0.5)], "piqa": [(places[1], 0.2)]}
+    assert series.best == {"step": 2, "val_bpb": 3.0} and series.scored == {"step": 2, "tasks": tasks}
+
+
+def test_evaluations_between_two_logged_steps_lie_at_the_tokens_trained_on(tmp_path):
+    records = [
+        {"kind": "evaluation", "step": 0, "val_bpb": 8.0, "tokens": 999},
+        {"kind": "train", "step": 20, "loss": 5.0, "tokens": 2000},
+        {"kind": "evaluation", "step": 25, "val_bpb": 3.0, "tokens": 999},
+        {"kind": "train", "step": 30, "loss": 4.0, "tokens": 3000},
+        {"kind": "evaluation", "step": 33, "val_bpb": 2.0, "tokens": 999, "trained_tokens": 3300},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert Series(tmp_path / "metrics.jsonl").read().curves("tokens").val_bpb == [(0, 8.0), (2000, 3.0), (3300, 2.0)]
 
 
 def test_what_was_kept_is_as_if_the_file_had_been_read(path, tmp_path):
     kept = tmp_path / "cache" / "kept.npz"
-    read(Series(path)).keep(kept)
+    Series(path).read().save_cache(kept)
     with path.open("a") as file:
         file.write(line(7, elapsed_seconds=2.5) + "damaged\n" + line(8))
-    again, fresh = Series(path), read(Series(path))
-    assert again.recall(kept) and again.lines == 5
-    read(again)
-    np.testing.assert_array_equal(again.trained.pack(), fresh.trained.pack())
+    again, fresh = Series(path), Series(path).read()
+    assert again.load_cache(kept) and again.lines == 5
+    again.read()
+    np.testing.assert_array_equal(again.bins["train"].pack(), fresh.bins["train"].pack())
     assert (again.lines, again.damaged, again.timing()) == (fresh.lines, fresh.damaged, fresh.timing())
 
 
@@ -152,7 +197,7 @@ def test_what_was_kept_is_as_if_the_file_had_been_read(path, tmp_path):
 )
 def test_what_was_kept_of_another_file_is_not_believed(path, tmp_path, change):
     kept = tmp_path / "kept.npz"
-    read(Series(path)).keep(kept)
+    Series(path).read().save_cache(kept)
     text = path.read_text()
     if change == "shorter":
         path.write_text(line(1))
@@ -168,8 +213,8 @@ def test_what_was_kept_of_another_file_is_not_believed(path, tmp_path, change):
     else:
         kept.write_bytes(b"PK\x03\x04 rubbish")
     series = Series(path)
-    assert not series.recall(kept)
-    assert column(read(series), "step") == column(read(Series(path)), "step") and series.lines == len(
+    assert not series.load_cache(kept)
+    assert column(series.read(), "step") == column(Series(path).read(), "step") and series.lines == len(
         path.read_text().splitlines()
     )
 
@@ -178,3 +223,48 @@ def test_lines_are_parsed_as_one_by_one():
     content = b'{"a": 1}\n{"b": [1, {"c": null}]}\n{"d": NaN}\n'
     records, damaged = parse_lines(content)
     assert [list(record) for record in records] == [["a"], ["b"], ["d"]] and damaged == 0
+
+
+def pushed(columns, cuts=()):
+    bins = Bins(("step", "loss"))
+    for part in np.split(columns, sorted(cuts), axis=1):
+        if part.shape[1]:
+            bins.push(part)
+    return bins
+
+
+def numbers(count):
+    return np.stack([np.arange(count, dtype=float), np.sin(np.arange(count))])
+
+
+@pytest.mark.parametrize("count", [1, MAX_BINS - 1, MAX_BINS, MAX_BINS + 1, 5 * MAX_BINS + 7])
+def test_a_bin_tells_the_lowest_the_mean_and_the_highest_of_its_lines(count):
+    columns = numbers(count)
+    bins = pushed(columns)
+    assert bins.used == -(-count // bins.stride) <= MAX_BINS
+    for place in (0, bins.used // 2, bins.used - 1):
+        lines = columns[:, place * bins.stride : (place + 1) * bins.stride]
+        np.testing.assert_array_equal(bins.low[:, place], lines.min(axis=1))
+        np.testing.assert_array_equal(bins.high[:, place], lines.max(axis=1))
+        np.testing.assert_allclose(bins.mean[:, place], lines.mean(axis=1))
+
+
+@given(st.integers(0, 4000), st.lists(st.integers(0, 4000), max_size=6))
+@settings(max_examples=30)
+def test_the_pieces_in_which_lines_come_change_nothing(count, cuts):
+    whole, pieces = pushed(numbers(count)), pushed(numbers(count), [min(cut, count) for cut in cuts])
+    assert (whole.lines, whole.stride) == (pieces.lines, pieces.stride)
+    np.testing.assert_allclose(whole.pack(), pieces.pack())
+
+
+def test_the_first_bin_that_changed_is_told():
+    bins = pushed(numbers(MAX_BINS - 2))
+    assert bins.push(numbers(1)) == MAX_BINS - 2
+    assert bins.push(numbers(5)) == 0  # pairs were joined
+    assert bins.push(numbers(1)) == (MAX_BINS + 4) // 2
+
+
+def test_numbers_that_are_not_finite_count_as_none():
+    columns = np.array([[1.0, 2.0, 3.0], [np.nan, np.nan, np.nan]])
+    bins = pushed(columns)
+    assert np.isnan(bins.mean[1, :3]).all() and np.isnan(bins.low[1, :3]).all() and bins.mean[0, 2] == 3.0

@@ -67,10 +67,10 @@ def test_a_page_is_told_all_runs_with_their_numbers_newest_first(opened, folder)
         run = events.runs["new"]
         assert (run["status"], run["steps_left"], run["val_bpb"], run["lines"], run["damaged"]) == ("completed", 80, 2.5, 21, 0)
         assert run["percentiles"]["p50"] == pytest.approx(0.1, rel=0.01) and run["arm"] == events.runs["old"]["arm"]
-        trained = next(bins for bins in events.bins if bins["id"] == run["id"] and bins["kind"] == "trained")
+        trained = next(bins for bins in events.bins if bins["id"] == run["id"] and bins["kind"] == "train")
         assert trained["from"] == 0 and numbers(trained["columns"]["step"]) == list(range(1, 21))
         assert numbers(trained["columns"]["loss"])[1] == 3.5
-        judged = next(bins for bins in events.bins if bins["id"] == run["id"] and bins["kind"] == "judged")
+        judged = next(bins for bins in events.bins if bins["id"] == run["id"] and bins["kind"] == "evaluation")
         assert numbers(judged["columns"]["val_bpb"]) == [2.5] and numbers(judged["columns"]["tokens"]) == [2000.0]
 
 
@@ -87,19 +87,19 @@ def test_a_new_line_is_told_alone(opened, tmp_path):
 
 @pytest.mark.parametrize("before", [0, 1, 700, 768, 1500, 5000])
 def test_a_thousand_further_lines_take_less_than_50_kilobytes(tmp_path, before):
-    from ingot.ui.watcher import Watched, _event
+    from ingot.ui.watcher import WatchedRun, _event
 
     run = make_run(tmp_path / "a", steps=max(1, before))
-    watched = Watched(run, "a", tmp_path / "cache")
+    watched = WatchedRun(run, "a", tmp_path / "cache")
     while watched.read():
         pass
-    assert len(_event(watched.numbers())) > 100
-    watched.series.told()
+    assert len(_event(watched.bin_messages())) > 100
+    watched.series.mark_sent()
     with (run / "metrics.jsonl").open("a") as file:
         file.writelines(line(step, loss=math.sin(step)) for step in range(before + 1, before + 1001))
     while watched.read():
         pass
-    assert watched.look() and len(_event([*watched.numbers(), watched.told()])) < 50_000
+    assert watched.look() and len(_event([*watched.bin_messages(), watched.message()])) < 50_000
 
 
 def test_runs_that_begin_show_up_and_runs_that_are_removed_go(opened, tmp_path):
@@ -134,7 +134,7 @@ def test_what_was_read_is_kept_and_not_read_again(opened, tmp_path):
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     with Events(opened(run)) as events:
         events.loaded(1)
-        steps = [numbers(bins["columns"]["step"]) for bins in events.bins if bins["kind"] == "trained"]
+        steps = [numbers(bins["columns"]["step"]) for bins in events.bins if bins["kind"] == "train"]
         assert steps == [list(range(1, 101))]
 
 
@@ -340,9 +340,9 @@ def test_the_server_ends_while_pages_are_open(opened, folder):
 
 
 def test_the_page_asks_nothing_of_anybody_else():
-    from ingot.ui.app import KINDS, PAGE, POLICY
+    from ingot.ui.app import MEDIA_TYPES, PAGE, POLICY
 
-    files = [path for path in PAGE.iterdir() if path.suffix in KINDS and not path.name.startswith("uPlot")]
+    files = [path for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES and not path.name.startswith("uPlot")]
     assert {"index.html", "page.js", "charts.js", "style.css"} <= {path.name for path in files}
     for path in files:
         text = path.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")

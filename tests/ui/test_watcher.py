@@ -26,18 +26,19 @@ def test_a_run_that_cannot_be_read_is_told_and_the_others_are_read(folder, tmp_p
     watcher = Watcher([folder], tmp_path / "cache")
     watcher.look()
     new, old = watcher.runs.values()
-    assert new.told()["status"] == "unreadable" and new.told()["error"] == "the run cannot be read: ValueError: odd bytes"
-    assert new.loaded and old.loaded and old.told()["lines"] == 21
+    assert new.message()["status"] == "unreadable" and new.message()["error"] == "the run cannot be read: ValueError: odd bytes"
+    assert new.loaded and old.loaded and old.message()["lines"] == 21
     monkeypatch.setattr(Series, "read_block", read)
     watcher._look_at(new, lambda: True)
     assert new.has_failed  # until a file changes
     (folder / "group" / "new" / "state.json").touch()
     watcher._look_at(new, lambda: True)
-    assert (new.told()["status"], new.told()["lines"]) == ("completed", 21)
+    assert (new.message()["status"], new.message()["lines"]) == ("completed", 21)
 
 
 def test_a_run_that_is_reached_by_several_paths_is_one(folder, tmp_path):
-    from ingot.ui.watcher import Watcher, find_runs
+    from ingot.runs.view import find_runs
+    from ingot.ui.watcher import Watcher
 
     (folder / "a-link").symlink_to("old")
     (folder / "group" / "link").symlink_to(folder / "old")
@@ -61,14 +62,14 @@ def test_a_page_with_too_many_messages_waiting_is_ended_once(folder, tmp_path, m
 
     from ingot.ui import watcher as module
 
-    monkeypatch.setattr(module, "MOST_WAITING", -1)
+    monkeypatch.setattr(module, "MAX_QUEUED", -1)
 
     async def page():
         watcher = module.Watcher([folder], tmp_path / "cache")
         watcher._scan()
         _, queue = watcher.open_page()
         watcher._greet()
-        watcher._tell([{}])
+        watcher._send([{}])
         await asyncio.sleep(0)
         return [queue.get_nowait() for _ in range(queue.qsize())]
 

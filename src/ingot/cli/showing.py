@@ -74,8 +74,8 @@ def _told(record: dict[str, Any]) -> dict[str, str]:
         "val_bpb": number("val_bpb", ".4f"),
         "tokens/s": number("tokens_per_second", ",.0f"),
         "checkpoint": record["checkpoint"] or "",
-        "last heard": f"{duration(record['last_heard_seconds'])} ago",
-        "process": f"{record['pid']} on {record['host']}",
+        "last heard": f"{duration(record['last_heard_seconds'])} ago" if record["last_heard_seconds"] is not None else "",
+        "process": f"{record['pid']} on {record['host']}" if record["pid"] is not None else "",
         "error": record["error"] or "",
     }
 

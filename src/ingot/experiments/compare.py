@@ -135,7 +135,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     part, text_bytes = by_rows(rows, rows_of).strip(), None
     sliding = by_rows(None, None, result.get("val_stride")).strip()
     if not part:
-        evaluations = [record for record in run.metrics()[0] if record.get("kind") == "evaluation"]
+        evaluations = [record for record in run.records() if record.get("kind") == "evaluation"]
         text_bytes = evaluations[-1].get("bytes") if evaluations else None
     return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, sliding, settings)
 

@@ -22,12 +22,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.errors import CheckpointError, Setting, Unreadable, shown
-from ingot.runs.lock import NAME as LOCK
-from ingot.runs.lock import RunLock, is_lock
+from ingot.runs.lock import LOCK, RunLock, is_lock
 from ingot.runs.metrics import LineFile, Metrics
-from ingot.runs.state import NAME as STATE
-from ingot.runs.state import RESULT_NAME as RESULT
-from ingot.runs.state import TrainingResult, as_record, read_state, this_process, utc_now
+from ingot.runs.state import RESULT, STATE, TrainingResult, as_record, read_state, this_process, utc_now
 from ingot.runtime.files import (
     FULL,
     file_sha256,
@@ -229,7 +226,7 @@ class RunFolder:
 
     def record(self, kind: str, report: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, with the time and the session."""
-        self.metrics.append({"kind": kind, "time": utc_now(), "session": self.session, **report})
+        self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
     def forget_result(self) -> None:
         """Remove what an earlier session came to: one that dies must not seem to have ended well."""

@@ -19,7 +19,7 @@ from ingot.runs.state import CLOCK_SKEW_SECONDS, State, read_state, this_process
 from ingot.runtime.files import to_json, writing
 from ingot.runtime.locks import FolderLock
 
-NAME = ".lock"
+LOCK = ".lock"
 ASKING_SECONDS = 0.5  # nanoGPT's door looks whether a folder is free by taking it for an instant
 
 
@@ -34,7 +34,7 @@ class RunLock:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.folder, self._notify, self._elsewhere, self._stop = folder, notify, elsewhere, stop
-        self._lock = FolderLock(folder, NAME)
+        self._lock = FolderLock(folder, LOCK)
 
     def acquire(self) -> Self:
         """Take the folder, or raise RunError that says who has it; may watch a silent heartbeat for two of its intervals.
@@ -43,7 +43,7 @@ class RunLock:
         """
         if self._lock.held is not False:
             return self
-        with writing(self.folder / NAME):
+        with writing(self.folder / LOCK):
             if not self._lock.acquire(ASKING_SECONDS):
                 raise _in_use(self.folder, _holder(self._lock.read()) or _owner(read_state(self.folder)), self._elsewhere)
             try:

@@ -1,7 +1,7 @@
 """metrics.jsonl: one JSON object per line, each step once, whatever happened to the processes that wrote it.
 
-A resumed run calls `truncate_after` before its first `append`: the killed process may have gone on past its last checkpoint
-and may have died in the middle of a line.
+A resumed run calls `truncate_after` before its first `append`: the killed process may have trained past its last checkpoint and
+may have died in the middle of a line.
 """
 
 from __future__ import annotations
@@ -20,51 +20,49 @@ from typing import Any
 from ingot.errors import CheckpointError
 from ingot.runtime.files import FULL, open_to_append, open_to_read, to_json, write_atomically, writing
 
-# A file of a run that grows line by line, on a disk that may be full for a while.
-
-HELD_LINES = 10_000  # that wait for room; beyond them the oldest go
+MAX_PENDING_LINES = 10_000  # lines kept in memory while the disk is full; beyond that the oldest are dropped
 
 
 class LineFile:
-    """Lines that threads add to a file; a full disk keeps them waiting, and the run goes on."""
+    """A file that threads append lines to; while the disk is full, lines wait in memory and the run continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._held: deque[bytes] = deque(maxlen=HELD_LINES)
-        self._writing = threading.Lock()
+        self._pending: deque[bytes] = deque(maxlen=MAX_PENDING_LINES)
+        self._lock = threading.Lock()
 
     def append(self, line: str) -> None:
-        """Add a line, after those for which there was no room: it is in the file when this returns, or waits for the next one.
+        """Write a line after those that are pending; if the disk is full it becomes pending too.
 
-        CheckpointError: the disk refuses it for another reason.
+        CheckpointError: the line cannot be written for another reason.
         """
-        with self._writing, writing(self.path):
-            self._held.append(line.encode(errors="backslashreplace") + b"\n")
+        with self._lock, writing(self.path):
+            self._pending.append(line.encode(errors="backslashreplace") + b"\n")
             try:
                 self._write()
             except OSError as error:
                 if error.errno not in FULL:
-                    self._held.pop()
+                    self._pending.pop()
                     raise
 
     def flush(self) -> None:
-        """Write the lines that wait; CheckpointError: there still is no room."""
-        with self._writing, writing(self.path):
-            if self._held:
+        """Write the pending lines; CheckpointError if the disk is still full."""
+        with self._lock, writing(self.path):
+            if self._pending:
                 self._write()
 
     def _write(self) -> None:
-        """Write all lines or nothing."""
-        lines = b"".join(self._held)
+        """Write all pending lines or nothing."""
+        lines = b"".join(self._pending)
         with open_to_append(self.path) as file:
             end = file.tell()
             try:
-                if file.write(lines) != len(lines):  # a disk that fills up takes part of a line without complaint
+                if file.write(lines) != len(lines):  # a disk that fills up takes part of a line without an error
                     raise OSError(errno.ENOSPC, "No space left on device")
             except OSError:
                 file.truncate(end)
                 raise
-        self._held.clear()
+        self._pending.clear()
 
 
 @dataclass(frozen=True)
@@ -77,25 +75,17 @@ class Mark:
     start: int = 0  # where the reading began; at 0 the records are all there are, and what was read before no longer counts
 
 
-class Metrics:
-    """The record of a run, step by step."""
+class Metrics(LineFile):
+    """The metrics.jsonl of a run, as its process writes it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lines = LineFile(path)
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add one record; it is in the file when this returns, or waits there for room on the disk."""
-        self._lines.append(to_json(dict(record)))
-
-    def flush(self) -> None:
-        """Write the records that wait."""
-        self._lines.flush()
+    def append_record(self, record: Mapping[str, Any]) -> None:
+        """Append one record."""
+        self.append(to_json(dict(record)))
 
     def truncate_after(self, step: int, evaluated: bool = True) -> int:
-        """Drop the records of later steps and lines that are not records; returns how many lines went.
+        """Drop records of later steps and lines that are not records; return the number of dropped lines.
 
-        `evaluated`: whether the evaluation at this very step belongs to what is continued, or will be repeated.
+        `evaluated`: False if the evaluation at this very step will be repeated, so that its record goes too.
         """
         with writing(self.path):
             content = self.path.read_bytes() if self.path.exists() else b""
@@ -130,9 +120,9 @@ class Metrics:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of a record can be drawn and counted with: finite, and no larger than a float holds."""
+    """Return True for a finite number that a float can hold; damaged files may hold anything."""
     try:
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
         return False
 

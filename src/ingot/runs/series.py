@@ -1,7 +1,8 @@
-"""metrics.jsonl as it grows, in bins: each line is read once, from the byte where the last reading ended.
+"""The numbers of metrics.jsonl in bounded memory, read incrementally: curves, step times, best score and task scores.
 
-For whoever looks on for long: memory and the time of a look do not depend on how much was trained. A damaged line is skipped and
-counted, and a file that a resume has replaced is read from its start. What was read can be kept beside the run's other caches.
+Each line is read once, from the byte where the last read ended, so watching a run costs the same however long it has trained.
+Damaged lines are skipped and counted. A file that a resume has replaced is read again from its start. What was read can be saved
+in a cache file, so that the next process does not parse a long file again.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import io
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -21,97 +24,385 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
+from ingot.errors import Unreadable
 from ingot.runs.metrics import is_number
 from ingot.runs.reporter import scored_tasks
 from ingot.runtime.files import open_to_read, write_atomically
 
-# The numbers of any count of lines in a bounded number of bins: minimum, mean and maximum of neighbours.
-
-MOST_BINS = 768  # a chart is about as many pixels wide; 1,000 further lines change at most 884 bins
+AXES = ("step", "tokens", "elapsed_seconds")
+STEP_SECONDS = "step_seconds"  # computed from the elapsed seconds of two neighbouring lines
+COLUMNS = {
+    "train": (*AXES, "loss", "grad_norm", "learning_rate", "tokens_per_second", STEP_SECONDS),
+    "evaluation": (*AXES, "val_bpb", "val_loss"),
+}
+MAX_BINS = 768  # a chart is about as many pixels wide; 1,000 more lines change at most 884 bins
+MAX_AXIS = 2.0**53  # largest integer a float holds exactly; no step, token count or second of a run comes near it
+BLOCK_BYTES = 1 << 20  # read at once: some 3,000 lines, 10 ms
+FINGERPRINT_BYTES = 4096  # leading bytes that identify a file
+CACHE_VERSION = 2
+CACHED = ("lines", "damaged", "best", "scored", "accuracies", "offset", "_previous", "_tokens")  # attributes that JSON can hold
 
 Columns = NDArray[np.float64]
+Axis = Literal["steps", "tokens", "seconds"]
+Point = tuple[float, float]
+AXIS_COLUMNS: dict[Axis, str] = {"steps": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
 
 
 class Bins:
-    """Bins of several columns; a number that is not finite counts as none."""
+    """Minimum, mean and maximum of several columns over neighbouring lines, in at most MAX_BINS bins; nan counts as missing."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.lines, self.stride = 0, 1
-        shape = (len(self.names), MOST_BINS)
+        shape = (len(self.names), MAX_BINS)
         self.low, self.high = np.full(shape, np.nan), np.full(shape, np.nan)  # (columns, bins)
-        self._total, self._count = np.zeros(shape), np.zeros(shape)
+        self._sum, self._count = np.zeros(shape), np.zeros(shape)
 
     @property
     def used(self) -> int:
-        """How many bins hold a line."""
+        """Number of bins that hold a line."""
         return -(-self.lines // self.stride)
 
     @property
     def mean(self) -> Columns:
-        """The mean of each column in each bin, nan where there is none."""
-        return np.divide(self._total, self._count, out=np.full_like(self._total, np.nan), where=self._count > 0)
+        """Mean of each column in each bin, nan for bins without a value."""
+        return np.divide(self._sum, self._count, out=np.full_like(self._sum, np.nan), where=self._count > 0)
 
     def push(self, columns: Columns) -> int:
-        """Take further lines, (columns, lines), and return the first bin that has changed."""
+        """Add lines of shape (columns, lines) and return the first bin that changed."""
         count = columns.shape[1]
         first = self.lines // self.stride
-        while (self.lines + count - 1) // self.stride >= MOST_BINS:
-            self._join_pairs()
+        while (self.lines + count - 1) // self.stride >= MAX_BINS:
+            self._merge_pairs()
             first = 0
-        place = (self.lines + np.arange(count)) // self.stride
+        bins = (self.lines + np.arange(count)) // self.stride
         for row, values in enumerate(columns):
-            known = np.isfinite(values)
-            at, found = place[known], values[known]
-            np.fmin.at(self.low[row], at, found)
-            np.fmax.at(self.high[row], at, found)
-            np.add.at(self._total[row], at, found)
+            finite = np.isfinite(values)
+            at, finite_values = bins[finite], values[finite]
+            np.fmin.at(self.low[row], at, finite_values)
+            np.fmax.at(self.high[row], at, finite_values)
+            np.add.at(self._sum[row], at, finite_values)
             np.add.at(self._count[row], at, 1.0)
         self.lines += count
         return first
 
-    def _join_pairs(self) -> None:
-        rest = (len(self.names), MOST_BINS // 2)
-        empty, zeros = np.full(rest, np.nan), np.zeros(rest)
-        self.low = np.hstack([np.fmin(self.low[:, ::2], self.low[:, 1::2]), empty])
-        self.high = np.hstack([np.fmax(self.high[:, ::2], self.high[:, 1::2]), empty])
-        self._total = np.hstack([self._total[:, ::2] + self._total[:, 1::2], zeros])
-        self._count = np.hstack([self._count[:, ::2] + self._count[:, 1::2], zeros])
+    def _merge_pairs(self) -> None:
+        half = (len(self.names), MAX_BINS // 2)
+        self.low = np.hstack([np.fmin(self.low[:, ::2], self.low[:, 1::2]), np.full(half, np.nan)])
+        self.high = np.hstack([np.fmax(self.high[:, ::2], self.high[:, 1::2]), np.full(half, np.nan)])
+        self._sum = np.hstack([self._sum[:, ::2] + self._sum[:, 1::2], np.zeros(half)])
+        self._count = np.hstack([self._count[:, ::2] + self._count[:, 1::2], np.zeros(half)])
         self.stride *= 2
 
+    def points(self, x: str, y: str) -> list[Point]:
+        """Return (mean of x, mean of y) of every bin that has both."""
+        pair = self.mean[[self.names.index(x), self.names.index(y)], : self.used]
+        return [(float(a), float(b)) for a, b in pair.T[np.isfinite(pair).all(axis=0)]]
+
     def pack(self) -> Columns:
-        """All numbers of the used bins, to be kept."""
-        return np.stack([part[:, : self.used] for part in (self.low, self.high, self._total, self._count)])
+        """Return all numbers of the used bins, to be saved."""
+        return np.stack([part[:, : self.used] for part in (self.low, self.high, self._sum, self._count)])
 
     def unpack(self, packed: Columns, lines: int, stride: int) -> None:
-        """Take over what was kept; ValueError where it does not fit."""
+        """Restore what `pack` returned; ValueError if it does not fit these columns."""
         self.lines, self.stride = lines, stride
-        if packed.shape != (4, len(self.names), self.used) or self.used > MOST_BINS:
-            raise ValueError("these are bins of another kind")
-        for part, known in zip((self.low, self.high, self._total, self._count), packed, strict=True):
-            part[:, : self.used] = known
+        if packed.shape != (4, len(self.names), self.used) or self.used > MAX_BINS:
+            raise ValueError("the saved bins have another shape")
+        for part, saved in zip((self.low, self.high, self._sum, self._count), packed, strict=True):
+            part[:, : self.used] = saved
 
 
-# How long the steps of a run took, by its metrics.jsonl: percentiles, and where it stood still.
-
-STALL = 3.0  # times the median that a step takes where it is called a stall
-SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+STALL_FACTOR = 3.0  # a step this many times slower than the median counts as a stall
+PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+CLASS_WIDTH, SHORTEST, CLASSES = 0.01, 1e-6, 2800  # log-spaced histogram: 1% wide classes from a microsecond to 15 days
+MAX_SLOW = 64  # slowest stretches that are remembered
 
 
 @dataclass(frozen=True)
 class Stall:
     """A stretch of steps that took far longer than usual."""
 
-    step: int  # the last of them
-    seconds: float  # more than usual
+    step: int  # its last step
+    seconds: float  # beyond the usual time
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per step: percentiles by name, and the stalls, longest first."""
+    """Seconds per step: percentiles by name, and stalls, longest first."""
 
     percentiles: dict[str, float]
     stalls: list[Stall]
+
+
+class StepTimes:
+    """A histogram of seconds per step, and the slowest stretches."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(CLASSES)
+        self.slowest: list[tuple[int, float, int]] = []  # last step, seconds per step, number of steps
+
+    def push(self, last_step: Columns, seconds_per_step: Columns, steps: Columns) -> None:
+        """Add stretches of steps."""
+        classes = np.log(np.maximum(seconds_per_step, SHORTEST) / SHORTEST) / CLASS_WIDTH
+        np.add.at(self.counts, np.minimum(classes, CLASSES - 1).astype(int), 1.0)
+        for at in np.argsort(seconds_per_step)[-MAX_SLOW:]:
+            self.slowest.append((int(last_step[at]), float(seconds_per_step[at]), int(steps[at])))
+        self.slowest = sorted(self.slowest, key=lambda stretch: -stretch[1])[:MAX_SLOW]
+
+    def timing(self) -> Timing:
+        """Return percentiles, right to 1% of their value, and the longest stalls."""
+        if not (total := self.counts.sum()):
+            return Timing({}, [])
+        cumulative = np.cumsum(self.counts)
+        classes = {name: int(np.searchsorted(cumulative, share * total, side="right")) for name, share in PERCENTILES.items()}
+        percentiles = {
+            name: SHORTEST * float(np.exp((min(index, CLASSES - 1) + 0.5) * CLASS_WIDTH)) for name, index in classes.items()
+        }
+        median = percentiles["p50"]
+        stalls = [Stall(step, (each - median) * steps) for step, each, steps in self.slowest if each > STALL_FACTOR * median]
+        return Timing(percentiles, sorted(stalls, key=lambda stall: -stall.seconds))
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Points of a run over one axis; `val_bpb` is empty if nothing was evaluated, `tasks` holds the accuracy on each task."""
+
+    loss: list[Point]
+    val_bpb: list[Point]
+    tokens_per_second: list[Point]
+    tasks: dict[str, list[Point]]
+
+
+class Series:
+    """The numbers of one metrics.jsonl so far. One thread reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.generation = 0  # how often the file was replaced
+        self._reset()
+
+    def _reset(self) -> None:
+        self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
+        self.first_changed = dict.fromkeys(COLUMNS, 0)  # first bin that changed since `mark_sent`
+        self.step_times = StepTimes()
+        self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
+        self.best: dict[str, Any] | None = None  # step and val_bpb of the last evaluation that was the best so far
+        self.scored: dict[str, Any] | None = None  # step and tasks of the last evaluation that scored tasks
+        self.accuracies: dict[str, list[list[float]]] = {}  # of each task: rows of the three axes and the accuracy
+        self._inode, self._last_line = 0, b""
+        self._previous = [np.nan] * 3  # step, elapsed seconds and session of the last train line
+        self._tokens: Any = 0
+
+    def mark_sent(self) -> None:
+        """Note that whoever shows the numbers has all of them."""
+        self.first_changed = dict.fromkeys(COLUMNS, MAX_BINS)
+
+    def timing(self) -> Timing:
+        """Return seconds per step: percentiles and stalls."""
+        return self.step_times.timing()
+
+    def curves(self, axis: Axis = "steps") -> Curves:
+        """Return the curves over steps, tokens or seconds; a number that is not finite leaves a gap."""
+        x = AXIS_COLUMNS[axis]
+        train, evaluations = self.bins["train"], self.bins["evaluation"]
+        tasks = {
+            name: [(row[AXES.index(x)], row[-1]) for row in rows if np.isfinite([row[AXES.index(x)], row[-1]]).all()]
+            for name, rows in self.accuracies.items()
+        }
+        return Curves(train.points(x, "loss"), evaluations.points(x, "val_bpb"), train.points(x, "tokens_per_second"), tasks)
+
+    def read(self) -> Series:
+        """Read all that is new; Unreadable if the file is there and cannot be read."""
+        try:
+            while self.read_block():
+                pass
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise Unreadable(self.path, error.strerror) from None
+        return self
+
+    def read_block(self) -> bool:
+        """Read one block of what is new and return True if there may be more; OSError if the file cannot be read."""
+        with open_to_read(self.path) as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if self.offset and not (inode == self._inode and self._has_last_line(file)):
+                self.generation += 1
+                self._reset()
+            self._inode = inode
+            file.seek(self.offset)
+            content = file.read(BLOCK_BYTES)
+        end = content.rfind(b"\n") + 1
+        if not end and len(content) == BLOCK_BYTES:  # Ingot writes no line this long
+            self.damaged += 1
+            self.offset, self._last_line = self.offset + BLOCK_BYTES, content[-FINGERPRINT_BYTES:]
+            return True
+        if not end:
+            return False  # the last line may still be being written
+        self.offset += end
+        self._last_line = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-FINGERPRINT_BYTES:]
+        self._add(content[:end])
+        return len(content) == BLOCK_BYTES
+
+    def _has_last_line(self, file: BufferedReader) -> bool:
+        """Return True if the line that was read last is still in its place; file systems reuse inodes."""
+        file.seek(self.offset - len(self._last_line))
+        return file.read(len(self._last_line)) == self._last_line
+
+    def _add(self, content: bytes) -> None:
+        parsed, damaged = parse_lines(content)
+        records = [record for record in parsed if _can_be_drawn(record)]
+        damaged += len(parsed) - len(records)
+        self.lines, self.damaged = self.lines + len(records) + damaged, self.damaged + damaged
+        train, evaluations = [], []
+        for record in records:
+            if record.get("kind") == "train":
+                train.append(record)
+                self._tokens = record.get("tokens")
+            elif record.get("kind") == "evaluation":  # its own "tokens" are those it scored
+                evaluations.append({**record, "tokens": record.get("trained_tokens", self._tokens)})
+        if train:
+            columns = _columns(train, (*COLUMNS["train"][:-1], "session"))
+            self._push("train", np.vstack([columns[:-1], self._step_seconds(columns[[0, 2, -1]])]))
+        if evaluations:
+            self._push("evaluation", _columns(evaluations, COLUMNS["evaluation"]))
+        for record in evaluations:
+            self._add_scores(record)
+
+    def _push(self, kind: str, columns: Columns) -> None:
+        self.first_changed[kind] = min(self.first_changed[kind], self.bins[kind].push(columns))
+
+    def _add_scores(self, record: Mapping[str, Any]) -> None:
+        if record.get("best") and np.isfinite(_number(record.get("val_bpb"))):
+            self.best = {"step": record["step"], "val_bpb": record["val_bpb"]}
+        tasks = record.get("tasks")
+        tasks = {name: task for name, task in tasks.items() if isinstance(task, dict)} if isinstance(tasks, dict) else {}
+        if tasks:
+            self.scored = {"step": record["step"], "tasks": tasks}
+        for name, task in tasks.items():
+            # acc_norm scores by log-probability per character: what papers report where answers differ in length.
+            values = [*(record.get(axis) for axis in AXES), task.get("acc_norm", task.get("acc"))]
+            self.accuracies.setdefault(name, []).append([_number(value) for value in values])
+
+    def _step_seconds(self, lines: Columns) -> Columns:
+        """Return seconds per step before each of (step, elapsed, session) lines; nan before the first line of a session."""
+        before = np.array(self._previous)[:, None]
+        self._previous = [float(value) for value in lines[:, -1]]
+        steps, seconds, sessions = np.diff(np.hstack([before, lines]), axis=1)
+        valid = (steps > 0) & (seconds >= 0) & (sessions == 0)
+        each = np.divide(seconds, steps, out=np.full_like(seconds, np.nan), where=valid)
+        self.step_times.push(lines[0][valid], each[valid], steps[valid])
+        return each
+
+    def save_cache(self, file: Path) -> None:
+        """Save what was read, so that the next reader starts there."""
+        if (fingerprint := self._fingerprint(self.offset)) is None:
+            return
+        about = {
+            "version": CACHE_VERSION,
+            "fingerprint": fingerprint,
+            "last_line": self._last_line.decode("latin-1"),
+            "bins": {kind: [bins.lines, bins.stride] for kind, bins in self.bins.items()},
+            "slowest": self.step_times.slowest,
+            **{name: getattr(self, name) for name in CACHED},
+        }
+        packed = io.BytesIO()
+        about_bytes = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
+        arrays = {kind: bins.pack() for kind, bins in self.bins.items()}
+        np.savez(
+            packed, about=about_bytes, step_times=self.step_times.counts, train=arrays["train"], evaluation=arrays["evaluation"]
+        )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, packed.getvalue(), durable=False)
+
+    def load_cache(self, file: Path) -> bool:
+        """Start from a saved cache if it is of this very file; return True if it was."""
+        with suppress(Exception):  # whatever is wrong with a cache, the file itself can be read
+            with np.load(file, allow_pickle=False) as saved:
+                about = json.loads(saved["about"].tobytes())
+                if about["version"] != CACHE_VERSION or not _is_same(
+                    about["fingerprint"], self._fingerprint(int(about["offset"]))
+                ):
+                    return False
+                for kind, bins in self.bins.items():
+                    bins.unpack(saved[kind], *about["bins"][kind])
+                self.step_times.counts = saved["step_times"]
+            self.step_times.slowest = [(int(step), float(each), int(steps)) for step, each, steps in about["slowest"]]
+            self._last_line = about["last_line"].encode("latin-1")
+            for name in CACHED:
+                setattr(self, name, about[name])
+            with open_to_read(self.path) as read:
+                self._inode = os.fstat(read.fileno()).st_ino
+                if self._has_last_line(read) and self.step_times.counts.shape == (CLASSES,):
+                    return True
+        self._reset()
+        return False
+
+    def _fingerprint(self, offset: int) -> list[Any] | None:
+        """Return size, modification time and a hash of the first bytes, or None if the file cannot be read."""
+        try:
+            with open_to_read(self.path) as file:
+                stat = os.fstat(file.fileno())
+                head = file.read(min(FINGERPRINT_BYTES, offset))
+                return [stat.st_size, stat.st_mtime_ns, hashlib.sha256(head).hexdigest()]
+        except OSError:
+            return None
+
+
+def _is_same(cached: Sequence[Any], now: Sequence[Any] | None) -> bool:
+    """Return True if a file is the cached one, or that one with more lines."""
+    return now is not None and cached[2] == now[2] and (now[0] > cached[0] or list(cached[:2]) == list(now[:2]))
+
+
+def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """Return the records of whole lines, and how many lines are not JSON objects."""
+    try:  # all at once, which takes a third of the time
+        parsed = from_json(b"[" + content[:-1].replace(b"\n", b",") + b"]")
+        if len(parsed) == content.count(b"\n") and all(type(record) is dict for record in parsed):
+            return parsed, 0
+    except (ValueError, RecursionError):
+        pass
+    records, damaged = [], 0
+    for line in content.splitlines():
+        try:
+            record = from_json(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            damaged += 1
+    return records, damaged
+
+
+def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
+    """Return fields of records as numbers, (fields, records); nan for what is missing or not a finite number."""
+    columns = np.empty((len(names), len(records)))
+    for row, name in enumerate(names):
+        values = [record.get(name) for record in records]
+        try:
+            columns[row] = values
+        except (TypeError, ValueError, OverflowError):
+            columns[row] = [_number(value) for value in values]
+    columns[~np.isfinite(columns)] = np.nan
+    return columns
+
+
+def _can_be_drawn(record: Mapping[str, Any]) -> bool:
+    """Return True if a train or evaluation record has a step and no axis value beyond any run."""
+    if record.get("kind") in COLUMNS and not isinstance(record.get("step"), int | float):
+        return False
+    return not any(isinstance(value := record.get(name), int | float) and abs(value) > MAX_AXIS for name in AXES)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else float("nan")
+    except OverflowError:
+        return float("nan")
+
+
+STALL = STALL_FACTOR
 
 
 def step_times(records: Iterable[Mapping[str, Any]]) -> Timing:
@@ -129,280 +420,15 @@ def step_times(records: Iterable[Mapping[str, Any]]) -> Timing:
         return Timing({}, [])
     each = sorted(one for _, one, _ in found)
     usual = statistics.median(each)
-    slow = [Stall(step, (one - usual) * steps) for step, one, steps in found if one > STALL * usual]
-    percentiles = {name: each[min(len(each) - 1, int(share * len(each)))] for name, share in SHARES.items()}
+    slow = [Stall(step, (one - usual) * steps) for step, one, steps in found if one > STALL_FACTOR * usual]
+    percentiles = {name: each[min(len(each) - 1, int(share * len(each)))] for name, share in PERCENTILES.items()}
     return Timing(percentiles, sorted(slow, key=lambda stall: -stall.seconds))
-
-
-# How long steps took, of lines that come bit by bit, in bounded memory; `timing.step_times` says it of all lines at once.
-
-WIDTH, SHORTEST, CLASSES = 0.01, 1e-6, 2800  # classes of times by their logarithm: from a microsecond to 15 days
-MOST_SLOW = 64  # stretches that are remembered
-
-
-class StepTimes:
-    """How many steps took how long, and the slowest stretches."""
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(CLASSES)
-        self.slowest: list[tuple[int, float, int]] = []  # the step, the seconds of one, how many
-
-    def push(self, step: NDArray[np.float64], seconds: NDArray[np.float64], steps: NDArray[np.float64]) -> None:
-        """Take stretches of steps: the last of each, the seconds of one, how many."""
-        classes = np.log(np.maximum(seconds, SHORTEST) / SHORTEST) / WIDTH
-        np.add.at(self.counts, np.minimum(classes, CLASSES - 1).astype(int), 1.0)
-        for at in np.argsort(seconds)[-MOST_SLOW:]:
-            self.slowest.append((int(step[at]), float(seconds[at]), int(steps[at])))
-        self.slowest = sorted(self.slowest, key=lambda one: -one[1])[:MOST_SLOW]
-
-    def recall(self, counts: NDArray[np.float64], slowest: Sequence[Sequence[Any]]) -> None:
-        """Take over what was kept; ValueError where it does not fit."""
-        if counts.shape != (CLASSES,):
-            raise ValueError("these are times of another kind")
-        self.counts = counts
-        self.slowest = [(int(step), float(seconds), int(steps)) for step, seconds, steps in slowest]
-
-    def timing(self) -> Timing:
-        """Percentiles, right to a hundredth of their value, and the slowest of the stalls."""
-        if not (total := self.counts.sum()):
-            return Timing({}, [])
-        upto = np.cumsum(self.counts)
-        places = {name: int(np.searchsorted(upto, share * total, side="right")) for name, share in SHARES.items()}
-        percentiles = {name: SHORTEST * float(np.exp((min(place, CLASSES - 1) + 0.5) * WIDTH)) for name, place in places.items()}
-        usual = percentiles["p50"]
-        slow = [Stall(step, (each - usual) * steps) for step, each, steps in self.slowest if each > STALL * usual]
-        return Timing(percentiles, sorted(slow, key=lambda stall: -stall.seconds))
-
-
-AXES = ("step", "tokens", "elapsed_seconds")
-TRAINED = (*AXES, "loss", "grad_norm", "learning_rate", "tokens_per_second")
-STEP_SECONDS = "step_seconds"  # from the time between two lines
-JUDGED = (*AXES, "val_bpb", "val_loss")
-KINDS = ("train", "evaluation")
-BLOCK = 1 << 20  # bytes read at once: some 3,000 lines, 10 ms
-LARGEST = 2.0**53  # up to it, every whole number is a float; no step, token or second of a run comes near it
-HEAD = 4096  # bytes by which a file is known again
-FORM = 1  # of what is kept
-
-
-class Series:
-    """The numbers of a run so far. One thread reads."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.generation = 0  # how often the file was replaced
-        self._begin()
-
-    def _begin(self) -> None:
-        self.trained, self.judged = Bins((*TRAINED, STEP_SECONDS)), Bins(JUDGED)
-        self.times = StepTimes()
-        self.lines = self.damaged = 0
-        self.changed = [0, 0]  # the first bins, of steps and of evaluations, that have changed since `told` was called
-        self._inode, self._offset, self._last = 0, 0, b""
-        self._before: tuple[float, float, float] | None = None  # step, seconds and session of the last line of a step
-        self._tokens: Any = 0
-
-    def told(self) -> None:
-        """Whoever shows the numbers has them all."""
-        self.changed = [MOST_BINS, MOST_BINS]
-
-    def timing(self) -> Timing:
-        """How long steps took; percentiles are right to a hundredth of their value."""
-        return self.times.timing()
-
-    @property
-    def offset(self) -> int:
-        """How many bytes were read."""
-        return self._offset
-
-    def read_block(self) -> bool:
-        """Read a stretch of what is new; whether there may be more. OSError where the file cannot be read."""
-        with open_to_read(self.path) as file:
-            inode = os.fstat(file.fileno()).st_ino
-            if self._offset and not (inode == self._inode and self._follows(file.seek, file.read)):
-                self.generation += 1
-                self._begin()
-            self._inode = inode
-            file.seek(self._offset)
-            content = file.read(BLOCK)
-        end = content.rfind(b"\n") + 1
-        if not end and len(content) == BLOCK:  # no line of ours is so long
-            self.damaged += 1
-            self._offset, self._last = self._offset + BLOCK, content[-HEAD:]
-            return True
-        if not end:
-            return False  # a last line may still be written
-        self._offset += end
-        self._last = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-HEAD:]
-        self._take(content[:end])
-        return len(content) == BLOCK
-
-    def _follows(self, seek: Callable[[int], int], read: Callable[[int], bytes]) -> bool:
-        """Whether the file still has the line that was read last where it was: numbers of files are used again."""
-        seek(self._offset - len(self._last))
-        return read(len(self._last)) == self._last
-
-    def _take(self, content: bytes) -> None:
-        parsed, damaged = parse_lines(content)
-        records = [record for record in parsed if _has_place(record)]
-        damaged += len(parsed) - len(records)
-        self.lines, self.damaged = self.lines + len(records) + damaged, self.damaged + damaged
-        trained, judged = [], []
-        for record in records:
-            kind = record.get("kind")
-            if kind == "train":
-                trained.append(record)
-                self._tokens = record.get("tokens")
-            elif kind == "evaluation":  # its tokens are those that it scored
-                judged.append({**record, "tokens": record.get("trained_tokens", self._tokens)})
-        if trained:
-            columns = _columns(trained, (*TRAINED, "session"))
-            seconds = self._step_seconds(columns[0], columns[2], columns[-1])
-            first = self.trained.push(np.vstack([columns[:-1], seconds]))
-            self.changed[0] = min(self.changed[0], first)
-        if judged:
-            self.changed[1] = min(self.changed[1], self.judged.push(_columns(judged, JUDGED)))
-
-    def _step_seconds(self, step: Columns, elapsed: Columns, session: Columns) -> Columns:
-        """Seconds of one step before each line; nan before the first of a session."""
-        known = np.stack([step, elapsed, session])  # (3, lines)
-        before = np.array(self._before if self._before is not None else (np.nan,) * 3)[:, None]
-        self._before = (float(step[-1]), float(elapsed[-1]), float(session[-1]))
-        steps, seconds, sessions = np.diff(np.hstack([before, known]), axis=1)
-        fits = (steps > 0) & (seconds >= 0) & (sessions == 0)
-        each = np.divide(seconds, steps, out=np.full_like(seconds, np.nan), where=fits)
-        self.times.push(step[fits], each[fits], steps[fits])
-        return each
-
-    def keep(self, file: Path) -> None:
-        """Keep what was read, so that the next reader begins there."""
-        stamp, known = self._stamp(self._offset), (self.trained, self.judged)
-        if stamp is None:
-            return
-        about = {
-            "form": FORM,
-            "stamp": stamp,
-            "offset": self._offset,
-            "last": self._last.decode("latin-1"),
-            "bins": [[bins.lines, bins.stride] for bins in known],
-            "lines": self.lines,
-            "damaged": self.damaged,
-            "before": self._before,
-            "tokens": self._tokens,
-            "slowest": self.times.slowest,
-        }
-        packed = io.BytesIO()
-        words = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-        np.savez(packed, about=words, trained=known[0].pack(), judged=known[1].pack(), times=self.times.counts)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, packed.getvalue(), durable=False)
-
-    def recall(self, file: Path) -> bool:
-        """Begin with what was kept, where it is of this very file; whether it was."""
-        try:
-            with np.load(file, allow_pickle=False) as kept:
-                about = json.loads(kept["about"].tobytes())
-                if about["form"] != FORM or not _is_same(about["stamp"], self._stamp(int(about["offset"]))):
-                    return False
-                self._offset, self._last = int(about["offset"]), about["last"].encode("latin-1")
-                for bins, name, (lines, stride) in zip(
-                    (self.trained, self.judged), ("trained", "judged"), about["bins"], strict=True
-                ):
-                    bins.unpack(kept[name], lines, stride)
-                self.times.recall(kept["times"], about["slowest"])
-            self.lines, self.damaged, self._tokens = about["lines"], about["damaged"], about["tokens"]
-            self._before = tuple(about["before"]) if about["before"] is not None else None
-            with open_to_read(self.path) as read:
-                self._inode = os.fstat(read.fileno()).st_ino
-                if self._follows(read.seek, read.read):
-                    return True
-        except Exception:  # whatever is wrong with a cache, the file itself is there to be read
-            pass
-        self._begin()
-        return False
-
-    def _stamp(self, offset: int) -> list[Any] | None:
-        """What a file is known by: its size, its time and the first of the bytes that were read."""
-        try:
-            with open_to_read(self.path) as file:
-                found = os.fstat(file.fileno())
-                return [found.st_size, found.st_mtime_ns, hashlib.sha256(file.read(min(HEAD, offset))).hexdigest()]
-        except OSError:
-            return None
-
-
-def _is_same(kept: Sequence[Any], now: Sequence[Any] | None) -> bool:
-    """Whether a file is the one that was kept, or that one with more lines."""
-    return now is not None and kept[2] == now[2] and (now[0] > kept[0] or list(kept[:2]) == list(now[:2]))
-
-
-def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The records of whole lines, and how many lines are not records."""
-    try:  # all at once, in a third of the time
-        found = from_json(b"[" + content[:-1].replace(b"\n", b",") + b"]")
-        if len(found) == content.count(b"\n") and all(type(record) is dict for record in found):
-            return found, 0
-    except (ValueError, RecursionError):
-        pass
-    records, damaged = [], 0
-    for line in content.splitlines():
-        try:
-            record = from_json(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            records.append(record)
-        else:
-            damaged += 1
-    return records, damaged
-
-
-def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
-    """Fields of records as numbers, (fields, records); nan for what is missing or not a number."""
-    found = np.empty((len(names), len(records)))
-    for row, name in enumerate(names):
-        values = [record.get(name) for record in records]
-        try:
-            found[row] = values
-        except (TypeError, ValueError, OverflowError):
-            found[row] = [_number(value) for value in values]
-    found[~np.isfinite(found)] = np.nan
-    return found
-
-
-def _has_place(record: Mapping[str, Any]) -> bool:
-    """Whether a record can be drawn: one of a step or of an evaluation says which, and no axis is longer than any run."""
-    if record.get("kind") in KINDS and not isinstance(record.get("step"), int | float):
-        return False
-    return not any(_is_too_large(record.get(name)) for name in AXES)
-
-
-def _is_too_large(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) > LARGEST
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) else float("nan")
-    except OverflowError:
-        return float("nan")
 
 
 # The curves of a run, as its metrics.jsonl tells them: training loss and bits per byte, over steps, tokens or seconds.
 
-Axis = Literal["steps", "tokens", "seconds"]
-Point = tuple[float, float]
 FIELDS = {"steps": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
 MOST_POINTS = 400  # of one curve: more are means of neighbours, which no picture shows apart
-
-
-@dataclass(frozen=True)
-class Curves:
-    """What a run's numbers were, each with the place on the axis; `val_bpb` is empty where nothing was evaluated."""
-
-    loss: list[Point]
-    val_bpb: list[Point]
-    tasks: dict[str, list[Point]] = field(default_factory=dict)  # the accuracy on each task that evaluations scored
 
 
 def curves_of(records: Sequence[Mapping[str, Any]], axis: Axis = "steps") -> Curves:
@@ -411,7 +437,12 @@ def curves_of(records: Sequence[Mapping[str, Any]], axis: Axis = "steps") -> Cur
     evaluations = [record for record in records if record.get("kind") == "evaluation"]
     if axis == "tokens":  # an evaluation's own are those that it scored
         evaluations = [{**record, "tokens": _trained_before(record, trained)} for record in evaluations]
-    return Curves(thinned(_points(trained, axis, "loss")), _points(evaluations, axis, "val_bpb"), _accuracies(evaluations, axis))
+    return Curves(
+        thinned(_points(trained, axis, "loss")),
+        _points(evaluations, axis, "val_bpb"),
+        _points(trained, axis, "tokens_per_second"),
+        _accuracies(evaluations, axis),
+    )
 
 
 def _trained_before(evaluation: Mapping[str, Any], trained: Sequence[Mapping[str, Any]]) -> Any:

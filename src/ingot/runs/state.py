@@ -22,7 +22,7 @@ from ingot.errors import RunError, Setting
 from ingot.runtime.files import read_dict, read_json, to_json, write_atomically
 
 Status = Literal["running", "stopped", "completed", "halted", "failed"]
-NAME = "state.json"
+STATE = "state.json"
 CLOCK_SKEW_SECONDS = 300.0  # a heartbeat older than this is old on any pair of clocks worth the name (Kerberos allows the same)
 
 
@@ -69,7 +69,7 @@ class Heartbeat:
         self, folder: Path, every_seconds: float = 5.0, warn: Callable[[str], None] = lambda line: None, **known: Any
     ) -> None:
         now = utc_now()
-        self._path = folder / NAME
+        self._path = folder / STATE
         self._warn = warn
         self._warned = self._written = False
         self._stranger: State | None = None  # which stood in place of ours, and may have been copied there
@@ -148,7 +148,7 @@ class Heartbeat:
 def read_state(folder: Path) -> State | None:
     """What the run in this folder last said of itself; None where there is no state.json or a damaged one."""
     try:
-        record = read_json(folder / NAME)
+        record = read_json(folder / STATE)
         state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
         sound = all(is_of(getattr(state, field.name), str(field.type)) for field in fields(State))
         sound = sound and state.status in get_args(Status) and math.isfinite(state.age_seconds)
@@ -182,7 +182,7 @@ def utc_now() -> str:
 
 # result.json: what the last session of a run came to, written when it ends; a session that died leaves none.
 
-RESULT_NAME = "result.json"
+RESULT = "result.json"
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def as_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -
 
 def read_result(folder: Path) -> dict[str, Any] | None:
     """What result.json says; None where there is none or a damaged one."""
-    return read_dict(folder / RESULT_NAME)
+    return read_dict(folder / RESULT)
 
 
 def result_of(folder: Path) -> TrainingResult | None:

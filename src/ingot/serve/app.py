@@ -113,15 +113,15 @@ def _failure(error: IngotError) -> Refused:
 
 def _check_client(request: Request, token: str | None) -> None:
     """Refuse who does not know the token, and web pages of others, which a browser names."""
-    if token is not None and not is_token(request, token):
+    if token is not None and not has_token(request, token):
         raise Refused(
             "the token is missing or wrong; send the header Authorization: Bearer TOKEN", status=401, code="invalid_api_key"
         )
     if token is None:
-        refuse_others(request)
+        check_local(request)
 
 
-def refuse_others(request: Request) -> None:
+def check_local(request: Request) -> None:
     """Refuse who asks another name than this machine's own, which may lead a web page here, and web pages of others."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if not _is_own_name(host):
@@ -130,7 +130,7 @@ def refuse_others(request: Request) -> None:
         raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
 
 
-def is_token(request: Request, token: str) -> bool:
+def has_token(request: Request, token: str) -> bool:
     """Whether a client sends the token; headers are bytes, which come as letters of one byte each."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     return hmac.compare_digest(given.encode("latin-1"), token.encode())

@@ -1,13 +1,14 @@
-"""The web server of the live page: what can be asked, and by whom.
+"""The web server of the live page.
 
-It reads only the run folders it was given, and a client names a run by a number of ours, never by a path. Stopping a run
-and opening a model need the token. A name in the Host header that is not this machine's is refused, as are web
-pages of others: a page somewhere cannot read runs through the browser of who looks at it.
+It reads only the run folders it was given, and a client names a run by an id of ours, never by a path. Stopping a run and opening
+a model need the token. Requests with a foreign Host header or from foreign web pages are refused, so a page elsewhere cannot read
+runs through the browser of someone who visits it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,19 +21,21 @@ from starlette.exceptions import HTTPException
 from ingot.backends.sampling import prompt_ids
 from ingot.errors import CheckpointError, IngotError
 from ingot.runs.view import Run
-from ingot.serve.app import complete, is_token, read_body, refuse_others
+from ingot.serve.app import check_local, complete, has_token, read_body
 from ingot.serve.protocol import Refused, check_size
-from ingot.ui.watcher import Watched, Watcher
+from ingot.ui.watcher import WatchedRun, Watcher
 
 if TYPE_CHECKING:
     from ingot.inference.engine import Engine
 
-
-# The models that the page lets write: one at a time, the newest checkpoint of a run, by the engine that serves clients.
+PAGE = Path(__file__).parent / "page"
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # noqa: E501
+KEEPALIVE_SECONDS = 15.0  # after so much silence a comment is sent, which shows whether the browser is gone
 
 
 class Playground:
-    """Opens models when they are asked for."""
+    """The model that the page generates with: the newest checkpoint of one run at a time, opened on request."""
 
     def __init__(self, device: str, allow_custom_models: bool) -> None:
         self.device, self._allow_custom_models = device, allow_custom_models
@@ -40,82 +43,80 @@ class Playground:
         self._opened: tuple[Path, Engine] | None = None
 
     async def engine(self, run: Run) -> tuple[Engine, Path]:
-        """The engine of a run's newest checkpoint, and which that is."""
-        saved = run.checkpoints()
-        if not saved:
+        """Return the engine of a run's newest checkpoint, and the path of that checkpoint."""
+        checkpoints = run.checkpoints()
+        if not checkpoints:
             raise CheckpointError(f"{run.path} has no checkpoint yet; wait for its first")
-        newest = saved[max(saved)]
+        newest = checkpoints[max(checkpoints)]
         async with self._lock:
             if self._opened is None or self._opened[0] != newest:
                 await asyncio.to_thread(self.close)
-                self._opened = (newest, await asyncio.to_thread(_open, newest, self.device, self._allow_custom_models))
+                self._opened = (newest, await asyncio.to_thread(self._open, newest))
             return self._opened[1], newest
 
+    def _open(self, path: Path) -> Engine:
+        from ingot.inference.engine import Engine
+        from ingot.inference.model import find_tokenizer, open_model, open_weights
+
+        weights = open_weights(path)
+        if weights.config.model.family == "file" and not self._allow_custom_models:
+            why = f"{path} has a custom model, whose Python file would run; start ingot ui with --allow-custom-models to open it"
+            raise Refused(why, status=403)
+        return Engine(open_model(weights, find_tokenizer(weights), self.device))
+
     def close(self) -> None:
-        """Let go of the model."""
+        """Close the model."""
         if self._opened is not None:
             self._opened[1].close()
             self._opened = None
 
 
-def _open(path: Path, device: str, allow_custom_models: bool) -> Engine:
-    from ingot.inference.engine import Engine
-    from ingot.inference.model import find_tokenizer, open_model, open_weights
-
-    weights = open_weights(path)
-    if weights.config.model.family == "file" and not allow_custom_models:
-        said = f"{path} has a custom model, whose Python file would run; start ingot ui with --allow-custom-models to open it"
-        raise Refused(said, status=403)
-    return Engine(open_model(weights, find_tokenizer(weights), device))
-
-
-PAGE = Path(__file__).parent / "page"
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # noqa: E501
-SILENT_SECONDS = 15.0  # then a comment is sent, by which a browser that is gone is found
-
-
 def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_models: bool = False) -> FastAPI:
-    """The server of one page."""
+    """Build the web server of one page."""
     playground = Playground(device, allow_custom_models)
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         watcher.start()
         yield
         await asyncio.to_thread(watcher.close)
         await asyncio.to_thread(playground.close)
 
     async def close() -> None:
-        watcher.end_pages()  # their streams have no end of their own
+        watcher.end_pages()  # event streams do not end by themselves
         await asyncio.to_thread(playground.close)
 
-    app = FastAPI(lifespan=life, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
     app.state.watcher, app.state.playground, app.state.close = watcher, playground, close
-    _tell_errors(app)
-    _serve_page(app)
-    _serve_runs(app, watcher, token)
-    _serve_playground(app, watcher, playground, token)
+    _add_error_handlers(app)
+    _add_page(app)
+    _add_runs(app, watcher, token)
+    _add_playground(app, watcher, playground, token)
     return app
 
 
-def _tell_errors(app: FastAPI) -> None:
+async def check_client(request: Request) -> None:
+    """Refuse clients that are not on this machine, as `ingot serve` does without a token."""
+    check_local(request)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Refused)
-    async def tell(request: Request, refused: Refused) -> Response:
+    async def on_refused(request: Request, refused: Refused) -> Response:
         return JSONResponse(refused.record(), refused.status)
 
     @app.exception_handler(IngotError)
-    async def tell_mistake(request: Request, error: IngotError) -> Response:
+    async def on_ingot_error(request: Request, error: IngotError) -> Response:
         return JSONResponse(Refused(str(error), status=409).record(), 409)
 
     @app.exception_handler(HTTPException)
-    async def tell_http(request: Request, error: HTTPException) -> Response:
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
         refused = Refused(f"there is no {request.method} {request.url.path:.100}", status=error.status_code)
         return JSONResponse(refused.record(), refused.status)
 
 
-def _serve_page(app: FastAPI) -> None:
-    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS}
+def _add_page(app: FastAPI) -> None:
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES}
 
     @app.get("/")
     async def page() -> Response:
@@ -128,18 +129,23 @@ def _serve_page(app: FastAPI) -> None:
         return _file(files[name])
 
 
-def _serve_runs(app: FastAPI, watcher: Watcher, token: str) -> None:
+def _file(path: Path) -> Response:
+    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+    return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix], headers=headers)
+
+
+def _add_runs(app: FastAPI, watcher: Watcher, token: str) -> None:
     @app.get("/api/events")
     async def events() -> Response:
         return StreamingResponse(_events(watcher), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     @app.get("/api/settings")
     async def settings(runs: str) -> dict[str, Any]:
-        return await asyncio.to_thread(_settings, [_run(watcher, one) for one in runs.split(",")])
+        return await asyncio.to_thread(_settings, [_run(watcher, run) for run in runs.split(",")])
 
     @app.get("/api/statistics")
     async def statistics(runs: str) -> dict[str, Any]:
-        return await asyncio.to_thread(_statistics, [_run(watcher, one) for one in runs.split(",")])
+        return await asyncio.to_thread(_statistics, [_run(watcher, run) for run in runs.split(",")])
 
     @app.get("/api/runs/{run}/samples/{step}")
     async def sample(run: str, step: int) -> dict[str, Any]:
@@ -149,19 +155,19 @@ def _serve_runs(app: FastAPI, watcher: Watcher, token: str) -> None:
     async def stop(request: Request, run: str) -> dict[str, Any]:
         watched = _run(watcher, run)
         _require_token(request, token, "stopping a run")
-        found = await asyncio.to_thread(watched.run.stop)
-        return {"step": found.state.step if found is not None else 0}
+        status = await asyncio.to_thread(watched.run.stop)
+        return {"step": status.state.step if status is not None else 0}
 
 
-def _serve_playground(app: FastAPI, watcher: Watcher, playground: Playground, token: str) -> None:
+def _add_playground(app: FastAPI, watcher: Watcher, playground: Playground, token: str) -> None:
     @app.post("/api/runs/{run}/open")
     async def open_model(request: Request, run: str) -> dict[str, Any]:
         _require_token(request, token, "opening a model")
         engine, path = await playground.engine(_run(watcher, run).run)
         prompt, model = (await read_body(request)).decode(errors="replace"), engine.model
         check_size(prompt, model.tokenizer, model.context)
-        room = None if model.context is None else model.context - len(prompt_ids(model.tokenizer, prompt))
-        return {"checkpoint": path.name, "device": model.backend.device.name, "context": model.context, "room": room}
+        tokens_left = None if model.context is None else model.context - len(prompt_ids(model.tokenizer, prompt))
+        return {"checkpoint": path.name, "device": model.backend.device.name, "context": model.context, "room": tokens_left}
 
     @app.post("/api/runs/{run}/completions")
     async def completions(request: Request, run: str) -> Response:
@@ -172,34 +178,24 @@ def _serve_playground(app: FastAPI, watcher: Watcher, playground: Playground, to
 
 
 def _require_token(request: Request, token: str, action: str) -> None:
-    if not is_token(request, token):
+    if not has_token(request, token):
         raise Refused(f"{action} needs the token that ingot ui printed when it was started", status=401)
 
 
-def _run(watcher: Watcher, asked: str) -> Watched:
-    found = watcher.runs.get(asked)
-    if found is None:
-        raise Refused(f"there is no run {asked!r:.60} here", status=404)
-    return found
-
-
-async def check_client(request: Request) -> None:
-    """Refuse who is not at this machine, as `ingot serve` does without a token."""
-    refuse_others(request)
-
-
-def _file(path: Path) -> Response:
-    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
-    return Response(path.read_bytes(), media_type=KINDS[path.suffix], headers=headers)
+def _run(watcher: Watcher, run_id: str) -> WatchedRun:
+    run = watcher.runs.get(run_id)
+    if run is None:
+        raise Refused(f"there is no run {run_id!r:.60} here", status=404)
+    return run
 
 
 async def _events(watcher: Watcher) -> AsyncIterator[bytes]:
-    """All that is known of the runs and then what changes, until the browser or the server leaves."""
+    """Yield everything known of the runs and then every change, until the browser or the server leaves."""
     number, queue = watcher.open_page()
     try:
         while True:
             try:
-                event = await asyncio.wait_for(queue.get(), SILENT_SECONDS)
+                event = await asyncio.wait_for(queue.get(), KEEPALIVE_SECONDS)
             except TimeoutError:
                 event = b": still here\n\n"
             if event is None:
@@ -209,30 +205,30 @@ async def _events(watcher: Watcher) -> AsyncIterator[bytes]:
         watcher.close_page(number)
 
 
-def _settings(runs: list[Watched]) -> dict[str, Any]:
-    """The settings in which runs differ; of one alone, those that are not the default."""
+def _settings(runs: list[WatchedRun]) -> dict[str, Any]:
+    """Return the settings in which runs differ; for a single run, those that are not the default."""
     from ingot.experiments.compare import settings_table
 
-    known = [run for run in runs if run.settings is not None]
-    return {"runs": [run.id for run in known], "rows": settings_table([run.settings or {} for run in known]) if known else []}
+    readable = [run for run in runs if run.settings is not None]
+    rows = settings_table([run.settings or {} for run in readable]) if readable else []
+    return {"runs": [run.id for run in readable], "rows": rows}
 
 
-def _statistics(runs: list[Watched]) -> dict[str, Any]:
-    """Runs that differ in their seeds alone, and what the tests between such groups say."""
+def _statistics(runs: list[WatchedRun]) -> dict[str, Any]:
+    """Return statistics over runs that differ in nothing but their seeds, and the tests between such groups."""
     from ingot.experiments.compare import Known, over_seeds, tested
 
-    known = [Known(run.name, run.run.path, run.settings, run.facts.get("val_bpb")) for run in runs if run.settings is not None]
-    arms = over_seeds(known)
-    told = [{"runs": arm.name, "n": arm.n, "mean": arm.mean, "std": arm.std} for arm in arms]
-    return {"arms": told, "tests": [{"a": one.a.name, "b": one.b.name, "said": one.said} for one in tested(arms)]}
+    arms = over_seeds([Known(r.name, r.path, r.settings, r.facts.get("val_bpb")) for r in runs if r.settings is not None])
+    tests = [{"a": test.a.name, "b": test.b.name, "said": test.said} for test in tested(arms)]
+    return {"arms": [{"runs": arm.name, "n": arm.n, "mean": arm.mean, "std": arm.std} for arm in arms], "tests": tests}
 
 
-def _sample(watched: Watched, step: int) -> str:
-    """A text that the run wrote; never one that lies elsewhere."""
-    path = watched.run.samples().get(step)
-    if path is None or not path.resolve().is_relative_to(watched.run.path.resolve()):
-        raise Refused(f"{watched.name} has no sample of step {step:,}", status=404)
+def _sample(run: WatchedRun, step: int) -> str:
+    """Return a sample of a run; a link out of the run folder is refused."""
+    path = run.run.samples().get(step)
+    if path is None or not Path(os.path.realpath(path)).is_relative_to(run.real_path):
+        raise Refused(f"{run.name} has no sample of step {step:,}", status=404)
     try:
-        return watched.run.sample(step)
+        return run.run.sample(step)
     except CheckpointError as error:
         raise Refused(str(error), status=404) from None

@@ -1,7 +1,7 @@
-"""The thread that looks at all runs and tells every open page what has changed.
+"""The thread that reads all runs and sends every open page what has changed.
 
-It reads while somebody looks on, and once at the start. Runs that train come before old ones that are read for the first time:
-a new line is told within a second, however much is still to be read.
+It reads while a page is open, and once at the start. Runs that are training come before old ones that are read for the first
+time: a new line reaches the page within a second, however much is still to be read.
 """
 
 from __future__ import annotations
@@ -18,196 +18,190 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ingot.errors import IngotError, one_line, shown
-from ingot.runs.series import AXES, STEP_SECONDS, Bins, Series
-from ingot.runs.state import NAME as STATE
-from ingot.runs.view import Run, run_names, run_record
+from ingot.runs.metrics import is_number
+from ingot.runs.series import AXES, STEP_SECONDS
+from ingot.runs.view import Run, find_runs, run_names
 from ingot.runtime.files import read_json, to_json, write_atomically
 
-# One run as the page knows it: its numbers in bins and what its other files say, each file read again when it has changed.
-
-KEPT_LINES = 2000  # after so many further lines what was read is kept anew
-MOST_STALLS = 8
-# What the page is sent of each bin: means, where it is not said otherwise.
+CACHE_EVERY_LINES = 2000  # the cache of a growing file is written anew after so many lines
+MAX_STALLS = 8
+# The columns of each bin that the page gets; "mean" unless another part is named.
 SENT = {
-    "trained": (
+    "train": (
         *((name, "mean") for name in (*AXES, "grad_norm", "learning_rate", "tokens_per_second", "loss")),
         ("loss", "low"),
         ("loss", "high"),
         (STEP_SECONDS, "high"),
     ),
-    "judged": tuple((name, "mean") for name in (*AXES, "val_bpb", "val_loss")),
+    "evaluation": tuple((name, "mean") for name in (*AXES, "val_bpb", "val_loss")),
 }
 FILES = ("metrics.jsonl", "state.json", "result.json", "samples", "config.yaml")
-OF_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
+FROM_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
+POLL_SECONDS = 0.5  # between reads of files that grow
+SCAN_SECONDS = 2.0  # between searches for new runs and checks of the processes of running ones
+BACKLOG_SECONDS = 0.3  # spent on old lines before new ones are read again
+MAX_QUEUED = 2000  # messages waiting for one page; beyond that its stream ends and it has to reconnect
 
 Message = dict[str, Any]
 Stamp = tuple[int, int, int] | None
+Queue = asyncio.Queue[bytes | None]
 
 
-class Watched:
-    """A run folder that is looked at again and again. One thread looks; messages may be made by any."""
+class WatchedRun:
+    """A run as the page shows it; each file is read again when it has changed. One thread reads, any may build messages."""
 
     def __init__(self, path: Path, name: str, cache: Path) -> None:
-        self.place = os.path.realpath(path)
-        self.id = hashlib.sha256(os.fsencode(self.place)).hexdigest()[:12]  # a name need not be UTF-8
-        self.run, self.name = Run(path), name
+        self.real_path = os.path.realpath(path)
+        self.id = hashlib.sha256(os.fsencode(self.real_path)).hexdigest()[:12]  # a path need not be UTF-8
+        self.path, self.name = path, name
         self.facts: Message = {}
         self._cache = cache
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self.series = Series(self.run.path / "metrics.jsonl")
-        self.settings: dict[str, Any] | None = None  # those that decide what a run comes to; None: not known
-        self.loaded = False  # all that was there when the looking began
-        self._failed: list[Stamp] | None = None  # its files when they could not be read
-        self._kept_lines = 0
+    def _reset(self) -> None:
+        self.run = Run(self.path)
+        self.series = self.run.series
+        self.settings: dict[str, Any] | None = None  # those that affect the result; None if unknown
+        self.loaded = False  # True once everything that was there at the start has been read
+        self._failed_stamps: list[Stamp] | None = None  # of its files when they could not be read
+        self._cached_lines = 0
         self._stamps: dict[str, Stamp] = {}
-        self._recalled = False
-        self._counted: tuple[int, int, int, bool] | None = None
+        self._tried_cache = False
+        self._counts: tuple[int, int, int, bool] | None = None
         self._result: Message = {}
         self._samples: list[int] = []
 
     def fail(self, error: Exception) -> None:
-        """Take down that the run cannot be read, and why."""
-        self._failed, self.loaded = self._stamps_now(), True
+        """Mark the run as unreadable."""
+        self._failed_stamps, self.loaded = self._all_stamps(), True
         why = one_line(f"the run cannot be read: {type(error).__name__}: {error}")
-        self.facts = {"status": "unreadable", "error": why, "path": self._path, "loaded": True, "arm": None}
+        self.facts = {"status": "unreadable", "error": why, "path": self._shown_path, "loaded": True, "arm": None}
 
     @property
     def has_failed(self) -> bool:
-        """Whether the run could not be read."""
-        return self._failed is not None
+        """True if the run could not be read."""
+        return self._failed_stamps is not None
 
-    def fails_still(self) -> bool:
-        """Whether it could not be read and no file has changed since; if one has, it is read again from its start."""
-        if self._failed is None:
+    def still_fails(self) -> bool:
+        """Return True if the run could not be read and no file has changed since; otherwise it is read again from its start."""
+        if self._failed_stamps is None:
             return False
-        if self._failed == self._stamps_now():
+        if self._failed_stamps == self._all_stamps():
             return True
-        self._begin()
+        self._reset()
         return False
 
     @property
     def size(self) -> int:
-        """Bytes of its metrics.jsonl."""
-        found = _stamp(self.series.path)
-        return found[1] if found is not None else 0
-
-    def read(self) -> bool:
-        """Read a stretch of new lines; whether there may be more."""
-        if not self._recalled:
-            self._recalled = True
-            if self.series.recall(self._kept("npz")):
-                self._kept_lines = self.series.lines
-                self.loaded = self.size == self.series.offset
-                return not self.loaded
-        if not self._is_new("metrics.jsonl", of_lines=True):
-            self.loaded = True
-            return False
-        try:
-            more = self.series.read_block()
-        except OSError:
-            more = False
-        if more:
-            self._stamps.pop("metrics.jsonl", None)
-        else:
-            self.loaded = True
-            self.keep(KEPT_LINES)
-        return more
-
-    def keep(self, lines: int = 1) -> None:
-        """Keep what was read, if it is so many lines more than what is kept; a disk that is full is no reason to complain."""
-        if not self.has_failed and abs(self.series.lines - self._kept_lines) >= lines:
-            with suppress(OSError):
-                self.series.keep(self._kept("npz"))
-                self._kept_lines = self.series.lines
-
-    def read_settings(self) -> bool:
-        """Read the settings where the file has changed; whether it had."""
-        if not self._is_new("config.yaml"):
-            return False
-        stamp, kept = self._stamps["config.yaml"], self._kept("json")
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            known = read_json(kept)
-            if known["stamp"] == list(stamp or ()):
-                self.settings = dict(known["settings"])
-                return True
-        from ingot.train.resume import compared
-
-        try:
-            # As JSON gives them back, so that settings that were kept and others compare.
-            self.settings = json.loads(json.dumps(compared(self.run.config)))
-        except (IngotError, TypeError):  # of another version
-            self.settings = None
-            return True
-        with suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(kept, json.dumps({"stamp": stamp, "settings": self.settings}), durable=False)
-        return True
+        """Bytes of metrics.jsonl."""
+        stamp = _stamp(self.series.path)
+        return stamp[1] if stamp is not None else 0
 
     @property
     def is_running(self) -> bool:
-        """Whether its process was there when it was last looked at."""
+        """True if the process was alive at the last look."""
         return self.facts.get("status") == "running"
 
+    def read(self) -> bool:
+        """Read one block of new lines and return True if there may be more."""
+        if not self._tried_cache:
+            self._tried_cache = True
+            if self.series.load_cache(self._cache_file("npz")):
+                self._cached_lines = self.series.lines
+                self.loaded = self.size == self.series.offset
+                return not self.loaded
+        more = False
+        if self._has_changed("metrics.jsonl") and self._stamps["metrics.jsonl"] is not None:
+            with suppress(OSError):
+                more = self.series.read_block()
+            if more:
+                self._stamps.pop("metrics.jsonl")
+            else:
+                self.save_cache(CACHE_EVERY_LINES)
+        self.loaded = self.loaded or not more
+        return more
+
+    def save_cache(self, min_lines: int = 1) -> None:
+        """Save what was read if it is at least so many lines more than the cache holds; a full disk is ignored."""
+        if not self.has_failed and abs(self.series.lines - self._cached_lines) >= min_lines:
+            with suppress(OSError):
+                self.series.save_cache(self._cache_file("npz"))
+                self._cached_lines = self.series.lines
+
     def look(self) -> bool:
-        """Look at how the run is doing, where a file has changed or its process may have gone; whether there is news."""
-        settings = self.loaded and self.read_settings()
-        new = [self._is_new(name) for name in ("state.json", "result.json", "samples")]
-        counted = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
-        if not (settings or any(new) or counted != self._counted or self.is_running):
+        """Update the facts if a file has changed or the process may have gone; return True if they are new."""
+        settings_changed = self.loaded and self._read_settings()
+        state, result, samples = (self._has_changed(name) for name in ("state.json", "result.json", "samples"))
+        counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
+        if not (settings_changed or state or result or samples or counts != self._counts or self.is_running):
             return False
-        before, self._counted = self.facts, counted
-        try:
-            known = run_record(self.run)
-        except IngotError:
-            return False
-        if new[1]:
-            result = self.run.result() or {}
-            self._result = {name: result.get(name) for name in OF_RESULT}
-        if new[2]:
+        before, self._counts = self.facts, counts
+        if result:
+            values = self.run.result() or {}
+            self._result = {name: values[name] if is_number(values.get(name)) else None for name in FROM_RESULT}
+        if samples:
             self._samples = sorted(self.run.samples())
         timing = self.series.timing()
         self.facts = {
-            **{name: value for name, value in known.items() if name not in ("last_heard_seconds", "run")},
-            "path": self._path,
+            **{name: value for name, value in self.run.record().items() if name not in ("last_heard_seconds", "run")},
+            "path": self._shown_path,
             "result": self._result,
             "samples": self._samples,
             "lines": self.series.lines,
             "damaged": self.series.damaged,
             "percentiles": timing.percentiles,
-            "stalls": [[stall.step, round(stall.seconds, 3)] for stall in timing.stalls[:MOST_STALLS]],
+            "stalls": [[stall.step, round(stall.seconds, 3)] for stall in timing.stalls[:MAX_STALLS]],
             "loaded": self.loaded,
-            **self._of_settings(),
+            **self._arm(),
         }
         return self.facts != before
 
-    def told(self) -> Message:
-        """What is said of the run."""
+    def message(self) -> Message:
+        """Return the facts of the run as a message."""
         return {"type": "run", "id": self.id, "name": self.name, **self.facts}
 
-    def numbers(self, whole: bool = False) -> list[Message]:
-        """What has changed in its numbers since the last time, or all of them."""
-        first = [0, 0] if whole else self.series.changed
-        found = [self._bins("trained", self.series.trained, first[0]), self._bins("judged", self.series.judged, first[1])]
-        return [message for message in found if message is not None]
+    def bin_messages(self, everything: bool = False) -> list[Message]:
+        """Return messages with the bins that changed since `series.mark_sent`, or with all of them."""
+        messages = []
+        for kind, columns in SENT.items():
+            bins, first = self.series.bins[kind], 0 if everything else self.series.first_changed[kind]
+            if first >= bins.used and not (first == 0 and self.series.generation):
+                continue
+            parts = {"mean": bins.mean, "low": bins.low, "high": bins.high}
+            packed = {
+                name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name), first : bins.used])
+                for name, part in columns
+                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # of a single line, all three are the same
+            }
+            messages.append({"type": "bins", "id": self.id, "kind": kind, "from": first, "columns": packed})
+        return messages
 
-    def _bins(self, kind: str, bins: Bins, first: int) -> Message | None:
-        used = bins.used
-        if first >= used and not (first == 0 and self.series.generation):
-            return None
-        parts = {"mean": bins.mean, "low": bins.low, "high": bins.high}
-        columns = {
-            name if part == "mean" else f"{name}_{part}": _packed(parts[part][bins.names.index(name), first:used])
-            for name, part in SENT[kind]
-            if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # of one line, all three are the same
-        }
-        return {"type": "bins", "id": self.id, "kind": kind, "from": first, "columns": columns}
+    def _read_settings(self) -> bool:
+        """Read the settings if the file has changed; return True if it had."""
+        if not self._has_changed("config.yaml"):
+            return False
+        stamp, cache = self._stamps["config.yaml"], self._cache_file("json")
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            cached = read_json(cache)
+            if cached["stamp"] == list(stamp or ()):
+                self.settings = dict(cached["settings"])
+                return True
+        from ingot.train.resume import compared
 
-    def _of_settings(self) -> Message:
+        try:
+            # Through JSON, so that cached settings and others compare equal.
+            self.settings = json.loads(json.dumps(compared(self.run.config)))
+        except (IngotError, TypeError):  # written by another version
+            self.settings = None
+            return True
+        with suppress(OSError):
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(cache, json.dumps({"stamp": stamp, "settings": self.settings}), durable=False)
+        return True
+
+    def _arm(self) -> Message:
+        """Return what groups runs that differ in nothing but their seeds."""
         from ingot.experiments.compare import arm_key
 
         if self.settings is None:
@@ -215,23 +209,199 @@ class Watched:
         arm = hashlib.sha256(arm_key(self.settings).encode()).hexdigest()[:12]
         return {"arm": arm, "seed": self.settings.get("training.seed"), "data": self.settings.get("data.path")}
 
-    def _is_new(self, name: str, of_lines: bool = False) -> bool:
-        """Whether a file or folder of the run is not as it was when this was asked before."""
-        found = _stamp(self.run.path / name)
-        if name in self._stamps and self._stamps[name] == found:
+    def _has_changed(self, name: str) -> bool:
+        """Return True if a file or folder of the run is not as it was at the last call."""
+        stamp = _stamp(self.path / name)
+        if name in self._stamps and self._stamps[name] == stamp:
             return False
-        self._stamps[name] = found
-        return not of_lines or found is not None
+        self._stamps[name] = stamp
+        return True
 
-    def _stamps_now(self) -> list[Stamp]:
-        return [_stamp(self.run.path / name) for name in FILES]
+    def _all_stamps(self) -> list[Stamp]:
+        return [_stamp(self.path / name) for name in FILES]
 
     @property
-    def _path(self) -> str:
-        return shown(str(self.run.path), kept="")
+    def _shown_path(self) -> str:
+        return shown(str(self.path), kept="")
 
-    def _kept(self, ending: str) -> Path:
+    def _cache_file(self, ending: str) -> Path:
         return self._cache / f"{self.id}.{ending}"
+
+
+class Watcher:
+    """The runs below some folders, and the pages that show them."""
+
+    def __init__(self, folders: Sequence[Path], cache: Path) -> None:
+        self.runs: dict[str, WatchedRun] = {}  # newest first
+        self._folders, self._cache = list(folders), cache
+        self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
+        self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # which have been sent nothing yet
+        self._lock = threading.Lock()  # guards the pages and `_ended`
+        self._ended = False
+        self._wake, self._closed = threading.Event(), False
+        self._scanned = -SCAN_SECONDS
+        self._progress: Message = {}
+        self._thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
+
+    @property
+    def has_pages(self) -> bool:
+        """True if a page is open."""
+        return bool(self._pages or self._new_pages)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and save what it has read."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        for run in self.runs.values():
+            with _guarded(run):
+                run.save_cache()
+        self.end_pages()
+
+    def end_pages(self) -> None:
+        """End the streams of all pages, and of those that are opened from now on."""
+        with self._lock:
+            self._ended = True
+            self._pages |= {id(page[1]): page for page in self._new_pages}
+            self._new_pages = []
+            for number in list(self._pages):
+                self._put(number, None)
+
+    def open_page(self) -> tuple[int, Queue]:
+        """Return a queue that gets everything known and then every change, and the number that closes it."""
+        queue: Queue = asyncio.Queue()
+        with self._lock:
+            if self._ended:
+                queue.put_nowait(None)
+            else:
+                self._new_pages.append((asyncio.get_running_loop(), queue))
+        self._wake.set()
+        return id(queue), queue
+
+    def close_page(self, number: int) -> None:
+        """Forget a queue that nobody reads any more."""
+        with self._lock:
+            self._pages.pop(number, None)
+            self._new_pages = [page for page in self._new_pages if id(page[1]) != number]
+
+    def _work(self) -> None:
+        while not self._closed:
+            self.look()
+            if all(run.loaded for run in self.runs.values()):
+                self._wake.wait(POLL_SECONDS if self.has_pages else None)
+                self._wake.clear()
+
+    def look(self) -> None:
+        """Do one round: find new runs, read new lines, and read a part of what was not read yet."""
+        self._greet()
+        if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
+            self._scan()
+        for run in list(self.runs.values()):
+            if run.loaded and (scan or run.is_running):  # those that have ended cost next to nothing
+                self._look_at(run, lambda: True)
+        until = time.monotonic() + BACKLOG_SECONDS
+        for run in list(self.runs.values()):
+            if not run.loaded and time.monotonic() < until and not self._closed:
+                self._look_at(run, lambda: time.monotonic() < until)
+        self._send_progress()
+
+    def _look_at(self, run: WatchedRun, has_time: Callable[[], bool]) -> None:
+        if run.still_fails():
+            return
+        messages: list[Message] = []
+        with _guarded(run):
+            while run.read() and has_time() and not self._closed:
+                pass
+            messages = run.bin_messages()
+            run.series.mark_sent()
+            if run.look():
+                messages.append(run.message())
+        self._send([run.message()] if run.has_failed else messages)
+
+    def _greet(self) -> None:
+        """Send everything known to pages that have just been opened."""
+        with self._lock:
+            pages, self._new_pages = self._new_pages, []
+        if not pages:
+            return
+        runs = list(self.runs.values())
+        batches = [[self._list_message(), *(run.message() for run in runs if run.facts)]]
+        batches += [run.bin_messages(everything=True) for run in runs if run.series.lines and not run.has_failed]
+        events = [_event(messages) for messages in [*batches, [self._progress] if self._progress else []] if messages]
+        with self._lock:
+            for loop, queue in pages:
+                self._pages[id(queue)] = (loop, queue)
+                for event in events if not self._ended else (None,):
+                    self._put(id(queue), event)
+
+    def _scan(self) -> None:
+        self._scanned = time.monotonic()
+        places = find_runs(self._folders)
+        watched = {(run.real_path, run.path): run for run in self.runs.values()}
+        if places.items() == watched.keys():
+            return
+        newest_first = sorted(places.items(), key=lambda place: _modified(place[1]), reverse=True)
+        names = run_names([path for _, path in newest_first])
+        runs = [watched.get(at) or WatchedRun(at[1], name, self._cache) for at, name in zip(newest_first, names, strict=True)]
+        for run, name in zip(runs, names, strict=True):
+            run.name = name
+            if not run.still_fails():
+                with _guarded(run):
+                    run.look()
+        self.runs = {run.id: run for run in runs}
+        self._send([self._list_message(), *(run.message() for run in runs if run.facts)])
+
+    def _list_message(self) -> Message:
+        return {"type": "runs", "ids": list(self.runs)}
+
+    def _send_progress(self) -> None:
+        waiting = [run for run in self.runs.values() if not run.loaded]
+        if not waiting and not self._progress.get("left", 1):
+            return
+        total = sum(run.size for run in self.runs.values())
+        unread = sum(max(0, run.size - run.series.offset) for run in waiting)
+        counts = {"read": total - unread, "bytes": total, "left": len(waiting), "runs": len(self.runs)}
+        self._progress = {"type": "progress", **counts}
+        self._send([self._progress])
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        if not messages or not self._pages:
+            return
+        event = _event(messages)
+        with self._lock:
+            for number in list(self._pages):
+                self._put(number, event)
+
+    def _put(self, number: int, event: bytes | None) -> None:
+        if (page := self._pages.get(number)) is None:  # its stream has ended
+            return
+        loop, queue = page
+        if queue.qsize() > MAX_QUEUED:
+            event = None
+        if event is None:
+            self._pages.pop(number)
+        with suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+
+
+@contextmanager
+def _guarded(run: WatchedRun) -> Iterator[None]:
+    """Mark a run as unreadable if anything goes wrong with it, so that the others are still shown."""
+    try:
+        yield
+    except Exception as error:
+        run.fail(error)
+
+
+def _modified(path: Path) -> float:
+    for name in ("metrics.jsonl", "state.json"):
+        with suppress(OSError):
+            return (path / name).stat().st_mtime
+    return 0.0
 
 
 def _stamp(path: Path) -> Stamp:
@@ -242,225 +412,9 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _packed(values: np.ndarray[Any, Any]) -> str:
-    """Numbers as base64 of float32: a third of what JSON takes, and read in one call."""
+def _pack(values: Any) -> str:
+    """Return numbers as base64 of float32: a third of the size of JSON, and decoded in one call."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode()
-
-
-LOOK_SECONDS = 0.5  # between looks at files that grow
-SCAN_SECONDS = 2.0  # between looks for runs that are new, and at the processes of those that are running
-TURN_SECONDS = 0.3  # of reading old lines, before new ones are looked for again
-MOST_WAITING = 2000  # messages that may wait for a page; with more of them it has to ask again
-
-Queue = asyncio.Queue[bytes | None]
-
-
-class Watcher:
-    """The runs below some folders, as they go on."""
-
-    def __init__(self, folders: Sequence[Path], cache: Path) -> None:
-        self.runs: dict[str, Watched] = {}  # newest first
-        self._folders, self._cache = list(folders), cache
-        self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
-        self._new: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have not been told anything
-        self._lock = threading.Lock()  # around the pages
-        self._ended = False  # the pages; under the lock
-        self._wake, self._closed = threading.Event(), False
-        self._scanned = -SCAN_SECONDS
-        self._progress: Message = {}
-        self._thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
-
-    @property
-    def has_pages(self) -> bool:
-        """Whether somebody looks on."""
-        return bool(self._pages or self._new)
-
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread and keep what it has read."""
-        self._closed = True
-        self._wake.set()
-        self._thread.join()
-        for watched in self.runs.values():
-            with _guarded(watched):
-                watched.keep()
-        self.end_pages()
-
-    def end_pages(self) -> None:
-        """End the streams of all pages, and of those that are opened from now on."""
-        with self._lock:
-            self._ended = True
-            self._pages |= {id(page[1]): page for page in self._new}
-            self._new = []
-            for number in list(self._pages):
-                self._put(number, None)
-
-    def open_page(self) -> tuple[int, Queue]:
-        """A queue of all that is known, and of what will change; its number closes it."""
-        queue: Queue = asyncio.Queue()
-        with self._lock:
-            if self._ended:
-                queue.put_nowait(None)
-            else:
-                self._new.append((asyncio.get_running_loop(), queue))
-        self._wake.set()
-        return id(queue), queue
-
-    def close_page(self, number: int) -> None:
-        """Nobody reads this queue any more."""
-        with self._lock:
-            self._pages.pop(number, None)
-            self._new = [page for page in self._new if id(page[1]) != number]
-
-    def _work(self) -> None:
-        while not self._closed:
-            self.look()
-            if all(watched.loaded for watched in self.runs.values()):
-                self._wake.wait(LOOK_SECONDS if self.has_pages else None)
-                self._wake.clear()
-
-    def look(self) -> None:
-        """One round: runs that are new, lines that are new, and a stretch of what was not read yet."""
-        self._greet()
-        if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
-            self._scan()
-        for watched in list(self.runs.values()):
-            if watched.loaded and (scan or watched.is_running):  # those that have ended cost next to nothing
-                self._look_at(watched, lambda: True)
-        until = time.monotonic() + TURN_SECONDS
-        for watched in list(self.runs.values()):
-            if not watched.loaded and time.monotonic() < until and not self._closed:
-                self._look_at(watched, lambda: time.monotonic() < until)
-        self._tell_progress()
-
-    def _look_at(self, watched: Watched, goes_on: Callable[[], bool]) -> None:
-        if watched.fails_still():
-            return
-        told: list[Message] = []
-        with _guarded(watched):
-            while watched.read() and goes_on() and not self._closed:
-                pass
-            told = watched.numbers()
-            watched.series.told()
-            if watched.look():
-                told.append(watched.told())
-        self._tell([watched.told()] if watched.has_failed else told)
-
-    def _greet(self) -> None:
-        """Tell pages that have just been opened all that is known."""
-        with self._lock:
-            pages, self._new = self._new, []
-        if not pages:
-            return
-        known = list(self.runs.values())
-        events = [[self._listed(), *(watched.told() for watched in known if watched.facts)]]
-        events += [watched.numbers(whole=True) for watched in known if watched.series.lines and not watched.has_failed]
-        packed = [_event(messages) for messages in [*events, [self._progress] if self._progress else []] if messages]
-        with self._lock:
-            for loop, queue in pages:
-                self._pages[id(queue)] = (loop, queue)
-                for event in packed if not self._ended else (None,):
-                    self._put(id(queue), event)
-
-    def _scan(self) -> None:
-        self._scanned = time.monotonic()
-        places = find_runs(self._folders)
-        known = {(watched.place, watched.run.path): watched for watched in self.runs.values()}
-        if places.items() == known.keys():
-            return
-        runs = sorted(places.items(), key=lambda run: _when(run[1]), reverse=True)
-        names = run_names([path for _, path in runs])
-        found = [known.get(run) or Watched(run[1], name, self._cache) for run, name in zip(runs, names, strict=True)]
-        for watched, name in zip(found, names, strict=True):
-            watched.name = name
-            if not watched.fails_still():
-                with _guarded(watched):
-                    watched.look()
-        self.runs = {watched.id: watched for watched in found}
-        self._tell([self._listed(), *(watched.told() for watched in found if watched.facts)])
-
-    def _listed(self) -> Message:
-        return {"type": "runs", "ids": list(self.runs)}
-
-    def _tell_progress(self) -> None:
-        waiting = [watched for watched in self.runs.values() if not watched.loaded]
-        if not waiting and not self._progress.get("left", 1):
-            return
-        total = sum(watched.size for watched in self.runs.values())
-        left = sum(max(0, watched.size - watched.series.offset) for watched in waiting)
-        self._progress = {
-            "type": "progress", "read": total - left, "bytes": total, "left": len(waiting), "runs": len(self.runs)
-        }  # fmt: skip
-        self._tell([self._progress])
-
-    def _tell(self, messages: Sequence[Message]) -> None:
-        if not messages or not self._pages:
-            return
-        event = _event(messages)
-        with self._lock:
-            for number in list(self._pages):
-                self._put(number, event)
-
-    def _put(self, number: int, event: bytes | None) -> None:
-        if (page := self._pages.get(number)) is None:  # it has had its end
-            return
-        loop, queue = page
-        if queue.qsize() > MOST_WAITING:
-            event = None
-        if event is None:
-            self._pages.pop(number)
-        with suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(queue.put_nowait, event)
-
-
-@contextmanager
-def _guarded(watched: Watched) -> Iterator[None]:
-    """Whatever goes wrong with one run is said of it, and the others are read."""
-    try:
-        yield
-    except Exception as error:
-        watched.fail(error)
-
-
-def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """The run folders among folders, in them, and in the folders there, by where they really are: each once.
-
-    A link may be made to lead elsewhere, so a run is known by a path of its own where there is one.
-    """
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in (folder,) if _is_run(folder) else (below for child in _folders(folder) for below in _self_or_below(child)):
-            place = os.path.realpath(path)
-            if place not in found or (found[place].is_symlink() and not path.is_symlink()):
-                found[place] = path
-    return found
-
-
-def _self_or_below(folder: Path) -> list[Path]:
-    return [folder] if _is_run(folder) else [path for path in _folders(folder) if _is_run(path)]
-
-
-def _is_run(folder: Path) -> bool:
-    return os.path.exists(folder / STATE)  # noqa: PTH110 (of every run every two seconds, and Path's takes twice as long)
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return [folder / entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    except OSError:
-        return []
-
-
-def _when(path: Path) -> float:
-    """When a run was last heard of, by its files."""
-    for name in ("metrics.jsonl", "state.json"):
-        with suppress(OSError):
-            return (path / name).stat().st_mtime
-    return 0.0
 
 
 def _event(messages: Sequence[Message]) -> bytes:

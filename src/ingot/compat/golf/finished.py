@@ -13,7 +13,7 @@ from typing import Any
 from ingot.compat.golf import settings_run
 from ingot.compat.golf.variables import CODE, LOG, PACKED, as_text, differing, read_variables
 from ingot.errors import CheckpointError
-from ingot.runs.state import RESULT_NAME as RESULT
+from ingot.runs.state import RESULT
 from ingot.runs.view import Run
 from ingot.runtime.files import readable
 

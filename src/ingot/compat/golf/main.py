@@ -24,8 +24,7 @@ from ingot.compat.golf.variables import CARRIED, CODE, NAMES, STATE, Variable, r
 from ingot.config.loading import ResolvedConfig
 from ingot.console.entry import explained, process_start, warn
 from ingot.errors import ConfigError, IngotError
-from ingot.runs.lock import NAME as LOCK
-from ingot.runs.lock import RunLock
+from ingot.runs.lock import LOCK, RunLock
 from ingot.runs.reporter import Reporter
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment

@@ -34,8 +34,7 @@ from ingot.eval.evaluator import Evaluator
 from ingot.inference.model import LoadedModel, foreign_weights, open_model
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, save_checkpoint
 from ingot.runs.folder import DAMAGED, INDEX, WANDB_ID, RunFolder, saved_steps
-from ingot.runs.lock import NAME as LOCK
-from ingot.runs.lock import RunLock
+from ingot.runs.lock import LOCK, RunLock
 from ingot.runs.state import read_state
 from ingot.runtime.files import fsync_dir, replace_folder, writing
 from ingot.runtime.tensors import TensorRecord

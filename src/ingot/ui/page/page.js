@@ -7,11 +7,11 @@ import { playTab } from "./play.js";
 import { speedTab } from "./speed.js";
 
 const CURVES = [
-  { id: "loss", title: "training loss", unit: "nats per token", kind: "trained", name: "loss" },
-  { id: "bpb", title: "validation", unit: "bits per byte", kind: "judged", name: "val_bpb" },
-  { id: "tokens", title: "tokens per second", unit: "", kind: "trained", name: "tokens_per_second" },
-  { id: "norm", title: "gradient norm", unit: "before clipping", kind: "trained", name: "grad_norm" },
-  { id: "rate", title: "learning rate", unit: "of matrices", kind: "trained", name: "learning_rate" },
+  { id: "loss", title: "training loss", unit: "nats per token", kind: "train", name: "loss" },
+  { id: "bpb", title: "validation", unit: "bits per byte", kind: "evaluation", name: "val_bpb" },
+  { id: "tokens", title: "tokens per second", unit: "", kind: "train", name: "tokens_per_second" },
+  { id: "norm", title: "gradient norm", unit: "before clipping", kind: "train", name: "grad_norm" },
+  { id: "rate", title: "learning rate", unit: "of matrices", kind: "train", name: "learning_rate" },
 ];
 
 function curvesTab() {

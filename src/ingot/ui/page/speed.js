@@ -5,8 +5,8 @@ import { table } from "./views.js";
 
 export function speedTab() {
   const charts = [
-    new Chart({ id: "slowest", title: "slowest step of each stretch", unit: "seconds", kind: "trained", name: "step_seconds_high" }),
-    new Chart({ id: "speed", title: "tokens per second", unit: "", kind: "trained", name: "tokens_per_second" }),
+    new Chart({ id: "slowest", title: "slowest step of each stretch", unit: "seconds", kind: "train", name: "step_seconds_high" }),
+    new Chart({ id: "speed", title: "tokens per second", unit: "", kind: "train", name: "tokens_per_second" }),
   ];
   const host = h("div");
   const element = h("div", {}, h("div", { class: "charts" }, charts.map((chart) => chart.element)), host);

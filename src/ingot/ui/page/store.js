@@ -89,7 +89,7 @@ function number() {
 // `told` counts what was said: what it was drawn with is drawn again only when it has changed.
 function empty(id) {
   const bins = () => ({ told: 0, used: 0, columns: {}, known: new Set() }); // known: the columns that have a number
-  return { id, told: 0, number: 0, trained: bins(), judged: bins(), samples: [], stalls: [], percentiles: {}, result: {} };
+  return { id, told: 0, number: 0, train: bins(), evaluation: bins(), samples: [], stalls: [], percentiles: {}, result: {} };
 }
 
 function decode(packed) {
@@ -158,11 +158,11 @@ export async function ask(path, options) {
   return told;
 }
 
-export const whole = (value) => (value == null || !isFinite(value) ? "" : Math.round(value).toLocaleString("en"));
-export const fixed = (value, digits = 4) => (value == null || !isFinite(value) ? "" : value.toFixed(digits));
+export const whole = (value) => (value == null || !Number.isFinite(value) ? "" : Math.round(value).toLocaleString("en"));
+export const fixed = (value, digits = 4) => (value == null || !Number.isFinite(value) ? "" : value.toFixed(digits));
 
 export function short(value, digits = 4) {
-  if (value == null || !isFinite(value)) return "";
+  if (value == null || !Number.isFinite(value)) return "";
   const size = Math.abs(value);
   for (const [unit, name] of [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= unit) return `${Number((value / (name === "k" ? 1e3 : unit)).toPrecision(digits))}${name}`;
@@ -171,7 +171,7 @@ export function short(value, digits = 4) {
 }
 
 export function duration(seconds) {
-  if (seconds == null || !isFinite(seconds)) return "";
+  if (seconds == null || !Number.isFinite(seconds)) return "";
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   return seconds < 6000 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
