@@ -344,7 +344,7 @@ def test_the_program_warns_of_files_it_passed_over_on_stderr_alone(text):
     ]
     result = subprocess.run(command, cwd=text.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["ignored_files"] == 1
-    assert result.stderr == f"files passed over, being hidden, a README.md or not {WHAT}: 1 (b.rst for one)\n"
+    assert result.stderr == f"files ignored, as hidden, a README.md or not {WHAT}: 1, such as b.rst\n"
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():

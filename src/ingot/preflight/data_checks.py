@@ -17,7 +17,7 @@ from ingot.data.loading.data_path import open_dataset, resolve
 from ingot.data.prepare.cached import PREFIX
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
-from ingot.data.tokenizers.by_name import is_made
+from ingot.data.tokenizers.by_name import is_learned
 from ingot.errors import DataError, IngotError, Setting
 from ingot.preflight.findings import Finding, Findings
 
@@ -101,7 +101,7 @@ def _code(config: Config, error: IngotError) -> str | None:
     folder = None if config.data.path.startswith(PREFIX) else resolve(config.data.path)
     if folder is not None and not folder.exists():
         return "data.path.missing"
-    if config.data.tokenizer is not None and not is_made(config.data.tokenizer):
+    if config.data.tokenizer is not None and not is_learned(config.data.tokenizer):
         try:
             open_tokenizer(config.data.tokenizer)
         except IngotError:
@@ -115,7 +115,7 @@ def _code(config: Config, error: IngotError) -> str | None:
 
 def _look_at_tokenizer(config: Config, facts: DataFacts, findings: Findings) -> None:
     name = config.data.tokenizer
-    if name is None or is_made(name):
+    if name is None or is_learned(name):
         return
     with findings.noting("tokenizer.load_failed"):
         facts.tokenizer = open_tokenizer(name)

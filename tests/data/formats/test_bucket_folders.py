@@ -102,7 +102,7 @@ def test_a_tokenizer_that_did_not_make_the_tokens_is_refused(folder):
 
 def test_a_bucket_without_validation_is_named(folder):
     write_pair(folder / "train" / "code" / "0.bin", [[5, EOS]])
-    with pytest.raises(DataError, match=r"train/code has no counterpart: there is nothing in .*val/code"):
+    with pytest.raises(DataError, match=r"train/code has files and .*val/code has none"):
         open_dataset(str(folder), "byte")
 
 

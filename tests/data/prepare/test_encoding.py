@@ -243,7 +243,7 @@ class Bomb:
 
 
 def test_a_text_that_kills_every_worker_is_given_up(started):
-    told = pytest.raises(RunError, match=r"ended 3 times at the same text.*fewer --workers")
+    told = pytest.raises(RunError, match=r"killed 3 times at the same text.*fewer --workers")
     with told, local_engine(ByteTokenizer(), 2) as encode:
         list(encode([["a"], Bomb(), ["b"]]))
     assert all(worker._process.poll() is not None for worker in started)

@@ -185,7 +185,7 @@ def test_the_start_of_documents_can_be_chosen(files):
     source = jsonl(files / "in.jsonl", ["the cat"])
     prepare([source], files / "out", str(files / "toy.json"), bos="</s>", val_fraction=0)
     assert Dataset.open(files / "out").split("train").read(0, 1).tolist() == [2]
-    refused(files, ConfigError, "bos '</s>' is for a tokenizer.json; char says itself", source, tokenizer="char", bos="</s>")
+    refused(files, ConfigError, "bos '</s>' is for a tokenizer.json; char already defines", source, tokenizer="char", bos="</s>")
 
 
 def test_a_tokenizer_that_is_not_there_is_refused_before_anything_is_written(tmp_path, text):
@@ -211,7 +211,7 @@ def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_p
     summary = prepare([source], tmp_path / "out", "byte")
     assert (summary.ignored_files, summary.empty_documents) == (2, 1)
     assert [record.getMessage() for record in caplog.records] == [
-        f"files passed over, being hidden, a README.md or not {WHAT}: 2 ({source / 'README.md'} for one)"
+        f"files ignored, as hidden, a README.md or not {WHAT}: 2, such as {source / 'README.md'}"
     ]
 
 
@@ -288,7 +288,7 @@ def test_text_must_not_be_both_training_and_validation(tmp_path, text):
 
 @pytest.mark.parametrize("settings", [{"val_documents": 1}, {"val_fraction": 0.99}])
 def test_something_must_be_left_to_train_on(tmp_path, text, settings):
-    refused(tmp_path, DataError, "nothing is left to train on", text, **settings)
+    refused(tmp_path, DataError, "no text is left to train on", text, **settings)
 
 
 @pytest.mark.parametrize(

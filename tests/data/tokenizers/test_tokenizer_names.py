@@ -48,14 +48,14 @@ def test_a_json_file_is_a_hugging_face_tokenizer_whatever_its_name(tmp_path):
 def test_golfs_file_of_the_byte_tokenizer_is_the_byte_tokenizer(tmp_path):
     name = write(tmp_path / "fineweb_pure_byte_260.json", byte_file())
     assert open_tokenizer(name).fingerprint() == open_tokenizer("byte").fingerprint()
-    with pytest.raises(ConfigError, match=r"pure_byte_260.json says itself how documents start"):
+    with pytest.raises(ConfigError, match=r"pure_byte_260.json already defines how documents start"):
         open_tokenizer(name, bos="<s>")
 
 
 @pytest.mark.parametrize("change", [{"vocab_size": 257}, {"config": {"byte_offset": 1}}, {"config": {"bos_id": 2}}])
 def test_a_byte_tokenizer_with_other_ids_is_refused(tmp_path, change):
     name = write(tmp_path / "other.json", json.dumps({**json.loads(byte_file()), **change}).encode())
-    with pytest.raises(DataError, match=r"other.json: a byte tokenizer with other ids than golf's"):
+    with pytest.raises(DataError, match=r"other.json: this byte tokenizer's ids are not golf's"):
         open_tokenizer(name)
 
 
@@ -100,7 +100,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["gone/my.model", "my.model", "./data", "a/b/c", "gone/tokenizer.json", "/gone"])
 def test_a_file_that_is_not_there_is_no_name_of_the_hub(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=f"no tokenizer at {name}: there is no such file or folder; give byte, char"):
+    with pytest.raises(DataError, match=f"no tokenizer at {name}: no such file or folder; give byte, char"):
         open_tokenizer(name)
 
 
@@ -113,12 +113,12 @@ def test_a_name_that_means_nothing_is_refused_with_what_can_be_given(tmp_path, m
 
 @pytest.mark.parametrize("name", ["char", "bpe:1024"])
 def test_what_is_made_from_a_text_needs_that_text(name):
-    with pytest.raises(ConfigError, match=f"made from the text it is for; prepare that text with --tokenizer {name}"):
+    with pytest.raises(ConfigError, match=f"learned from the text it is for; prepare that text with --tokenizer {name}"):
         open_tokenizer(name)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"my.txt is not a tokenizer that can be read"):
+    with pytest.raises(ConfigError, match=r"my.txt is not a tokenizer file"):
         open_tokenizer(write(tmp_path / "my.txt", b"text"))
 
 
@@ -138,7 +138,7 @@ def test_a_file_beyond_all_measure_is_not_read(tmp_path):
 
 def test_only_a_tokenizer_json_takes_another_start(tmp_path):
     for name in ("byte", "gpt2", "char", write(tmp_path / "my.model", sentencepiece_file())):
-        with pytest.raises(ConfigError, match=r"bos '<s>' is for a tokenizer.json; .* says itself how documents start"):
+        with pytest.raises(ConfigError, match=r"bos '<s>' is for a tokenizer.json; .* already defines how documents start"):
             open_tokenizer(name, bos="<s>")
 
 
@@ -234,7 +234,7 @@ def test_the_hub_gives_a_tokenizer_and_a_cache_that_works_without_it(ask):
 def test_what_the_hub_cannot_give_is_one_line_that_says_what_to_do(ask, hub):
     said = ask("org/gone", "org/none", "org/gated", "org/damaged", "hf:not a name")
     assert [line.split()[0] for line in said] == ["DataError"] * 5
-    assert f"tokenizer org/gone, which is not a file or folder here: no access to model repository org/gone at {hub}" in said[0]
+    assert f"tokenizer org/gone, which is not a local file or folder: no access to model repository org/gone at {hub}" in said[0]
     assert "the repository org/none has none of tokenizer.json, tokenizer.model" in said[1]
     assert "org/gated at" in said[2] and "(HTTP 403); check the name, and for a private or gated one log in" in said[2]
     assert "org/damaged: this is not a tokenizer.json, or it is damaged" in said[3]
@@ -243,7 +243,7 @@ def test_what_the_hub_cannot_give_is_one_line_that_says_what_to_do(ask, hub):
 
 def test_a_hub_that_does_not_answer_is_one_line_that_says_what_to_do(ask):
     refused = ask("org/both", HF_ENDPOINT="http://127.0.0.1:9")
-    assert refused[0].startswith("DataError cannot fetch the tokenizer org/both, which is not a file or folder here: gave up on")
+    assert refused[0].startswith("DataError cannot fetch the tokenizer org/both, which is not a local file or folder: gave up on")
     assert "at http://127.0.0.1:9 after 1 attempt" in refused[0] and "or give the path of its tokenizer.json" in refused[0]
     assert "gave up on" in ask("org/broken")[0]
     assert "HF_HUB_OFFLINE is set and" in ask("org/both", HF_HUB_OFFLINE="1")[0]

@@ -100,7 +100,7 @@ def test_numbers_come_back_and_stand_for_the_bytes_they_are_shown_with(ids):
 
 @pytest.mark.parametrize("text", ["1 two", "10", "-1", "1.5"])
 def test_what_is_no_number_of_the_vocabulary_is_refused(text):
-    with pytest.raises(DataError, match="none of the ids, which stand for no text; give numbers from 0 to 9 with spaces"):
+    with pytest.raises(DataError, match=r"is not an id; .* give numbers from 0 to 9"):
         NumberTokenizer(10).encode(text)
 
 

@@ -11,7 +11,7 @@ from ingot.data.prepare.cached import PREFIX, SUFFIXES, prepared_lines, sample_b
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.text_files import file_bytes, find_buckets
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
-from ingot.data.tokenizers.by_name import fits, is_made
+from ingot.data.tokenizers.by_name import is_learned, is_learned_as
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import allow_open_files, user_path
 
@@ -75,9 +75,9 @@ def _refuse_missing_published(folder: Path, tokenizer: str) -> None:
 def _check_same(name: str, dataset: Dataset, path: str) -> None:
     found, source = dataset.tokenizer, dataset.manifest.source
     told = source.get("tokenizer") if isinstance(source, dict) else None
-    asked = told if isinstance(told, str) and is_made(told) else None
-    if is_made(name):
-        if fits(name, found, asked):
+    asked = told if isinstance(told, str) and is_learned(told) else None
+    if is_learned(name):
+        if is_learned_as(name, found, asked):
             return
         given = name
     else:

@@ -1,1 +1,1 @@
-"""Text to a prepared folder: documents are encoded by processes and written in order."""
+"""Text to a prepared folder: worker processes encode documents, one process writes them in order."""

@@ -1,6 +1,7 @@
-"""Text in blocks: cut by size alone, so that neither the blocks nor what becomes of them depends on who encodes them.
+"""Blocks of text, the unit of work for encoding, and the rules that hold documents out for validation.
 
-Lines of JSON are parsed by whoever encodes them.
+Blocks are cut by size alone, so the result does not depend on how many workers encode them. JSON lines are parsed by the worker.
+Held-out documents are always the same, for any number of workers and resumed runs.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,16 @@ from ingot.data.text.records import read_lines
 from ingot.data.text.text_files import CODECS, READERS, Text, open_unpacked, read_texts
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import OUTSIDE, IdArray, utf8
-from ingot.errors import DataError, IngotError
+from ingot.errors import IngotError
 from ingot.runtime.files import reading
 
-BLOCK_BYTES = 1 << 20  # of text that one worker encodes at once
+BLOCK_BYTES = 1 << 20  # size of a block; a longer document is a block by itself
+PART_BYTES = 1 << 20  # text scanned at once when a long document is cut
 NEWLINE = ord("\n")
 
 
 class Lines(NamedTuple):
-    """Whole lines of a file of JSON lines, and how many lines and bytes of it come before."""
+    """Whole lines of a JSON lines file, and the number of lines and bytes before them."""
 
     path: Path
     text_field: str
@@ -41,14 +42,14 @@ class Lines(NamedTuple):
 
 
 class EveryText(list[Text]):
-    """Texts of which those without a character are documents too: their mark alone."""
+    """Texts of which empty ones are documents too, with only their start token."""
 
 
 Block = Lines | list[Text]
 
 
 def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None]) -> Iterator[Block]:
-    """The documents of files as blocks; `advance` is told the bytes read."""
+    """Yield the documents of files as blocks; `advance` receives the number of bytes read."""
     others: list[Path] = []
     for path in files:
         if _has_lines(path):
@@ -61,7 +62,7 @@ def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int],
 
 
 def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[Text]]:
-    """Texts a block at a time, of at most so many documents."""
+    """Yield texts in blocks of about so many characters and at most so many documents."""
     block: list[Text] = []
     size = 0
     for text in texts:
@@ -75,23 +76,23 @@ def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES, documents:
 
 
 def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
-    """The documents of a block."""
+    """Return the encoded documents of a block."""
     documents, empty = texts_of(block)
     ids, tokens = tokenizer.encode_batch(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
-    pieces = sizes if tokenizer.lossless else _piece_bytes(tokenizer, ids, tokens)
-    return Encoded(ids, tokens, sizes, pieces, empty)
+    piece_bytes = sizes if tokenizer.lossless else _piece_bytes(tokenizer, ids, tokens)
+    return Encoded(ids, tokens, sizes, piece_bytes, empty)
 
 
 def texts_of(block: Block) -> tuple[list[bytes], int]:
-    """The documents of a block in UTF-8, and how many texts are none because they are empty."""
+    """Return the documents of a block in UTF-8, and the number of empty texts left out."""
     texts = [text if isinstance(text, bytes) else utf8(text) for text in block] if isinstance(block, list) else _parse(block)
     documents = texts if isinstance(block, EveryText) else [text for text in texts if text]
     return documents, len(texts) - len(documents)
 
 
 def _piece_bytes(tokenizer: Tokenizer, ids: IdArray, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bytes that the tokens of each document stand for, counted a part at a time: one document may be all there is."""
+    """Count the bytes that the tokens of each document stand for, a part at a time: a document may be huge."""
     ends = np.cumsum(tokens)
     starts, sums, total = (ends - tokens)[tokens > 0], np.zeros(len(ends), np.int64), 0
     for begin in range(0, len(ids), PART_TOKENS):
@@ -108,7 +109,7 @@ def _piece_bytes(tokenizer: Tokenizer, ids: IdArray, tokens: NDArray[np.int64]) 
 
 
 def encode_or_explain(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
-    """`encode_block`, with a mistake in the text as a value, which survives the way back to the user better than a raise."""
+    """Return what `encode_block` does, or a user's error as a value, which can be sent back from another process."""
     try:
         return encode_block(tokenizer, block)
     except IngotError as error:
@@ -116,8 +117,8 @@ def encode_or_explain(tokenizer: Tokenizer, block: Block) -> Encoded | IngotErro
 
 
 def _has_lines(path: Path) -> bool:
-    named = path.with_suffix("") if path.suffix.lower() in CODECS else path
-    return READERS.get(named.suffix.lower()) is read_lines
+    unpacked = path.with_suffix("") if path.suffix.lower() in CODECS else path
+    return READERS.get(unpacked.suffix.lower()) is read_lines
 
 
 def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[Lines]:
@@ -126,29 +127,24 @@ def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) ->
         while data := stream.read(BLOCK_BYTES):
             data += b"" if data.endswith(b"\n") else stream.readline()
             yield Lines(path, text_field, data, lines, size)
-            lines, size = lines + len(_newlines(data)), size + len(data)
+            lines, size = lines + data.count(b"\n"), size + len(data)
 
 
 def _parse(block: Lines) -> list[bytes]:
-    """The documents of lines; if one is wrong, from blank lines in front the reader learns its place in the file."""
-    if (found := _parse_plain(block.data, block.text_field)) is not None:
-        return found
-    try:
-        return [text.encode() for text in _read(block, [b"\n"][: block.lines_before])]
-    except DataError:
-        each, more = divmod(block.bytes_before, block.lines_before or 1)
-        before = (b" " * (each - 1 + (line < more)) + b"\n" for line in range(block.lines_before))
-        for _ in _read(block, before):
-            pass
-        raise
+    """Return the documents of lines in UTF-8: fast if all are plain, else by the reader that names mistakes."""
+    if (texts := _parse_plain(block.data, block.text_field)) is not None:
+        return texts
+    lines = io.BytesIO(block.data)
+    return [t.encode() for t in read_lines(lines, block.path, block.text_field, block.lines_before, block.bytes_before)]
 
 
 def _parse_plain(data: bytes, text_field: str) -> list[bytes] | None:
-    """The texts in UTF-8 of whole lines with an object each; None: `read_lines` has to read them, or say what is wrong."""
+    """Return the texts of lines that hold one object each, or None if any line needs `read_lines`."""
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE).tolist()
     texts: list[bytes] = []
     begin = 0
     try:
-        for end in [*_newlines(data).tolist(), *([] if data.endswith(b"\n") else [len(data)])]:
+        for end in ends if data.endswith(b"\n") else [*ends, len(data)]:
             texts.append(from_json(data[begin:end], cache_strings="none")[text_field].encode())
             begin = end + 1
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -156,35 +152,23 @@ def _parse_plain(data: bytes, text_field: str) -> list[bytes] | None:
     return texts
 
 
-def _newlines(data: bytes) -> NDArray[np.int64]:
-    return np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-
-
-def _read(block: Lines, before: Iterable[bytes]) -> Iterator[str]:
-    lines = chain(before, io.BytesIO(block.data))
-    return read_lines(cast(BinaryIO, lines), block.path, block.text_field)
-
-
 def size_of(block: Block) -> int:
-    """The bytes or characters of a block, which is how much memory it takes."""
+    """Return the number of bytes or characters in a block, a measure of the memory it takes."""
     return sum(map(len, block)) if isinstance(block, list) else len(block.data)
 
 
-# Which documents are validation: always the same ones, whoever prepares them and in however many steps.
-
-Piece = tuple[str, str | bytes]  # the split of a document, and its text or the UTF-8 of it
-PART_BYTES = 1 << 20  # looked at at once
-Rule = Callable[[int], str]  # the split of the document with this number, from 0
+Piece = tuple[str, Text]  # a split and a text for it
+Rule = Callable[[int], str]  # maps the index of a document to its split
 
 
 def always(split: str) -> Rule:
-    """All documents are of one split."""
+    """Return a rule that puts all documents in one split."""
     return lambda number: split
 
 
 @dataclass(frozen=True)
 class InBucket:
-    """All documents are of one split, and of one bucket of it."""
+    """A rule that puts all documents in one bucket of one split."""
 
     split: str
     bucket: str
@@ -194,19 +178,19 @@ class InBucket:
 
 
 def first_documents(count: int) -> Rule:
-    """The first `count` documents are validation."""
+    """Return a rule that holds out the first `count` documents."""
     return lambda number: "val" if number < count else "train"
 
 
 def spread_documents(fraction: float) -> Rule:
-    """Document i is validation where ceil(i * fraction) goes up: evenly spread, the first always among them."""
-    part = Fraction(str(fraction))  # exact, so that 0.1 is every tenth document however many there are
+    """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spread, the first included."""
+    part = Fraction(str(fraction))  # exact: 0.1 is every tenth document, however many there are
     above, below = part.numerator, part.denominator
     return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
 
 
-def hold_out_ends(texts: Iterable[str | bytes], fraction: float) -> Iterator[Piece]:
-    """The last `fraction` of the characters of every document is validation, rounded as nanoGPT does."""
+def hold_out_ends(texts: Iterable[Text], fraction: float) -> Iterator[Piece]:
+    """Hold out the last `fraction` of the characters of every document, rounded as nanoGPT does."""
     for text in texts:
         cut = int(len(text) * (1 - fraction)) if isinstance(text, str) else _cut(text, fraction)
         if cut or not text:
@@ -216,7 +200,7 @@ def hold_out_ends(texts: Iterable[str | bytes], fraction: float) -> Iterator[Pie
 
 
 def training_texts(blocks: Iterable[tuple[Rule, Block]]) -> Iterator[bytes]:
-    """The documents of blocks that are not held out."""
+    """Yield the documents of blocks that are not held out."""
     count = 0
     for rule, block in blocks:
         documents, _ = texts_of(block)
@@ -225,17 +209,17 @@ def training_texts(blocks: Iterable[tuple[Rule, Block]]) -> Iterator[bytes]:
 
 
 def _cut(text: bytes, fraction: float) -> int:
-    """Where in UTF-8 the character is at which validation begins."""
+    """Return the offset in UTF-8 of the first held-out character."""
     starts = range(0, len(text), PART_BYTES)
-    counts = [int(np.count_nonzero(_begins(text[start : start + PART_BYTES]))) for start in starts]
+    counts = [int(np.count_nonzero(_is_start(text[start : start + PART_BYTES]))) for start in starts]
     left = int(sum(counts) * (1 - fraction))
     for start, count in zip(starts, counts, strict=True):
         if left < count:
-            return start + int(np.flatnonzero(_begins(text[start : start + PART_BYTES]))[left])
+            return start + int(np.flatnonzero(_is_start(text[start : start + PART_BYTES]))[left])
         left -= count
     return len(text)
 
 
-def _begins(text: bytes) -> NDArray[np.bool_]:
-    """The bytes with which characters begin."""
+def _is_start(text: bytes) -> NDArray[np.bool_]:
+    """Return True for each byte that starts a character of UTF-8."""
     return (np.frombuffer(text, np.uint8) & 0xC0) != 0x80

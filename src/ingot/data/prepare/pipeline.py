@@ -1,8 +1,8 @@
-"""Documents to a prepared folder: who is held out, who encodes, and how killed work goes on.
+"""Turn documents into a prepared folder: hold some out, encode them, write them, and continue after a kill.
 
-Text passes in blocks, so memory is bounded by the longest document. The folder appears whole or not at all (staging.py). Every so
-often what was written is brought to the disk and noted; the same command goes on from there, and reads the text before it again
-without encoding it.
+Text passes in blocks, so memory is bounded by the longest document. The folder appears whole or not at all (staging.py). Every
+33.5 million tokens the written files are synced and their sizes recorded; the same command continues from there, and reads the
+text before that point again without encoding it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +41,6 @@ from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
 from ingot.data.text.hub_datasets import commits
-from ingot.data.text.records import alphabet
 from ingot.data.text.text_files import (
     WHAT,
     Buckets,
@@ -52,14 +51,15 @@ from ingot.data.text.text_files import (
     find_files,
     read_texts,
 )
-from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_made
+from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_learned
 from ingot.data.tokenizers.by_name import CHAR, learn_bpe
+from ingot.data.tokenizers.plain import alphabet
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.machine import made_by
 
 log = logging.getLogger(__name__)
 
-FEW_DOCUMENTS = 20  # up to here validation is the end of every document, above it is whole documents
+FEW_DOCUMENTS = 20  # up to this many, the end of every document is held out; above it, whole documents are
 VAL_FRACTION = 0.1
 BY_BUCKETS = "the buckets of val"
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -69,7 +69,7 @@ EngineName = Literal["local", "ray"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What was prepared."""
+    """The result of `prepare`."""
 
     folder: Path
     tokenizer: str
@@ -100,31 +100,36 @@ def prepare(
     ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Turns text files, and folders of them, into a folder that training reads.
+    """Turn text files, and folders of them, into a folder that training reads.
 
-    `tokenizer` is char, bpe:N or whatever `open_tokenizer` takes, `bos` with it. `workers` is how many processes encode, by
-    default one for each processor, and with ray as many as the cluster has; what is written does not depend on it. `buckets` are
-    the files of both splits, to be kept apart; `inputs` is then only what they came from.
+    `tokenizer` is char, bpe:N or a name that `open_tokenizer` takes together with `bos`. `workers` is the number of processes
+    that encode, by default one per processor, or as many as a Ray cluster has; the result does not depend on it. `buckets` are
+    the files of both splits, kept apart; `inputs` then only says where they came from.
     """
     started = time.monotonic()
-    _check_settings(val_fraction, val_inputs, val_documents, buckets, shard_tokens)
-    _check_engine(workers, engine, ray_address)
+    held_out_by = {"--val-input": val_inputs or None, "--val-documents": val_documents, "--val-fraction": val_fraction}
+    _check_options({**held_out_by, "--buckets": buckets}, shard_tokens, workers, engine, ray_address)
     check_output(output, overwrite)
-    opened = open_unless_made(tokenizer, bos)  # before inputs are downloaded
-    files, val_files, ignored = (*_split_files(buckets), []) if buckets else _find(inputs, val_inputs, text_field)
+    opened = open_unless_learned(tokenizer, bos)  # before inputs are downloaded
+    ignored: list[Path] = []
+    if buckets:
+        files, val_files = ([path for paths in buckets[split].values() for path in paths] for split in SPLITS)
+    else:
+        files, val_files, ignored = _find(inputs, val_inputs, text_field)
     total = sum(map(file_bytes, files + val_files))
     advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
     texts = _Texts(files, val_files, text_field, advance)
     held_out = partial(_held_out, buckets, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
-    built = opened or _make(tokenizer, texts, held_out)
+    built = opened or _learn(tokenizer, texts, held_out)
     rule, blocks = held_out(texts)
-    told = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
+    source = {"inputs": [str(path) for path in inputs], "validation": rule}
+    details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
     manifest, last, continued = _write(
         blocks,
         output,
         built,
         partial(_open_engine, built, engine, workers, ray_address, total),
-        source={"inputs": [str(path) for path in inputs], "validation": rule} | {key: fact for key, fact in told.items() if fact},
+        source=source | {key: value for key, value in details.items() if value},
         shard_tokens=shard_tokens,
         overwrite=overwrite,
         work=_work(texts, built, "documents of their own" if val_inputs else rule, shard_tokens),
@@ -142,27 +147,19 @@ def prepare(
     )
 
 
-def _split_files(buckets: Buckets) -> tuple[list[Path], list[Path]]:
-    """The files to train on, and those of validation."""
-    train, val = ([path for some in buckets[split].values() for path in some] for split in SPLITS)
-    return train, val
-
-
-def _bucket_blocks(texts: _Texts, buckets: Buckets) -> RuledBlocks:
-    for split, of_split in buckets.items():
-        for name, files in of_split.items():
-            yield from ruled(InBucket(split, name), texts.blocks(files))
-
-
 def _find(
     inputs: Sequence[Path], val_inputs: Sequence[Path] | None, text_field: str
 ) -> tuple[list[Path], list[Path], list[Path]]:
-    """The files to train on, those of validation, and those passed over."""
+    """Return the training files, the validation files and the ignored files."""
     files, ignored = find_files(inputs)
     val_files, val_ignored = find_files(val_inputs or [])
-    _refuse_doubles(files + val_files)
+    seen: set[Path] = set()
+    for path in files + val_files:
+        if (resolved := path.resolve()) in seen:
+            raise DataError(f"{path} is given twice; a text must be in the data once, and not in both training and validation")
+        seen.add(resolved)
     if ignored := ignored + val_ignored:
-        log.warning("files passed over, being hidden, a README.md or not %s: %d (%s for one)", WHAT, len(ignored), ignored[0])
+        log.warning("files ignored, as hidden, a README.md or not %s: %d, such as %s", WHAT, len(ignored), ignored[0])
     for group, given in ((files, inputs), (val_files, val_inputs)):
         if given is not None and not count_documents(group, text_field, 1):
             raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give files with text: {WHAT}")
@@ -170,7 +167,7 @@ def _find(
 
 
 def _work(texts: _Texts, tokenizer: Tokenizer, rule: str, shard_tokens: int) -> dict[str, Any]:
-    """What must be the same for work to be continued, by names that a user understands; files count, not how they were named."""
+    """Return what must be unchanged for interrupted work to be continued, by names that a user understands."""
     return {
         "the version of ingot": made_by(),
         "the files to train on": [file_identity(path) for path in texts.files],
@@ -184,7 +181,7 @@ def _work(texts: _Texts, tokenizer: Tokenizer, rule: str, shard_tokens: int) -> 
 
 
 class _Texts(NamedTuple):
-    """Where documents come from; `advance` is told the bytes that are read."""
+    """The files to read; `advance` receives the number of bytes read."""
 
     files: Sequence[Path]
     val_files: Sequence[Path]
@@ -198,9 +195,10 @@ class _Texts(NamedTuple):
 def _held_out(
     buckets: Buckets | None, val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None, texts: _Texts
 ) -> tuple[str, RuledBlocks]:
-    """What is validation, in words, and blocks with the rule that says it."""
+    """Return a description of what is held out, and all blocks with their rules."""
     if buckets:
-        return BY_BUCKETS, _bucket_blocks(texts, buckets)
+        parts = [(InBucket(split, name), paths) for split in buckets for name, paths in buckets[split].items()]
+        return BY_BUCKETS, chain.from_iterable(ruled(rule, texts.blocks(paths)) for rule, paths in parts)
     if val_inputs:
         train, val = ruled(always("train"), texts.blocks(texts.files)), ruled(always("val"), texts.blocks(texts.val_files))
         return f"the documents of {', '.join(map(str, val_inputs))}", chain(train, val)
@@ -214,8 +212,8 @@ def _held_out(
     return f"the last {val_fraction} of the characters of every document", _piece_blocks(pieces)
 
 
-def _make(name: str, texts: _Texts, held_out: Callable[[_Texts], tuple[str, RuledBlocks]]) -> Tokenizer:
-    """The tokenizer that is made from the text: of the characters of all of it, or learned from what is not held out."""
+def _learn(name: str, texts: _Texts, held_out: Callable[[_Texts], tuple[str, RuledBlocks]]) -> Tokenizer:
+    """Learn the tokenizer: char from the characters of all text, bpe:N from the training text only."""
     if name == CHAR:
         return CharTokenizer(alphabet(read_texts([*texts.files, *texts.val_files], texts.text_field, texts.advance)))
     _, blocks = held_out(texts._replace(advance=lambda size: None))
@@ -230,7 +228,7 @@ def write_dataset(
     source: Any,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Manifest:
-    """Writes the folder `output` from documents that know their split; it appears complete or not at all."""
+    """Write the folder `output` from (split, text) pairs; it appears complete or not at all."""
     manifest, _, _ = _write(
         _piece_blocks(pieces),
         output,
@@ -255,7 +253,7 @@ def _write(
     overwrite: bool,
     work: Any,
 ) -> tuple[Manifest, Point, int]:
-    """The manifest of what was written, where it ended, and how many documents were there before."""
+    """Write the folder; return its manifest, the end point, and the number of documents kept from an interrupted run."""
 
     def rest(begin: Point) -> RuledBlocks:
         return islice(blocks, begin.blocks, None)
@@ -263,7 +261,7 @@ def _write(
     with staged(output, overwrite, work, is_sound) as stage:
         written = fill_folder(stage, rest, tokenizer, engine, source=source, shard_tokens=shard_tokens)
         if not written[0].splits["train"].documents:
-            raise DataError("nothing is left to train on: all text went to validation; hold out less of it or give more text")
+            raise DataError("no text is left to train on: all of it is held out; hold out less or give more text")
     return written
 
 
@@ -278,9 +276,9 @@ def fill_folder(
     prefix: str = "",
     tell: Callable[[range], None] = lambda documents: None,
 ) -> tuple[Manifest, Point, int]:
-    """Writes the files of a prepared folder, or the rest of them; names begin with `prefix`, `tell` hears of every block.
+    """Write the files of a prepared folder, or the rest of them; names begin with `prefix`, `tell` is called with each block.
 
-    Returns the manifest of what was written, where it ended, and how many documents were there before.
+    Return the manifest, the end point, and the number of documents kept from an interrupted run.
     """
     begin = where_to_begin(stage)
     with ExitStack() as files:
@@ -329,7 +327,7 @@ def _write_blocks(
 
 
 def ruled(rule: Rule, blocks: Iterable[Block]) -> RuledBlocks:
-    """Blocks with the rule that says the split of each of their documents."""
+    """Pair each block with the rule that assigns its documents to splits."""
     return ((rule, block) for block in blocks)
 
 
@@ -348,42 +346,22 @@ def _open_engine(
     return local_engine(tokenizer, workers or workers_for(tokenizer, total))
 
 
-def _check_engine(workers: int | None, engine: EngineName, ray_address: str | None) -> None:
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers} cannot encode anything; give 1 or more, or leave it out for all processors")
-    if engine not in ("local", "ray"):
-        raise ConfigError(f"unknown engine {engine!r}; there are local and ray")
-    if ray_address is not None and engine != "ray":
-        raise ConfigError("--ray-address is for --engine ray; give both or neither")
-
-
-def _check_settings(
-    val_fraction: float | None,
-    val_inputs: Sequence[Path] | None,
-    val_documents: int | None,
-    buckets: Buckets | None,
-    shard_tokens: int,
+def _check_options(
+    held_out_by: Mapping[str, Any], shard_tokens: int, workers: int | None, engine: EngineName, ray_address: str | None
 ) -> None:
-    if val_fraction is not None and not 0 <= val_fraction < 1:
-        raise ConfigError(f"--val-fraction {val_fraction} is not a part of the text; give 0 or more and less than 1")
-    options: dict[str, Any] = {
-        "--val-input": val_inputs or None,
-        "--val-documents": val_documents,
-        "--val-fraction": val_fraction,
-    }
-    options["--buckets"] = buckets
-    given = [name for name, value in options.items() if value is not None]
+    given = [name for name, value in held_out_by.items() if value is not None]
     if len(given) > 1:
-        raise ConfigError(f"{given[0]} and {given[1]} both say what validation is; give one of them")
+        raise ConfigError(f"{given[0]} and {given[1]} both choose the validation text; give one of them")
+    val_fraction, val_documents = held_out_by["--val-fraction"], held_out_by["--val-documents"]
+    if val_fraction is not None and not 0 <= val_fraction < 1:
+        raise ConfigError(f"--val-fraction {val_fraction} is out of range; give 0 or more and less than 1")
     if val_documents is not None and val_documents < 0:
         raise ConfigError(f"--val-documents {val_documents} is negative; give 0 or more")
     if not 1 <= shard_tokens <= MAX_TOKENS:
         raise ConfigError(f"--shard-tokens {shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
-
-
-def _refuse_doubles(files: Sequence[Path]) -> None:
-    seen: dict[Path, Path] = {}
-    for path in files:
-        first = seen.setdefault(path.resolve(), path)
-        if first is not path:
-            raise DataError(f"{path} is given twice; text must not be in the data twice, nor in both training and validation")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers} is out of range; give 1 or more, or leave it out to use all processors")
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"unknown engine {engine!r}; the engines are local and ray")
+    if ray_address is not None and engine != "ray":
+        raise ConfigError("--ray-address is for --engine ray; give both or neither")

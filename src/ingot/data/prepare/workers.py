@@ -1,7 +1,7 @@
-"""Documents to ids, in order, by any number of processes.
+"""Encode blocks of documents, in order, by any number of worker processes or by a Ray cluster.
 
-Workers are plain child processes that read blocks from a pipe and write ids to
-another: they run nothing of the program that started them, and end when it does, however that happens.
+Workers are plain child processes that read blocks from one pipe and write ids to another: they run nothing of the program that
+started them, and end when it does, even if it is killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import lru_cache
 from importlib import import_module
 from queue import SimpleQueue
 from threading import Event, Lock
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, encode_or_explain, size_of
 from ingot.data.store.writer import Encoded
@@ -30,21 +30,22 @@ from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import ConfigError, IngotError, RunError
 from ingot.runtime.processes import away_from_the_users_folder, cpu_count, python_command
 
-SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
-BLOCKS_AHEAD = 8  # for each worker, read and not yet written
-ATTEMPTS = 3  # at a block whose worker was killed
+SMALL_BYTES = 1 << 23  # inputs up to this size are encoded before other processes would have started
+BLOCKS_AHEAD = 8  # blocks per worker that are read and not yet written
+ATTEMPTS = 3  # tries to encode a block whose worker gets killed
+RAY_RETRIES = 10  # a task runs again if its process or machine is gone
+RAY_CONNECT_SECONDS = 10
+LOCAL = "local"  # Ray's word for a cluster on this machine for one run
 BOOT = "from ingot.data.prepare.workers import run_worker; run_worker()"
 
 T = TypeVar("T")
-
-
 Engine = Callable[[Iterable[Block]], Iterator[Encoded]]
 
 
 def in_order(
     blocks: Iterable[Block], begin: Callable[[Block], T], finish: Callable[[T], Encoded], ahead: int
 ) -> Iterator[Encoded]:
-    """What `finish` makes of each block that `begin` began, in their order; no more than `ahead` blocks are under way."""
+    """Start `begin` on blocks and yield `finish` of each, in order, with at most `ahead` blocks in flight."""
     waiting: deque[tuple[T, int]] = deque()
     size = 0
     problem: IngotError | None = None
@@ -52,7 +53,7 @@ def in_order(
     while True:
         try:
             block = next(source, None)
-        except IngotError as error:  # what was read before comes first, with mistakes of its own perhaps
+        except IngotError as error:  # blocks read before come first; they may have errors too
             block, problem = None, error
         if block is not None:
             waiting.append((begin(block), size_of(block)))
@@ -69,7 +70,7 @@ def in_order(
 
 @contextmanager
 def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
-    """An engine of this many processes; of this process alone, if one worker is asked for."""
+    """Open an engine of this many processes; one worker means this process alone."""
     if workers <= 1:
         yield lambda blocks: (encode_block(tokenizer, block) for block in blocks)
         return
@@ -81,8 +82,8 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
     def take() -> _Worker:
         with starting:
             if ended.is_set():
-                raise RunError("the work has ended")
-            if idle.empty() and len(started) < workers:  # a block would wait though there may be another process
+                raise RunError("the engine is closed")
+            if idle.empty() and len(started) < workers:  # a block would wait although another process may be started
                 started.append(_Worker(spec))
                 return started[-1]
         return idle.get()
@@ -107,7 +108,7 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
 
 
 class _Worker:
-    """A child process that encodes blocks, and its successor if it is killed."""
+    """A child process that encodes blocks, and is started again if it is killed."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec, self._closed = spec, False
@@ -117,19 +118,17 @@ class _Worker:
         for _ in range(ATTEMPTS):
             try:
                 self._send(block)
-                found = pickle.load(self._process.stdout)  # type: ignore[arg-type]
+                encoded = pickle.load(self._process.stdout)  # type: ignore[arg-type]
             except (OSError, EOFError, pickle.UnpicklingError, ValueError):
                 if self._closed:
                     break
                 self._stop()
                 self._start()
                 continue
-            if isinstance(found, IngotError):
-                raise found
-            return cast(Encoded, found)
+            return _checked(encoded)
         raise RunError(
-            f"a worker process ended {ATTEMPTS} times at the same text, killed for want of memory perhaps; "
-            "give fewer --workers, and the same command continues"
+            f"a worker process was killed {ATTEMPTS} times at the same text, perhaps for lack of memory; "
+            "run the same command with fewer --workers to continue"
         )
 
     def close(self) -> None:
@@ -142,9 +141,9 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            process_group=0,  # the terminal's Ctrl-C is for us, and they end when we do
+            process_group=0,  # Ctrl-C is for the parent; workers end when it does
         )
-        with suppress(OSError):  # the one that reads the answer notices
+        with suppress(OSError):  # reading the answer will notice
             self._send(self._spec)
 
     def _send(self, message: Any) -> None:
@@ -161,9 +160,9 @@ class _Worker:
 
 
 def run_worker() -> None:
-    """The life of a worker: a tokenizer's spec, then blocks, until the pipe ends."""
+    """Run a worker: read a tokenizer's spec and then blocks from stdin, until it is closed."""
     requests, answers = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is not an answer
+    os.dup2(2, 1)  # what a library prints must not mix with the answers
     with suppress(EOFError, BrokenPipeError):
         tokenizer = from_spec(pickle.load(requests))
         while True:
@@ -172,66 +171,63 @@ def run_worker() -> None:
 
 
 def workers_for(tokenizer: Tokenizer, size: int) -> int:
-    """How many processes encode an input of this many bytes, if nobody says so."""
+    """Return the default number of processes for an input of this many bytes."""
     return 1 if tokenizer.instant or size <= SMALL_BYTES else cpu_count()
-
-
-# Blocks encoded by a Ray cluster.
-
-RETRIES = 10  # of a task whose process or machine is gone
-PATIENCE_SECONDS = 10
-LOCAL = "local"  # Ray's word for a cluster of this machine, made for one run
 
 
 @contextmanager
 def ray_engine(tokenizer: Tokenizer, address: str | None, workers: int | None) -> Iterator[Engine]:
-    """An engine of tasks on the cluster at `address`; without one, on that of RAY_ADDRESS or else on this machine.
+    """Open an engine of Ray tasks on the cluster at `address`, else at RAY_ADDRESS, else on this machine.
 
-    `workers`: how many processes this machine has for it, or how many tasks a cluster may get at once; by default as many as
-    there are processors, and on a cluster enough to keep them busy.
+    `workers` is the number of processes on this machine, or of tasks in flight on a cluster; by default one per processor, and
+    on a cluster enough to keep it busy.
     """
     try:
         ray: Any = import_module("ray")
     except ImportError:
         raise ConfigError("--engine ray needs the package ray; install it with: pip install 'ingot-lm[ray]'") from None
     with ExitStack() as undo:
-        undo.enter_context(redirect_stdout(sys.stderr))  # what Ray says of the cluster is not a result
+        undo.enter_context(redirect_stdout(sys.stderr))  # Ray's messages are not results
         address = address or os.environ.get("RAY_ADDRESS") or LOCAL
         if not ray.is_initialized():
             _connect(ray, address, workers)
             undo.callback(ray.shutdown)
-        task = ray.remote(max_retries=RETRIES)(_encode)
+        task = ray.remote(max_retries=RAY_RETRIES)(_encode)
         spec = ray.put(json.dumps(tokenizer.spec()))
         busy = BLOCKS_AHEAD * (1 + int(ray.cluster_resources().get("CPU", 1)))
         ahead = busy if address == LOCAL else workers or busy
 
         def finish(begun: Any) -> Encoded:
             try:
-                found = ray.get(begun)
+                encoded = ray.get(begun)
             except ray.exceptions.RayError as error:
                 reason = " ".join(str(error).strip().splitlines()[-1:])[:300]
-                raise RunError(f"ray could not encode: {reason}; every machine of the cluster needs this ingot") from None
-            if isinstance(found, IngotError):
-                raise found
-            return cast(Encoded, found)
+                raise RunError(f"ray could not encode: {reason}; every machine needs this version of ingot") from None
+            return _checked(encoded)
 
         yield lambda blocks: in_order(blocks, lambda block: task.remote(spec, block), finish, ahead)
 
 
 def _connect(ray: Any, address: str, workers: int | None) -> None:
-    own = {"num_cpus": workers or cpu_count(), "include_dashboard": False} if address == LOCAL else {}
+    local_options = {"num_cpus": workers or cpu_count(), "include_dashboard": False} if address == LOCAL else {}
     try:
-        if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would try for many minutes
-            socket.create_connection((named[1], int(named[2])), timeout=PATIENCE_SECONDS).close()
+        if parts := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray would keep trying for many minutes
+            socket.create_connection((parts[1], int(parts[2])), timeout=RAY_CONNECT_SECONDS).close()
         with warnings.catch_warnings(), away_from_the_users_folder():
-            warnings.simplefilter("ignore")  # of changes in versions to come
-            ray.init(address, logging_level="ERROR", log_to_driver=False, **own)
+            warnings.simplefilter("ignore")  # announcements of future Ray versions
+            ray.init(address, logging_level="ERROR", log_to_driver=False, **local_options)
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head`, set RAY_AUTH_MODE=token if a "
             "token guards it (from Ray 2.59 on), or leave --ray-address out to use this machine"
         ) from None
+
+
+def _checked(encoded: Encoded | IngotError) -> Encoded:
+    if isinstance(encoded, IngotError):
+        raise encoded
+    return encoded
 
 
 def _encode(spec: str, block: Block) -> Encoded | IngotError:

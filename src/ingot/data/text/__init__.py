@@ -1,1 +1,1 @@
-"""Where documents come from: files of every kind, packed or not, and data sets of the hub."""
+"""Documents from text files, compressed or not, and from datasets on the hub."""

@@ -1,8 +1,8 @@
 """Datasets on the Hugging Face hub, as the parquet files of one configuration and split.
 
-Which files those are the dataset's card says; where it does not, their names do. A dataset without parquet files has the copy
-that the hub makes of small ones; a copy of only a part is refused, because the rest would be missing without a word.
-What was chosen is noted in the hub's cache, so that the same name means the same files where the hub cannot be asked.
+The dataset's card lists those files; where it does not, their paths decide. For a dataset without parquet files the hub's own
+converted copy is used; a partial copy is refused, because the rest would be missing silently. The choice is recorded in the
+hub's cache, so that the same name means the same files when the hub cannot be reached.
 """
 
 from __future__ import annotations
@@ -27,22 +27,20 @@ log = logging.getLogger(__name__)
 HUB = "hf:"
 NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+))?(?::(?P<split>[\w.-]+))?")
 CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")
-COPY = "refs/convert/parquet"  # where the hub keeps its copies, as CONFIG/SPLIT/NUMBER.parquet
+CONVERTED = "refs/convert/parquet"  # revision with the hub's converted copy, as CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
-
-
-EVERY = "*"  # in place of a configuration: the files of all of them
+EVERY = "*"  # given instead of a configuration, it selects the files of all configurations
 
 
 def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]:
-    """The files of hf:ORG/NAME[/CONFIG][:SPLIT], from the hub or its cache; SPLIT is train if it is not given.
+    """Return the files of hf:ORG/NAME[/CONFIG][:SPLIT], from the hub or its cache; SPLIT defaults to train.
 
-    `instead` is what to do where the hub cannot be asked.
+    `instead` is the advice to print if the hub cannot be reached.
     """
     parts = NAME.fullmatch(name)
     if not parts:
         raise ConfigError(
-            f"{name} is not a dataset of the Hugging Face hub; write hf:ORG/NAME, hf:ORG/NAME/CONFIG or either with :SPLIT"
+            f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME, hf:ORG/NAME/CONFIG or either with :SPLIT"
         )
     from ingot.data.hub import Hub, Unreachable
 
@@ -51,19 +49,19 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
         revision, files, configs = _listing(hub, name)
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
         folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
-        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client gives what it has if the hub fails
+        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the hub failed and the client kept silent
             raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
     except Unreachable as error:
-        if before := _fetched_before(name, hub):
+        if cached_files := _fetched_before(name, hub):
             log.warning("%s; using the files of %s that were fetched before", error, name)
-            return before
+            return cached_files
         raise DataError(f"cannot fetch {name}: {error}; try again online, or {instead}") from None
     _write_note(_note(name, hub), json.dumps({"revision": revision, "files": chosen}) + "\n")
     return [folder / file for file in chosen]
 
 
 def _note(name: str, hub: Hub) -> Path:
-    """Where it is noted which files a name stood for: with the files, so that whoever removes those removes it too."""
+    """Return the path of the note that lists a name's files; it lies in the repository's cache folder and is deleted with it."""
     return hub.folder / ".ingot" / f"{quote(name, safe='')}.json"
 
 
@@ -77,33 +75,33 @@ def _write_note(path: Path, content: str) -> None:
 
 
 def _fetched_before(name: str, hub: Hub) -> list[Path] | None:
-    """The files that a name stood for when it was last fetched, if all of them are in the cache."""
+    """Return the files that a name stood for when it was last fetched, if all of them are still in the cache."""
     try:
         note = read_json(_note(name, hub))
         revision, files = note["revision"], note["files"]
         if not isinstance(files, list) or not all(isinstance(text, str) for text in (revision, *files)):
             return None
-        found = [path for file in files if (path := hub.cached(file, revision)) is not None]
+        paths = [path for file in files if (path := hub.cached(file, revision)) is not None]
     except (OSError, ValueError, TypeError, LookupError):
         return None
-    return found if len(found) == len(files) else None
+    return paths if len(paths) == len(files) else None
 
 
 def folder_of(path: Path) -> str:
-    """The first folder of a file in its repository: the configuration, where a dataset has one folder for each."""
+    """Return the first folder of a file's path in its repository, which often names the configuration."""
     return CACHED.split(path.as_posix())[-1].partition("/")[0]
 
 
 def commits(files: Iterable[Path]) -> dict[str, str]:
-    """The commit of each dataset whose files are in the hub's cache."""
-    found = (CACHED.search(str(path)) for path in files)
-    return {match["repository"].replace("--", "/"): match["commit"] for match in found if match}
+    """Return the commit of each dataset, read from the paths of its files in the hub's cache."""
+    matches = (CACHED.search(str(path)) for path in files)
+    return {match["repository"].replace("--", "/"): match["commit"] for match in matches if match}
 
 
 def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str | None, split: str, name: str) -> list[str]:
-    """The parquet files of a configuration and a split."""
+    """Return the parquet files of a configuration and a split."""
     if config == EVERY and configs:
-        chosen = [file for one in configs for file in select(files, [one], None, split, name)]
+        chosen = [file for each in configs for file in select(files, [each], None, split, name)]
     elif configs:
         patterns, by_split = _patterns(_config(configs, config, name), split)
         files = [file for file in files if any(pattern.fullmatch(file) for pattern in patterns)]
@@ -112,30 +110,30 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
         inside = [file for file in files if config in (None, EVERY) or f"/{config}/" in f"/{file}"]
         if not inside:
             folders = sorted({folder for file in files if (folder := file.rpartition("/")[0])})
-            raise DataError(f"{name}: no folder {config!r} with parquet files; there is {_some(folders)}")
+            raise DataError(f"{name}: no folder {config!r} with parquet files; there are: {_some(folders)}")
         chosen = _of_split(inside, split)
     if not chosen:
         raise DataError(f"{name}: no parquet files for the split {split!r}; name another after a colon; files: {_some(files)}")
     if partial := next((file for file in chosen if "partial-" in file), None):
-        raise DataError(f"{name}: the hub has only a part of it as parquet ({partial}); download its own files and give those")
+        raise DataError(f"{name}: the hub has only part of it as parquet ({partial}); download its original files and give those")
     return sorted(chosen)
 
 
 def _listing(hub: Hub, name: str) -> tuple[str, list[str], list[Mapping[str, Any]]]:
-    """The revision, the parquet files and the configurations that the card names."""
+    """Return the revision, the parquet files and the configurations that the card names."""
     from ingot.data.hub import Missing
 
-    found = hub.listing()
-    if files := [file for file in found.files if file.endswith(".parquet")]:
-        card = found.card.get("configs") if found.card else None
+    listing = hub.listing()
+    if files := [file for file in listing.files if file.endswith(".parquet")]:
+        card = listing.card.get("configs") if listing.card else None
         configs = [config for config in card or [] if isinstance(config, dict)]
-        return found.commit, files, [config for config in configs if "data_files" in config or "data_dir" in config]
+        return listing.commit, files, [config for config in configs if "data_files" in config or "data_dir" in config]
     try:
-        found = hub.listing(COPY)
+        listing = hub.listing(CONVERTED)
     except Missing:
         raise DataError(f"{name} has no parquet files; download its files and give those that hold text") from None
-    files = [file for file in found.files if file.endswith(".parquet")]
-    return found.commit, files, [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
+    files = [file for file in listing.files if file.endswith(".parquet")]
+    return listing.commit, files, [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
 
 
 def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str) -> Mapping[str, Any]:
@@ -146,12 +144,12 @@ def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str)
             return (marked or [names.get("default", configs[0])])[0]
         raise DataError(f"{name} has several configurations; name one after a slash: {_some(list(names))}")
     if wanted not in names:
-        raise DataError(f"{name}: no configuration {wanted!r}; there is {_some(list(names))}")
+        raise DataError(f"{name}: no configuration {wanted!r}; there are: {_some(list(names))}")
     return names[wanted]
 
 
 def _patterns(config: Mapping[str, Any], split: str) -> tuple[list[re.Pattern[str]], bool]:
-    """What the files of a configuration are called, and whether that is already those of the split."""
+    """Return patterns for the files of a configuration, and whether they select the split already."""
     folder = str(config.get("data_dir") or "").strip("/")
     entries = config.get("data_files", "**")
     entries = entries if isinstance(entries, list) else [entries]
@@ -167,15 +165,15 @@ def _glob(pattern: str) -> re.Pattern[str]:
 
 
 def _of_split(files: Sequence[str], split: str) -> list[str]:
-    """The files whose path has the split's name in it as a word; where no path names any split, all of them are train."""
+    """Return the files whose path contains the split's name as a word; if no path names a split, all files are train."""
     words = {file: set(re.split(r"[^a-z0-9]+", file.lower())) for file in files}
-    if split == "train" and not any(words[file] & set(known) for file in files for known in SPLITS):
+    if split == "train" and not any(words[file] & set(names) for file in files for names in SPLITS):
         return list(files)
     return [file for file in files if words[file] & _words(split) or f"/{split}/" in f"/{file}"]
 
 
 def _words(split: str) -> set[str]:
-    """The split's name and other names for the same."""
+    """Return the split's name and its synonyms."""
     return next((set(names) for names in SPLITS if split in names), {split})
 
 

@@ -1,6 +1,6 @@
-"""One file to its documents: whole text, JSON lines, JSON arrays, tables.
+"""Read the documents of one file: plain text, JSON lines, JSON arrays, CSV tables or parquet.
 
-Nothing is skipped in silence: what is not a document is an error that names the file and the line.
+Nothing is skipped silently: anything that is not a document is an error that names the file and the line.
 """
 
 from __future__ import annotations
@@ -16,57 +16,44 @@ from typing import Any, BinaryIO
 from ingot.errors import ConfigError, DataError, Setting
 
 TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
-FILE_MARK = "\ufeff"  # in front of a file it belongs to no document
-PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
+BYTE_ORDER_MARK = "\ufeff"  # a file may begin with it; it belongs to no document
+DECODE_BYTES = 1 << 20  # UTF-8 is decoded in parts of this size: as str it may take four times the memory
 JSON_BYTES = 1 << 16  # read at once from a JSON file
-JSON_TOKEN = 16  # no escape or literal is longer: an error nearer to the end of what was read may be for want of more
+JSON_TOKEN = 16  # longest escape or literal: an error this close to the end of the buffer may only mean that more must be read
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
 BATCH_ROWS = 256  # read at once from a parquet file
-LONGEST_FIELD = 2**31 - 1  # of a table; the library's own limit is 131,072 characters
-
-
-def _number(digits: str) -> int | float:
-    """A whole number of JSON, exact unless it is so long that Python may be set to refuse it (4,300 digits as it comes)."""
-    return int(digits) if len(digits) <= 640 else float(digits)
-
-
-JSON = JSONDecoder(parse_int=_number)
+LONGEST_FIELD = 2**31 - 1  # characters in a table's field; the csv module's default is 131,072
+# Python may refuse to parse integers of more than 640 digits (4,300 by default), so longer ones become floats.
+JSON = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= 640 else float(digits))
 
 
 def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[bytes]:
-    """The UTF-8 of a file that is one document, checked in parts: as characters it may take four times the memory."""
+    """Yield the UTF-8 of a file that is one document."""
     data = stream.read()
     try:
-        for _ in characters(data):
+        for _ in decode_parts(data):
             pass
     except UnicodeDecodeError:
         try:
             data.decode()
-        except UnicodeDecodeError as error:  # which knows the place in the whole
+        except UnicodeDecodeError as error:  # its offset counts from the start of the file
             raise _not_utf8(path, data[error.start], error.start) from None
     yield data
 
 
-def characters(data: bytes) -> Iterator[str]:
-    """The characters of UTF-8 a part at a time."""
+def decode_parts(data: bytes) -> Iterator[str]:
+    """Yield the characters of UTF-8, a part at a time."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(data), PART_BYTES):
-        yield decoder.decode(data[start : start + PART_BYTES])
+    for start in range(0, len(data), DECODE_BYTES):
+        yield decoder.decode(data[start : start + DECODE_BYTES])
     decoder.decode(b"", final=True)
 
 
-def alphabet(texts: Iterable[str | bytes]) -> set[str]:
-    """The characters that texts, or their UTF-8, are written in."""
-    found: set[str] = set()
-    for text in texts:
-        for part in [text] if isinstance(text, str) else characters(text):
-            found.update(part)
-    return found
-
-
-def read_lines(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """An object per line."""
-    for number, line in enumerate(_lines(stream, path), 1):
+def read_lines(
+    stream: Iterable[bytes], path: Path, text_field: str, lines_before: int = 0, bytes_before: int = 0
+) -> Iterator[str]:
+    """Yield the text of each line's JSON object; errors count lines and bytes from the start of the file."""
+    for number, line in enumerate(_lines(stream, path, bytes_before), lines_before + 1):
         if line and not line.isspace():
             place = f"{path}:{number}"
             try:
@@ -77,7 +64,7 @@ def read_lines(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
 
 
 def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """An array of objects or strings, or objects one after the other."""
+    """Yield the documents of an array of objects or strings, or of objects one after the other."""
     text = _JsonText(stream, path)
     is_array = text.peek() == "["
     if is_array:
@@ -95,13 +82,11 @@ def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
     if is_array:
         text.skip()
     if text.peek():
-        raise DataError(
-            f"{path}:{text.line}: there is more after the array; a .json file is one array, or one object after the other"
-        )
+        raise DataError(f"{path}:{text.line}: text follows the array; a .json file is one array, or a series of objects")
 
 
 def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) -> Iterator[str]:
-    """A row per document; the first row names the columns."""
+    """Yield one document per row; the first row names the columns."""
     csv.field_size_limit(LONGEST_FIELD)
     rows = csv.reader(_lines(stream, path), delimiter=delimiter, strict=True)
     try:
@@ -114,12 +99,12 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
             yield row[header.index(text_field)]
     except csv.Error as error:
         raise DataError(
-            f"{path}:{rows.line_num}: no row of a table ({error}); fields with quotes, delimiters or line ends stand in quotes"
+            f"{path}:{rows.line_num}: not a row of a table ({error}); quote fields that contain quotes, delimiters or line ends"
         ) from None
 
 
 def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[str]:
-    """A row of one column per document, read a few at a time by pyarrow; `advance` is told each row group's share of the file."""
+    """Yield one document per row of a column; `advance` receives each row group's share of the file's bytes."""
     row = 0
     for values in parquet_rows(path, text_field, advance):
         for value in values:
@@ -128,7 +113,7 @@ def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) ->
 
 
 def check_pyarrow(what: str) -> None:
-    """Say what to install where parquet files cannot be read."""
+    """Raise an error that names the package to install if parquet files cannot be read."""
     try:
         import pyarrow  # type: ignore[import-not-found, import-untyped] # noqa: F401
     except ImportError:
@@ -138,7 +123,7 @@ def check_pyarrow(what: str) -> None:
 def parquet_rows(
     path: Path, column: str | None = None, advance: Callable[[int], None] = lambda size: None
 ) -> Iterator[list[Any]]:
-    """The rows of a file, some at a time: the values of one column, or mappings of all columns."""
+    """Yield batches of rows: the values of one column, or dicts of all columns."""
     check_pyarrow(str(path))
     import pyarrow
     from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found, import-untyped]
@@ -162,14 +147,14 @@ def parquet_rows(
 
 
 def field_text(record: Any, place: str, name: str) -> str:
-    """The text of a record, or an error that names its place."""
+    """Return the text of a record, or raise an error that names its place."""
     if not isinstance(record, dict):
         raise DataError(f"{place}: expected a JSON object with a field {name!r}, found {type(record).__name__}")
     if name not in record:
         raise no_field(place, name, list(record), "field")
     text = record[name]
     if text is None:
-        raise DataError(f"{place}: field {name!r} is null, which is not text; leave the record out, or write an empty text")
+        raise DataError(f"{place}: field {name!r} is null; remove the record or give it an empty text")
     if not isinstance(text, str):
         raise DataError(f"{place}: field {name!r} is not a string but {type(text).__name__}", TEXT_FIELD, advice=NAME_IT)
     try:
@@ -180,24 +165,24 @@ def field_text(record: Any, place: str, name: str) -> str:
 
 
 def no_field(place: str, name: str, names: Sequence[str], what: str) -> DataError:
-    """The error for a record or table without the field that was asked for, or with two of them."""
-    found = ", ".join(map(repr, names[:10])) or "none"
+    """Return the error for a record or table in which a field is missing or occurs twice."""
     if (count := names.count(name)) > 1:
-        return DataError(f"{place}: {count} {what}s have the name {name!r}; leave one of them, or give the others another name")
-    return DataError(f"{place}: no {what} {name!r}; {what}s found: {found}", TEXT_FIELD, advice=NAME_IT)
+        return DataError(f"{place}: {count} {what}s are named {name!r}; keep one of them or rename the others")
+    listed = ", ".join(map(repr, names[:10])) or "none"
+    return DataError(f"{place}: no {what} {name!r}; {what}s found: {listed}", TEXT_FIELD, advice=NAME_IT)
 
 
 class _JsonText:
-    """JSON values out of a stream, of which only the one at hand is in memory."""
+    """A reader of JSON values that keeps only the current one in memory."""
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self.line = 1
         self._stream, self._path = stream, path
-        self._utf8, self._json = codecs.getincrementaldecoder("utf-8")(), JSON
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._text, self._at, self._bytes = "", 0, 0
 
     def peek(self) -> str:
-        """The next character that is not white space; empty at the end."""
+        """Return the next character that is not white space, or "" at the end."""
         while True:
             white = JSON_WHITE.match(self._text, self._at)
             self._move(white.end() if white else self._at)
@@ -207,19 +192,19 @@ class _JsonText:
                 return ""
 
     def skip(self) -> None:
-        """Moves past the character that `peek` gave."""
+        """Move past the character that `peek` returned."""
         self._move(self._at + 1)
 
     def value(self) -> Any:
-        """The value that begins here."""
+        """Parse and return the value that begins here."""
         while True:
             try:
-                value, end = self._json.raw_decode(self._text, self._at)
+                value, end = JSON.raw_decode(self._text, self._at)
             except (JSONDecodeError, RecursionError) as error:
                 cut = isinstance(error, JSONDecodeError) and (
                     error.msg.startswith("Unterminated string") or error.pos > len(self._text) - JSON_TOKEN
                 )
-                # Twice as much each time, or a document of n characters would be parsed n times.
+                # Read twice as much each time: with a fixed amount, long documents would take quadratic time.
                 if not cut or not self._more(max(JSON_BYTES, len(self._text) - self._at)):
                     reason = error.msg if isinstance(error, JSONDecodeError) else str(error)
                     raise DataError(
@@ -238,22 +223,21 @@ class _JsonText:
         try:
             text = self._utf8.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            start = self._bytes + len(data) - len(error.object)  # the decoder had kept the bytes of half a character
+            start = self._bytes + len(data) - len(error.object)  # includes bytes of half a character kept by the decoder
             raise _not_utf8(self._path, error.object[error.start], start + error.start) from None
-        self._text = self._text[self._at :] + (text if self._bytes else text.removeprefix(FILE_MARK))
+        self._text = self._text[self._at :] + (text if self._bytes else text.removeprefix(BYTE_ORDER_MARK))
         self._at, self._bytes = 0, self._bytes + len(data)
         return bool(data)
 
 
-def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
-    """Every line with its end."""
-    offset = 0
+def _lines(stream: Iterable[bytes], path: Path, offset: int = 0) -> Iterator[str]:
+    """Yield every line with its line end; `offset` is the number of bytes before them."""
     for line in stream:
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
             raise _not_utf8(path, line[error.start], offset + error.start) from None
-        yield text if offset else text.removeprefix(FILE_MARK)
+        yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
         offset += len(line)
 
 

@@ -1,11 +1,11 @@
-"""Text to token ids and back, and how many bytes of text each id stands for.
+"""Text to token ids and back, and the number of bytes of text that each id stands for.
 
-One file per kind. The libraries behind the kinds are imported where they are first needed, so that a byte model never loads them.
+Each kind has its own file. Tokenizer libraries are imported where they are first used, so that a byte model never loads them.
 """
 
 from __future__ import annotations
 
-from ingot.data.tokenizers.by_name import from_spec, open_tokenizer, open_unless_made
+from ingot.data.tokenizers.by_name import from_spec, open_tokenizer, open_unless_learned
 from ingot.data.tokenizers.gpt2_bpe import GPT2Tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer
 from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer, NumberTokenizer
@@ -25,5 +25,5 @@ __all__ = [
     "digest",
     "from_spec",
     "open_tokenizer",
-    "open_unless_made",
+    "open_unless_learned",
 ]

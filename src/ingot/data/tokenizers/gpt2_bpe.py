@@ -1,8 +1,8 @@
-"""GPT-2's byte-level BPE, from ranks that come with the package; nothing is ever fetched.
+"""GPT-2's byte-level BPE, from ranks that come with the package; nothing is downloaded.
 
-The ids are OpenAI's: 50,256 merges of bytes and <|endoftext|>, which stands in front of every document. In a text it is plain
-text like any other. Files of the same vocabulary are accepted and checked; other ranks are refused, because a file of ranks does
-not say how text is split before it is merged.
+The ids are OpenAI's: 50,256 byte sequences and <|endoftext|>, which stands in front of every document. Inside a text it is plain
+text. Files of the same vocabulary are accepted and checked; other ranks are refused, because a file of ranks does not say how
+text is split into words before merging.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ingot.data.tokenizers.word_table import INNER, Flat, WordTable, flat, trust
 from ingot.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-# GPT-2's rule for words, with runs of letters, digits and marks that are never tried shorter.
+# GPT-2's rule for words, with possessive quantifiers: runs of letters, digits and punctuation need no backtracking.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# The regex engine gives up, with a panic, on a million spaces before a word. All but the last are one word anyway: cut there.
+# The regex engine panics on a million spaces before a word. All but the last are one word anyway, so the text is cut there.
 WHITE = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"
 CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
-# Where a new word may begin without a look at what was before: with a run of white space, because only its last character can
-# join what follows and the rule looks no further ahead than to the run's end; and with a mark after a letter or digit, because
-# no word has one after the other. The rule never looks back.
+# A word always begins with a run of white space, because only its last character can join what follows and the rule looks no
+# further ahead than the end of the run; and with punctuation after a letter or digit, because no word has one after the other.
+# The rule never looks back, so text can be cut there.
 SPACES, MARKS = b"\t\n\v\f\r ", string.punctuation.encode()
-NOT_OURS = "; a file of ranks does not say how text is split into words, so only GPT-2's own can be read: give a tokenizer.json"
+NOT_GPT2 = "; ranks do not say how text is split into words, so only GPT-2's can be read: give a tokenizer.json instead"
 
 
 class GPT2Tokenizer(PieceTokenizer):
@@ -69,31 +69,31 @@ class GPT2Tokenizer(PieceTokenizer):
     def _encode_words(self, words: list[bytes], role: int) -> Flat:
         if role != INNER:
             return flat([self._ids(word.decode()) for word in words])
-        # One after the other takes half the time; a mark needs a letter before it.
-        letter = np.array([word[0] not in SPACES for word in words])
-        parts = [b" a" + word if marked else word for word, marked in zip(words, letter, strict=True)]
+        # Encoding all words as one text takes half the time; punctuation needs a letter before it.
+        prefixed = np.array([word[0] not in SPACES for word in words])
+        parts = [b" a" + word if prefix else word for word, prefix in zip(words, prefixed, strict=True)]
         ids = np.array(self._ids(b"".join(parts).decode()), np.uint16)
         ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
         bounds = np.append(0, np.searchsorted(np.cumsum(self._sizes.take(ids)), ends) + 1)
-        return np.delete(ids, bounds[:-1][letter]), np.diff(bounds) - letter
+        return np.delete(ids, bounds[:-1][prefixed]), np.diff(bounds) - prefixed
 
     def _ids(self, text: str) -> list[int]:
         return [i for part in _parts(text) for i in self._encoding.encode_ordinary(part)]
 
 
 def from_ranks(contents: bytes) -> GPT2Tokenizer:
-    """GPT-2's tokenizer, if a .tiktoken file holds its ranks."""
+    """Return GPT-2's tokenizer if a .tiktoken file holds its ranks; other ranks are refused."""
     try:
-        found = _parse(contents)
+        ranks = _parse(contents)
     except ValueError:
         raise DataError("this is not a file of tiktoken ranks, or it is damaged") from None
-    if found != _ranks():
-        raise DataError(f"{len(found):,} ranks that are not GPT-2's{NOT_OURS}")
+    if ranks != _ranks():
+        raise DataError(f"{len(ranks):,} ranks that are not GPT-2's{NOT_GPT2}")
     return GPT2Tokenizer()
 
 
 def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
-    """GPT-2's tokenizer, if encoder.json and vocab.bpe, also known as vocab.json and merges.txt, hold its vocabulary."""
+    """Return GPT-2's tokenizer if encoder.json and vocab.bpe (or vocab.json and merges.txt) hold its vocabulary."""
     alphabet = byte_alphabet()
     try:
         ids = {bytes(alphabet[c] for c in token): i for token, i in json.loads(vocabulary).items() if token != END_OF_TEXT}
@@ -103,7 +103,7 @@ def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
         raise DataError("these are not the vocabulary and merges of a byte-level BPE, or they are damaged") from None
     ranks = _ranks()
     if ids != ranks or merged != list(ranks)[256:]:
-        raise DataError(f"{len(ids):,} ids and {len(merged):,} merges that are not GPT-2's{NOT_OURS}")
+        raise DataError(f"{len(ids):,} ids and {len(merged):,} merges that are not GPT-2's{NOT_GPT2}")
     return GPT2Tokenizer()
 
 

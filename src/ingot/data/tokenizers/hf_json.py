@@ -1,8 +1,8 @@
 """Any tokenizer.json, through the library `tokenizers`.
 
-What an id stands for is read off the file. Byte-level vocabularies spell bytes in a known alphabet: exact. Those that write a
-space as U+2581 are read like SentencePiece's, with every space counted as one byte. Of anything else each id is decoded after a
-word, which is right for vocabularies of whole words and their parts. Special tokens in a text are plain text.
+The bytes of an id are derived from the file. Byte-level vocabularies spell bytes in a known alphabet, which is exact.
+Vocabularies that write a space as U+2581 are read like SentencePiece's, and every space counts as one byte. For all others each
+id is decoded after a word, which is right for vocabularies of words and subwords. Special tokens in a text are plain text.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from ingot.data.tokenizers.tokenizer_base import (
     NoSpacePiece,
     byte_alphabet,
     check_size,
-    unpack,
     utf8,
 )
 from ingot.data.tokenizers.word_table import Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
-# What starts a document, where the file itself puts nothing in front of a text: the first of these that is a special token.
+# If the file's post-processor adds nothing in front of a text, the first of these that is a special token starts documents.
 STARTS = (
     "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "[BOS]", "<|endoftext|>", "[CLS]",
 )  # fmt: skip
@@ -41,8 +40,13 @@ PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
-KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # ways to split that drop no text
-Piece = tuple[bytes | None, bool]  # its text, and whether it begins with the space in front of a word
+KEEPING = (
+    "Isolated",
+    "MergedWithPrevious",
+    "MergedWithNext",
+    "Contiguous",
+)  # Split behaviours that drop no text
+Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with the space in front of a word
 
 
 class HFTokenizer(FileTokenizer):
@@ -55,7 +59,7 @@ class HFTokenizer(FileTokenizer):
         specials = _specials(self._tokenizer)
         self.eos, self.pad = _named(specials, ENDS), _named(specials, PADS)
         if bos is not None and bos not in specials:
-            raise DataError(f"damaged tokenizer: id {bos} cannot start a document, because it is not a special token")
+            raise DataError(f"damaged tokenizer: bos {bos} is not a special token")
         with _explained(DAMAGED):
             config = json.loads(contents)
             self._style, self.lossless = _style(config), _is_lossless(config)
@@ -66,7 +70,7 @@ class HFTokenizer(FileTokenizer):
 
     @property
     def marks_texts(self) -> bool:
-        """Whether its file itself puts the start of a document in front of a text."""
+        """True if the file's post-processor puts `bos` in front of a text."""
         return self.bos is not None and self._tokenizer.encode("a").ids[:1] == [self.bos]
 
     def encode(self, text: str) -> IdArray:
@@ -75,7 +79,7 @@ class HFTokenizer(FileTokenizer):
             return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)
 
     def decode(self, ids: Ids) -> str:
-        if self._style == "words":  # only the library knows where these leave spaces out
+        if self._style == "words":  # only the library knows where these vocabularies leave spaces out
             return str(self._tokenizer.decode(self._checked(ids).tolist()))
         return super().decode(ids)
 
@@ -93,7 +97,7 @@ class HFTokenizer(FileTokenizer):
 
     @cached_property
     def _table(self) -> WordTable | None:
-        """Byte-level vocabularies that split text into words by GPT-2's rule have GPT-2's words."""
+        """Byte-level vocabularies that pre-tokenize by GPT-2's rule split text into the same words as GPT-2."""
         config = json.loads(self.contents)
         splits, added = config.get("pre_tokenizer") or {}, config.get("added_tokens") or ()
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
@@ -106,23 +110,15 @@ class HFTokenizer(FileTokenizer):
 
 
 def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:
-    """The tokenizer of a tokenizer.json. `bos` names the token that starts a document; empty: none; None: what the file says."""
+    """Build the tokenizer of a tokenizer.json. `bos` names the token that starts documents; "": none; None: the file decides."""
     tokenizer = _build(contents)
     specials = _specials(tokenizer)
     if bos is None:
         return HFTokenizer(contents, _find_bos(tokenizer, specials), tokenizer)
     if bos and tokenizer.token_to_id(bos) not in specials:
-        known = ", ".join(list(specials.values())[:10]) or "none"
-        raise DataError(f"{bos!r} is not a special token and cannot start documents; special tokens: {known}")
+        listed = ", ".join(list(specials.values())[:10]) or "none"
+        raise DataError(f"{bos!r} is not a special token and cannot start documents; special tokens: {listed}")
     return HFTokenizer(contents, tokenizer.token_to_id(bos) if bos else None, tokenizer)
-
-
-def hf_from_spec(spec: dict[str, Any]) -> HFTokenizer:
-    """The tokenizer that gave `spec`."""
-    bos = spec.get("bos")
-    if not (bos is None or type(bos) is int):
-        raise DataError("damaged tokenizer: bos is an id or null")
-    return HFTokenizer(unpack(spec), bos)
 
 
 def _build(contents: bytes) -> Any:
@@ -133,15 +129,15 @@ def _build(contents: bytes) -> Any:
     check_size(1 + max(tokenizer.get_vocab().values(), default=-1))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True  # as plain text
+    tokenizer.encode_special_tokens = True  # they are plain text
     if getattr(tokenizer.model, "dropout", None):
-        tokenizer.model.dropout = None  # the same text has the same ids
+        tokenizer.model.dropout = None  # the same text must always get the same ids
     return tokenizer
 
 
 @contextmanager
 def _explained(problem: str) -> Iterator[None]:
-    """What the library raises, as one of our errors; it knows no classes of its own, and its panics are not Exceptions."""
+    """Turn what the library raises into a DataError; it has no error classes, and its panics are not Exceptions."""
     try:
         yield
     except DataError:
@@ -158,28 +154,28 @@ def _specials(tokenizer: Any) -> dict[int, str]:
 
 def _find_bos(tokenizer: Any, specials: dict[int, str]) -> int | None:
     with _explained(DAMAGED):
-        marked, plain = (tokenizer.encode("a", add_special_tokens=marks).ids for marks in (True, False))
+        marked, plain = (tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
     if marked and marked[:1] != plain[:1] and marked[0] in specials:
         return int(marked[0])
     return _named(specials, STARTS)
 
 
 def _named(specials: dict[int, str], names: Sequence[str]) -> int | None:
-    """The special token that has the first of these names."""
+    """Return the id of the special token that has the first of these names."""
     return next((i for name in names for i, content in specials.items() if content == name), None)
 
 
-def _parts(part: Any) -> Iterator[dict[str, Any]]:
-    """A component and, where it is a sequence, those inside it."""
-    if isinstance(part, dict):
-        yield part
+def _components(component: Any) -> Iterator[dict[str, Any]]:
+    """Yield a component and, if it is a sequence, the components inside it."""
+    if isinstance(component, dict):
+        yield component
         for key in ("decoders", "pretokenizers", "normalizers"):
-            for inner in part.get(key) or ():
-                yield from _parts(inner)
+            for inner in component.get(key) or ():
+                yield from _components(inner)
 
 
 def _style(config: dict[str, Any]) -> str:
-    decoders = list(_parts(config.get("decoder")))
+    decoders = list(_components(config.get("decoder")))
     types = {part.get("type") for part in decoders}
     if "ByteLevel" in types:
         return "bytes"
@@ -187,9 +183,9 @@ def _style(config: dict[str, Any]) -> str:
     return "spaces" if spaces or "Metaspace" in types else "words"
 
 
-def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Piece]:
+def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     vocabulary = tokenizer.get_vocab()
-    table: list[Piece] = [(None, False)] * (1 + max(vocabulary.values()))
+    table: list[Entry] = [(None, False)] * (1 + max(vocabulary.values()))
     words = _decoded(tokenizer, len(table)) if style == "words" else []
     for token, i in vocabulary.items():
         if style == "bytes":
@@ -201,30 +197,29 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Piece]:
     model = config["model"]
     unknown = vocabulary.get(model.get("unk_token"), model.get("unk_id"))
     if isinstance(unknown, int) and style != "bytes" and unknown < len(table):
-        # As SentencePiece's, which starts a text anew; between words it stands for nothing, and the space after it is text.
+        # As in SentencePiece it starts a text anew; in other vocabularies it stands for nothing and the space after it is text.
         table[unknown] = (None if style == "spaces" else b"", False)
     if style == "spaces" and (b" ", True) not in table:
         raise NoSpacePiece(
-            "the vocabulary has no piece for a single space (U+2581), so the bytes of a text would be counted wrong; "
-            "choose another tokenizer"
+            "the vocabulary has no piece for a single space (U+2581), so bytes would be counted wrong; choose another tokenizer"
         )
     return table
 
 
-def _from_bytes(token: str) -> Piece:
+def _from_bytes(token: str) -> Entry:
     spelled = all(character in ALPHABET for character in token)
     piece = bytes(ALPHABET[character] for character in token) if spelled else token.encode()
     return piece, piece.startswith(b" ")
 
 
-def _from_spaces(token: str) -> Piece:
+def _from_spaces(token: str) -> Entry:
     if byte := BYTE.fullmatch(token):
         return bytes([int(byte[1], 16)]), False
     return token.replace(SPACE, " ").encode(), token.startswith(SPACE)
 
 
 def _decoded(tokenizer: Any, count: int) -> list[bytes]:
-    """What each id adds to a text after a word."""
+    """Return the bytes that each id adds to a text after a word."""
     word = tokenizer.encode("a", add_special_tokens=False).ids
     before = tokenizer.decode(word, skip_special_tokens=False)
     texts = tokenizer.decode_batch([[*word, i] for i in range(count)], skip_special_tokens=False)
@@ -232,8 +227,8 @@ def _decoded(tokenizer: Any, count: int) -> list[bytes]:
 
 
 def _is_lossless(config: dict[str, Any]) -> bool:
-    """Whether byte-level BPE is all there is: nothing that changes text, adds to it or drops from it."""
-    model, splits = config["model"], list(_parts(config.get("pre_tokenizer")))
+    """Return True for plain byte-level BPE: nothing changes text, adds to it or drops from it."""
+    model, splits = config["model"], list(_components(config.get("pre_tokenizer")))
     alphabet = set(ALPHABET) <= set(model.get("vocab") or ())
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     added = [token for token in config.get("added_tokens") or () if not token.get("special")]
@@ -242,15 +237,15 @@ def _is_lossless(config: dict[str, Any]) -> bool:
         and alphabet
         and not affixes
         and not config.get("normalizer")
-        and [part.get("type") for part in _parts(config.get("decoder"))] == ["ByteLevel"]
+        and [part.get("type") for part in _components(config.get("decoder"))] == ["ByteLevel"]
         and any(part.get("type") == "ByteLevel" for part in splits)
-        and all(_keeps(part) for part in splits)
+        and all(_keeps_text(part) for part in splits)
         and not any(token.get("lstrip") or token.get("rstrip") for token in added)
     )
 
 
-def _keeps(part: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer leaves every character where it is."""
+def _keeps_text(part: dict[str, Any]) -> bool:
+    """Return True if a pre-tokenizer adds and drops no character."""
     if part.get("type") == "ByteLevel":
         return not part.get("add_prefix_space")
     return part.get("type") in ("Sequence", "Digits") or (part.get("type") == "Split" and part.get("behavior") in KEEPING)

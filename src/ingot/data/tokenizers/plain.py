@@ -1,8 +1,7 @@
-"""Tokenizers without a vocabulary to learn: the bytes of a text, or its characters."""
+"""Tokenizers without a learned vocabulary: bytes, characters, and numbers for ids that stand for no text."""
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data.text.records import decode_parts
 from ingot.data.tokenizers.tokenizer_base import NARROW, IdArray, Ids, Tokenizer, check_size, utf8
 from ingot.errors import DataError
 
-PART_BYTES = 1 << 20  # of UTF-8 that become characters at once
-PURE_BYTE = "pure_byte"  # what golf calls the byte tokenizer
+PURE_BYTE = "pure_byte"  # golf's name for the byte tokenizer
 GOLF_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_offset": 4, "byte_count": 256}
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes after four special ids, as in the SentencePiece vocabularies: pad 0, bos 1, eos 2, unk 3."""
+    """UTF-8 bytes after four special ids, as in golf's SentencePiece vocabularies: pad 0, bos 1, eos 2, unk 3."""
 
     kind = "byte"
     specials = 4
@@ -50,28 +49,28 @@ class ByteTokenizer(Tokenizer):
 
 
 def byte_file() -> bytes:
-    """The file that golf's scripts keep of the byte tokenizer."""
+    """Return the JSON file in which golf's scripts describe the byte tokenizer."""
     record = {"tokenizer_type": PURE_BYTE, "config": GOLF_IDS, "vocab_size": ByteTokenizer.vocab_size}
     return (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()
 
 
 def read_byte_file(contents: bytes) -> ByteTokenizer | None:
-    """The byte tokenizer, if a file is one that golf's scripts keep of it."""
+    """Return the byte tokenizer if a file is golf's description of it, else None."""
     try:
         record = json.loads(contents) if PURE_BYTE.encode() in contents else None
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("tokenizer_type") != PURE_BYTE:
         return None
-    told = {"vocab_size": ByteTokenizer.vocab_size, **GOLF_IDS}
+    expected = {"vocab_size": ByteTokenizer.vocab_size, **GOLF_IDS}
     ids = {**record, **record["config"]} if isinstance(record.get("config"), dict) else record
-    if any(ids.get(name, known) != known for name, known in told.items()):
-        raise DataError("a byte tokenizer with other ids than golf's, which has pad 0, bos 1, eos 2, unk 3 and bytes from 4 on")
+    if any(ids.get(name, value) != value for name, value in expected.items()):
+        raise DataError("this byte tokenizer's ids are not golf's, which are pad 0, bos 1, eos 2, unk 3 and bytes from 4 on")
     return ByteTokenizer()
 
 
 class CharTokenizer(Tokenizer):
-    """The characters of a text in sorted order, id = position, as nanoGPT has it; no special ids."""
+    """The characters of a text in sorted order, id = position, as in nanoGPT; it has no special ids."""
 
     kind = "char"
 
@@ -80,11 +79,11 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(self.characters)
         if self.vocab_size > NARROW:
             raise DataError(
-                f"the text has {self.vocab_size:,} distinct characters and the char tokenizer takes at most {NARROW:,}; "
+                f"the text has {self.vocab_size:,} distinct characters and the char tokenizer supports at most {NARROW:,}; "
                 "use the byte tokenizer"
             )
         self._codes = _code_points(self.characters)
-        self._ids = np.full(0x110000, -1, np.int32)  # every code point there is; -1: not in the vocabulary
+        self._ids = np.full(0x110000, -1, np.int32)  # indexed by code point; -1: not in the vocabulary
         self._ids[self._codes] = np.arange(self.vocab_size)
 
     def encode(self, text: str) -> IdArray:
@@ -100,10 +99,8 @@ class CharTokenizer(Tokenizer):
         return ids.astype(self.dtype)
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
-        """A part at a time: characters take up to four bytes each, and numbers of them as much again."""
         for text in texts:
-            decoder = codecs.getincrementaldecoder("utf-8")()
-            parts = [self.encode(decoder.decode(text[at : at + PART_BYTES])) for at in range(0, len(text) or 1, PART_BYTES)]
+            parts = [self.encode(part) for part in decode_parts(text)] or [self.encode("")]
             yield np.concatenate(parts) if len(parts) != 1 else parts[0]
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
@@ -116,16 +113,17 @@ class CharTokenizer(Tokenizer):
         return {"kind": self.kind, "characters": self.characters}
 
 
-def char_from_spec(spec: dict[str, Any]) -> CharTokenizer:
-    """The char tokenizer that gave `spec`."""
-    characters = spec.get("characters")
-    if not isinstance(characters, str) or not characters or any(0xD800 <= ord(c) < 0xE000 for c in characters):
-        raise DataError("damaged tokenizer: a char tokenizer needs its characters")
-    return CharTokenizer(characters)
+def alphabet(texts: Iterable[str | bytes]) -> set[str]:
+    """Return the distinct characters of texts, which may be given in UTF-8."""
+    characters: set[str] = set()
+    for text in texts:
+        for part in [text] if isinstance(text, str) else decode_parts(text):
+            characters.update(part)
+    return characters
 
 
 class NumberTokenizer(Tokenizer):
-    """Ids that stand for no text (notes, moves, bases), each shown as a number with a space in front."""
+    """Ids that stand for no text (notes, moves, bases), each printed as a number with a space in front."""
 
     kind = "number"
     lossless = False
@@ -138,8 +136,8 @@ class NumberTokenizer(Tokenizer):
         numbers = text.split()
         if wrong := next((word for word in numbers if not word.isdecimal() or int(word) >= self.vocab_size), None):
             raise DataError(
-                f"{wrong!r} is none of the ids, which stand for no text; give numbers from 0 to {self.vocab_size - 1:,} with "
-                "spaces between them"
+                f"{wrong!r} is not an id; this data's ids stand for no text, so give numbers from 0 to {self.vocab_size - 1:,} "
+                "separated by spaces"
             )
         return np.array([int(word) for word in numbers], self.dtype)
 
@@ -152,13 +150,6 @@ class NumberTokenizer(Tokenizer):
 
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind, "vocab_size": self.vocab_size}
-
-
-def number_from_spec(spec: dict[str, Any]) -> NumberTokenizer:
-    """The tokenizer of numbers that gave `spec`."""
-    if type(size := spec.get("vocab_size")) is not int:
-        raise DataError("damaged tokenizer: one of numbers needs to say how many there are")
-    return NumberTokenizer(size)
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

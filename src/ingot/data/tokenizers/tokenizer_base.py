@@ -1,8 +1,8 @@
-"""What every tokenizer can do.
+"""The interface of all tokenizers, their base classes, and decoding of text that arrives token by token.
 
-A tokenizer is its spec: a JSON object that rebuilds it anywhere, with the file it was made from inside. Its fingerprint says
-whether two are the same and never depends on how a file was compressed. Ids have 16 bits, those of a vocabulary above 65,536 have
-32.
+A tokenizer is defined by its spec: a JSON object that rebuilds it anywhere and contains the file it was made from. Tokenizers
+with equal fingerprints are the same; a fingerprint does not depend on how the file was compressed. Ids have 16 bits, or 32 if the
+vocabulary is larger than 65,536.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from ingot.errors import DataError
 Ids = Sequence[int] | NDArray[Any]
 IdArray = NDArray[np.unsignedinteger[Any]]
 IdType = np.dtype[np.unsignedinteger[Any]]
-VIEWED = (np.uint16, np.uint32, np.int32)  # number types whose ids need no copy
+VIEWED = (np.uint16, np.uint32, np.int32)  # dtypes of ids that are used without a copy
 NARROW = 1 << 16  # the largest vocabulary whose ids have 16 bits
 MAX_VOCABULARY = 1 << 24  # far more than any tokenizer has
-MAX_FILE_BYTES = 1 << 26  # vocabularies of 262,144 ids take half of it; a spec cannot fill the memory
-OUTSIDE = -1  # the token before a document: none
-PACKED = "xz"  # the key of a spec that holds a file
+MAX_FILE_BYTES = 1 << 26  # vocabularies of 262,144 ids take half of it; the limit keeps a damaged spec from filling the memory
+OUTSIDE = -1  # stands for "no token" as the one before a document
+PACKED = "xz"  # key of a spec under which the tokenizer's file lies
 
 
 class NoSpacePiece(DataError):
-    """A vocabulary in which no piece is a single space (U+2581): the bytes of a text would be counted wrong."""
+    """The vocabulary has no piece for a single space (U+2581), so the bytes of a text would be counted wrong."""
 
 
 def digest(value: Any) -> str:
-    """The sha256 of a JSON value, independent of key order and white space."""
+    """Return the sha256 of a JSON value, independent of key order and white space."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def id_type(vocab_size: int) -> IdType:
-    """The number type of the ids of a vocabulary that large."""
+    """Return the dtype of the ids of a vocabulary of this size."""
     return np.dtype(np.uint16 if vocab_size <= NARROW else np.uint32)
 
 
 class Tokenizer(ABC):
-    """A kind says what its ids are and how bytes come back from them.
+    """A tokenizer; subclasses define the ids and how to turn them back into bytes.
 
-    `bos` stands in front of every document of a prepared folder; `eos` is what other programs put after one, `pad` what they fill
-    rows with, where the vocabulary has such ids. `lossless`: for every text, decoding gives the text back and its ids stand for
-    exactly its bytes. `instant`: a text is encoded before another process could have been handed it.
+    `bos` stands in front of every document of a prepared folder; other programs put `eos` after one and fill rows with `pad`, if
+    the vocabulary has such ids. `lossless`: decoding returns every text unchanged, and its ids stand for exactly its bytes.
+    `instant`: encoding is faster than sending the text to another process.
     """
 
     kind: str
@@ -65,76 +65,74 @@ class Tokenizer(ABC):
 
     @property
     def dtype(self) -> IdType:
-        """The number type of its ids."""
+        """The dtype of its ids."""
         return id_type(self.vocab_size)
 
     @abstractmethod
     def encode(self, text: str) -> IdArray:
-        """The ids of `text`, without a mark for the start of a document."""
+        """Return the ids of `text`, without `bos`."""
 
     @abstractmethod
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
-        """The UTF-8 bytes that `ids` stand for; special ids stand for none. `at_start`: no text comes before them."""
+        """Return the UTF-8 bytes that `ids` stand for; special ids have none. `at_start`: no text comes before them."""
 
     @abstractmethod
     def token_bytes(self) -> NDArray[np.int32]:
-        """For every id, how many UTF-8 bytes it stands for inside a text; 0 for special ids."""
+        """Return the number of UTF-8 bytes that each id stands for inside a text; 0 for special ids."""
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """The JSON object from which `from_spec` makes this tokenizer again."""
+        """Return the JSON object from which `from_spec` rebuilds this tokenizer."""
 
     def target_bytes(self, previous: Ids, targets: Ids) -> NDArray[np.int32]:
-        """How many bytes each target stands for after the token before it; an id outside the vocabulary, -1 too, for none."""
+        """Return the number of bytes of each target, given the token before it; ids outside the vocabulary, as -1, have 0."""
         return self._sizes.take(self._rows(targets))
 
     def encode_document(self, text: str) -> IdArray:
-        """The ids of a whole document, after the start mark where the kind has one."""
-        return self._marked(self.encode(text))
+        """Return the ids of a whole document, with `bos` in front if there is one."""
+        ids = self.encode(text)
+        return ids if self.bos is None else np.concatenate([np.array([self.bos], self.dtype), ids])
 
     def encode_documents(self, texts: Sequence[str]) -> list[IdArray]:
-        """`encode_document` of each text, many times faster."""
+        """Return what `encode_document` does for each text, many times faster."""
         ids, counts = self.encode_batch([utf8(text) for text in texts])
         ends = np.cumsum(counts).tolist()
         return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[IdArray, NDArray[np.int64]]:
-        """The ids of whole documents, which are given in UTF-8, one after the other, and how many each has."""
-        found = list(self._encode_all(texts))
-        counts = np.fromiter(map(len, found), np.int64, len(texts))
-        mark = np.array([] if self.bos is None else [self.bos], self.dtype)
-        return np.concatenate([mark[:0], *(part for ids in found for part in (mark, ids))]), counts + len(mark)
+        """Return the concatenated ids of whole documents, given in UTF-8, and the number of ids of each."""
+        encoded = list(self._encode_all(texts))
+        counts = np.fromiter(map(len, encoded), np.int64, len(texts))
+        bos = np.array([] if self.bos is None else [self.bos], self.dtype)
+        return np.concatenate([bos[:0], *(part for ids in encoded for part in (bos, ids))]), counts + len(bos)
 
     def decode(self, ids: Ids) -> str:
-        """The text of `ids`, taken as a whole document or several; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of `ids`, which are one or more whole documents; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids, at_start=True).decode("utf-8", "replace")
 
     def is_special(self, token: int) -> bool:
-        """Whether an id stands for no text at all."""
+        """Return True if an id stands for no text at all."""
         return bool(self._sizes[self._rows([token])][0] == 0)
 
     def at_start_after(self, ids: Ids, at_start: bool) -> bool:
-        """Whether what follows these ids is the start of a text, as it was or was not before them."""
+        """Return True if a text starts after these ids; `at_start` says the same of the position before them."""
         return self.is_special(int(ids[-1]))
 
     def unfinished(self, ids: Ids) -> int:
-        """How many of the last ids stand for a text that depends on the next one."""
+        """Return the number of ids at the end whose text depends on the next id."""
         return 0
 
     def fingerprint(self) -> str:
-        """Equal for tokenizers that give every text the same ids."""
+        """Return a hash that is equal for tokenizers that give every text the same ids."""
         return digest(self.spec())
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
-        """`encode` of each text, which is given in UTF-8."""
+        """Yield the ids of each text, given in UTF-8."""
         return (self.encode(text.decode()) for text in texts)
-
-    def _marked(self, ids: IdArray) -> IdArray:
-        return ids if self.bos is None else np.concatenate([np.array([self.bos], self.dtype), ids])
 
     @cached_property
     def _sizes(self) -> NDArray[np.int32]:
-        return np.append(self.token_bytes(), np.int32(0))  # the last row is for ids outside the vocabulary
+        return np.append(self.token_bytes(), np.int32(0))  # the last entry is for ids outside the vocabulary
 
     def _rows(self, ids: Ids) -> NDArray[Any]:
         array = ids if isinstance(ids, np.ndarray) and ids.dtype in VIEWED else np.asarray(ids, np.int64)
@@ -150,28 +148,28 @@ class Tokenizer(ABC):
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a text, or an error that names what UTF-8 cannot hold."""
+    """Return the UTF-8 of a text, or raise an error that names the character it cannot represent."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"character {error.start} of the text is half a surrogate pair, which UTF-8 cannot hold; remove it"
+            f"character {error.start} of the text is half a surrogate pair, which UTF-8 cannot represent; remove it"
         ) from None
 
 
 def check_size(vocab_size: int) -> None:
-    """Refuse a vocabulary that a shard cannot hold."""
+    """Refuse a vocabulary whose size is out of range."""
     if not 0 < vocab_size <= MAX_VOCABULARY:
-        raise DataError(f"a vocabulary of {vocab_size:,} ids; it may have 1 to {MAX_VOCABULARY:,}")
+        raise DataError(f"a vocabulary of {vocab_size:,} ids; it must have 1 to {MAX_VOCABULARY:,}")
 
 
 def pack(contents: bytes) -> str:
-    """A file as a line of text for a spec."""
+    """Return a file as text for a spec: xz in base64."""
     return base64.b64encode(lzma.compress(contents)).decode()
 
 
 def unpack(spec: Mapping[str, Any]) -> bytes:
-    """The file inside a spec."""
+    """Return the file inside a spec."""
     try:
         unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=2 * MAX_FILE_BYTES)
         contents = unpacker.decompress(base64.b64decode(spec[PACKED], validate=True), MAX_FILE_BYTES)
@@ -182,18 +180,16 @@ def unpack(spec: Mapping[str, Any]) -> bytes:
     return contents
 
 
-# Tokenizers whose ids stand for pieces of text that lie in a table.
-
-SPACE = "\u2581"  # how SentencePiece and its kin write a space
-CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # the next letter is a capital, the next two are (capitals.py)
+SPACE = "\u2581"  # SentencePiece and similar vocabularies write a space so
+CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # marks: the next letter is a capital, the next two are
 
 
 class PieceTokenizer(Tokenizer):
-    """A table of pieces; None is a special id, which stands for no text and starts a document anew."""
+    """A tokenizer with a table of pieces; None is a special id, which stands for no text and starts a new document."""
 
     def _use(self, pieces: Sequence[bytes | None], spaced: Sequence[bool], *, adds_space: bool, counts_first_space: bool) -> None:
-        """Take the table. `spaced`: the piece begins a word, with its space. `adds_space`: texts are encoded with one more in
-        front. `counts_first_space`: the space of a document's first piece is text like any other."""
+        """Set the table. `spaced`: the piece begins with the space in front of a word. `adds_space`: texts are encoded with a
+        space added in front. `counts_first_space`: the space of a document's first piece counts as text."""
         check_size(len(pieces))
         self.vocab_size = len(pieces)
         self._pieces, self._adds_space, self._counts_first_space = pieces, adds_space, counts_first_space
@@ -213,7 +209,7 @@ class PieceTokenizer(Tokenizer):
 
     def at_start_after(self, ids: Ids, at_start: bool) -> bool:
         pieces = (self._pieces[int(token)] for token in reversed(ids))
-        last = next((piece for piece in pieces if piece != b""), b"")  # an unknown word stands for nothing and changes nothing
+        last = next((piece for piece in pieces if piece != b""), b"")  # an unknown word stands for no text and changes nothing
         return last is None or (at_start and not last)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
@@ -227,13 +223,13 @@ class PieceTokenizer(Tokenizer):
 
 
 class FileTokenizer(PieceTokenizer):
-    """A table of pieces that comes out of a file; the file goes along wherever the tokenizer goes."""
+    """A piece tokenizer read from a file, which its spec contains."""
 
     contents: bytes
 
     @cached_property
     def packed(self) -> str:
-        """The file as its spec holds it."""
+        """The file as it is stored in the spec."""
         return pack(self.contents)
 
     def fingerprint(self) -> str:
@@ -241,19 +237,16 @@ class FileTokenizer(PieceTokenizer):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The 256 characters that byte-level vocabularies write bytes with: printable ones as they are, the rest from U+0100 on."""
+    """Return the 256 characters that byte-level vocabularies use for bytes: printable ones as they are, the rest from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-# Text that arrives token by token.
+    return {chr(byte): byte for byte in printable} | {chr(256 + position): byte for position, byte in enumerate(others)}
 
 
 class StreamDecoder:
-    """Text of ids that arrive a few at a time; what is unfinished, such as a part of a character, is held back until it is whole.
+    """A decoder of ids that arrive a few at a time; incomplete text, such as part of a character, is held back until complete.
 
-    `at_start`: no text comes before the first id, so that a space which only marks its word is not shown.
+    `at_start`: no text comes before the first id, so a space that only marks its word is not shown.
     """
 
     def __init__(self, tokenizer: Tokenizer, at_start: bool = False) -> None:
@@ -262,14 +255,14 @@ class StreamDecoder:
         self._held: list[int] = []
 
     def push(self, ids: Ids) -> str:
-        """The text that `ids` complete."""
-        known = [*self._held, *map(int, ids)]
-        whole = len(known) - self._tokenizer.unfinished(known)
-        self._held = known[whole:]
-        return self._decoder.decode(self._bytes(known[:whole]))
+        """Return the text that `ids` complete."""
+        pending = [*self._held, *map(int, ids)]
+        complete = len(pending) - self._tokenizer.unfinished(pending)
+        self._held = pending[complete:]
+        return self._decoder.decode(self._bytes(pending[:complete]))
 
     def finish(self) -> str:
-        """What was still held back; the decoder is then ready for another text."""
+        """Return the text that was still held back, and reset the decoder for another text."""
         rest = self._decoder.decode(self._bytes(self._held), final=True)
         self._held = []
         self._decoder.reset()
