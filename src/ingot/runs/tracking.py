@@ -1,6 +1,6 @@
-"""Where the numbers of a run go besides metrics.jsonl: Weights & Biases, trackio and TensorBoard, by one interface.
+"""Sends the numbers of a run to Weights & Biases, trackio and TensorBoard.
 
-A failure there never ends training: it is told once, and the numbers go on to the others.
+A failure there never ends training: it is reported once, and the other trackers still get their numbers.
 """
 
 from __future__ import annotations
@@ -26,50 +26,146 @@ from ingot.runs.reporter import EvaluationReport, Reporter, StepReport, task_met
 from ingot.runs.state import this_process
 from ingot.runtime.files import read_dict, write_atomically, writing
 
-# Which run of a dashboard a run folder is: a small file of the folder's own.
+Report = StepReport | EvaluationReport
+ChooseValues = Callable[[Report], Mapping[str, float] | None]  # None: what `numbers_of` returns
+PACKAGES = {"wandb": "Weights & Biases", "trackio": "trackio"}
+
+
+class Tracker(Protocol):
+    """A destination of numbers."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the values of a step; steps never decrease."""
+
+    def close(self, failed: bool) -> None:
+        """End the session."""
+
+
+class Tracking(Reporter):
+    """A reporter that sends logged steps and evaluations to trackers; a context that closes them."""
+
+    def __init__(self, choose_values: ChooseValues, warn: Callable[[str], None]) -> None:
+        self._choose_values, self._warn = choose_values, warn
+        self._trackers: dict[str, Tracker] = {}
+        self.wandb_id: str | None = None
+
+    def add(self, name: str, tracker: Tracker) -> None:
+        """Send to this tracker too."""
+        self._trackers[name] = tracker
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if log:
+            self._send(report)
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._send(report)
+
+    def _send(self, report: Report) -> None:
+        chosen = self._choose_values(report)
+        values = numbers_of(report) if chosen is None else chosen
+        for name, tracker in list(self._trackers.items()) if values else []:
+            try:
+                tracker.log(report.step, values)
+            except Exception as error:  # of any class
+                del self._trackers[name]
+                self._warn(f"{name} takes no more values: {_reason(error)}; training goes on")
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.close(failed=error is not None)
+            except Exception as problem:
+                self._warn(f"{name} did not end well: {_reason(problem)}")
+
+
+def open_tracking(
+    settings: TrackingSection,
+    folder: Path,
+    step: int,
+    wandb_id: str | None,
+    config: Mapping[str, Any],
+    choose_values: ChooseValues,
+    warn: Callable[[str], None],
+) -> Tracking:
+    """Start the trackers that the settings ask for, after a step; one that cannot be started is reported and left out."""
+    tracking = Tracking(choose_values, warn)
+
+    def start_wandb() -> Tracker:
+        run = WandbRun(settings, folder, config, wandb_id)
+        tracking.wandb_id = run.id
+        return run
+
+    wanted: list[tuple[str, object, Callable[[], Tracker]]] = [
+        ("Weights & Biases", settings.wandb_project is not None, start_wandb),
+        ("trackio", settings.trackio_project is not None, lambda: TrackioRun(settings, folder, config, resumed=step > 0)),
+        ("TensorBoard", settings.tensorboard, lambda: EventFile(folder / EVENTS, step)),
+    ]
+    for name, is_wanted, start in wanted:
+        try:
+            if is_wanted:
+                tracking.add(name, start())
+        except IngotError as error:
+            warn(f"{error}; training goes on without it")
+        except OSError as error:
+            warn(f"{folder / EVENTS} cannot be written: {error.strerror}; training goes on without {name}")
+    return tracking
+
+
+def numbers_of(report: Report) -> dict[str, float]:
+    """Return the numbers of a report under the names that dashboards get: gpt-simple's names, and more."""
+    if isinstance(report, EvaluationReport):
+        train = {"eval/train_loss": report.train_loss} if report.train_loss is not None else {}
+        buckets = {f"eval/{name}/loss": scores["val_loss"] for name, scores in report.buckets.items() if "val_loss" in scores}
+        tasks = {f"tasks/{name}/{metric}": v for name, task in report.tasks.items() for metric, v in task_metrics(task).items()}
+        perplexity = math.exp(min(report.val_loss, 20.0))
+        scores = {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb}
+        return {**scores, **train, **buckets, **tasks}
+    return {
+        "train/loss": report.loss,
+        "train/learning_rate": report.learning_rate,
+        "train/grad_norm": report.grad_norm,
+        "train/epoch": report.epoch,
+        "throughput/tokens_per_sec": report.tokens_per_second,
+        "throughput/total_tokens": report.tokens,
+        **({"throughput/mfu": report.mfu} if report.mfu is not None else {}),
+    }
 
 
 def read_id(path: Path) -> str | None:
-    """What a file of a run folder says; None where it says nothing."""
-    known = (read_dict(path) or {}).get("id")
-    return known if isinstance(known, str) else None
+    """Return the dashboard's id of a run from a file of its folder; None if there is none."""
+    run_id = (read_dict(path) or {}).get("id")
+    return run_id if isinstance(run_id, str) else None
 
 
-def keep_id(path: Path, run: str) -> None:
-    """Let a run folder say which run it is."""
+def write_id(path: Path, run_id: str) -> None:
+    """Write the dashboard's id of a run into its folder."""
     with writing(path):
-        write_atomically(path, json.dumps({"id": run}))
+        write_atomically(path, json.dumps({"id": run_id}))
 
 
-# Weights & Biases: a run there that goes on when ours is resumed, by an id that checkpoints and the run folder keep.
-
-
-def check_installed(setting: str) -> None:
-    """Refuse a setting that needs the package where it is missing."""
+def check_installed(setting: str, package: str = "wandb") -> Any:
+    """Return a package that a setting needs; ConfigError if it is not installed."""
     try:
-        importlib.import_module("wandb")
+        return importlib.import_module(package)
     except ImportError:
-        raise ConfigError(f"{setting} needs Weights & Biases; install it with: pip install 'ingot-lm[wandb]'") from None
+        install = f"install it with: pip install 'ingot-lm[{package}]'"
+        raise ConfigError(f"{setting} needs {PACKAGES[package]}", advice=install) from None
 
 
 class WandbRun:
-    """A run of Weights & Biases, begun or continued."""
+    """A run at Weights & Biases; a resumed run continues there by its id."""
 
-    def __init__(
-        self, folder: Path, project: str, name: str, mode: str | None, config: Mapping[str, Any], known: str | None
-    ) -> None:
-        wandb = importlib.import_module("wandb")
-        self.id = known or read_id(folder / WANDB_ID) or secrets.token_hex(4)
-        keep_id(folder / WANDB_ID, self.id)
-        try:
-            self._run = wandb.init(
-                project=project, name=name, config=dict(config), dir=str(folder), id=self.id, resume="allow", mode=mode
-            )
-        except Exception as error:  # whatever it raises: its errors have changed with its versions
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise RunError(
-                f"Weights & Biases does not start: {reason}; log in with `wandb login`, or set WANDB_MODE=offline, or go without"
-            ) from None
+    def __init__(self, settings: TrackingSection, folder: Path, config: Mapping[str, Any], run_id: str | None) -> None:
+        wandb = check_installed(f"tracking.wandb_project={settings.wandb_project}")
+        self.id = run_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
+        write_id(folder / WANDB_ID, self.id)
+        arguments = {"project": settings.wandb_project, "name": settings.wandb_run_name or folder.resolve().name}
+        arguments |= {"config": dict(config), "dir": str(folder), "id": self.id, "resume": "allow", "mode": settings.wandb_mode}
+        advice = "; log in with `wandb login`, or set WANDB_MODE=offline, or go without"
+        self._run = _start("wandb", lambda: wandb.init(**arguments), advice)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send the values of a step."""
@@ -80,56 +176,49 @@ class WandbRun:
         self._run.finish(exit_code=int(failed))
 
 
-# trackio: a run in its store on this machine, which `trackio show` draws; it goes on when ours is resumed.
-
-
 class TrackioRun:
-    """A run of trackio, begun, or continued where the session goes on."""
+    """A run in trackio's store on this machine, which `trackio show` draws; a resumed run continues there by its name."""
 
-    def __init__(self, folder: Path, project: str, config: Mapping[str, Any], goes_on: bool) -> None:
-        try:
-            self._package = importlib.import_module("trackio")
-        except ImportError:
-            advice = "install it with: pip install 'ingot-lm[trackio]'"
-            raise ConfigError(f"tracking.trackio_project={project} needs trackio", advice=advice) from None
-        known = read_id(folder / TRACKIO_ID) if goes_on else None
+    def __init__(self, settings: TrackingSection, folder: Path, config: Mapping[str, Any], resumed: bool) -> None:
+        self._trackio = check_installed(f"tracking.trackio_project={settings.trackio_project}", "trackio")
+        known = read_id(folder / TRACKIO_ID) if resumed else None
         name = known or f"{folder.resolve().name}-{secrets.token_hex(4)}"
-        keep_id(folder / TRACKIO_ID, name)
-        try:
-            with redirect_stdout(io.StringIO()):
-                self._run = self._package.init(
-                    project=project,
-                    name=name,
-                    config=dict(config),
-                    resume="never" if known is None else "allow",
-                    embed=False,
-                    auto_log_gpu=False,
-                    auto_log_cpu=False,
-                )
-        except Exception as error:  # whatever it raises
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise RunError(f"trackio does not start: {reason}") from None
+        write_id(folder / TRACKIO_ID, name)
+        arguments = {"project": settings.trackio_project, "name": name, "config": dict(config)}
+        arguments |= {"resume": "never" if known is None else "allow", "embed": False}
+        arguments |= {"auto_log_gpu": False, "auto_log_cpu": False}
+        with redirect_stdout(io.StringIO()):  # it prints advertisements
+            self._run = _start("trackio", lambda: self._trackio.init(**arguments))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Give it the values of a step; a thread of its own writes them."""
+        """Send the values of a step; a thread of trackio writes them."""
         self._run.log(dict(values), step=step)
 
     def close(self, failed: bool) -> None:
         """End the run at trackio."""
         with redirect_stdout(io.StringIO()):
-            self._package.finish()
+            self._trackio.finish()
 
 
-# TensorBoard's event files: scalars by step, as `tensorboard --logdir RUN` reads them.
+def _start(package: str, init: Callable[[], Any], advice: str = "") -> Any:
+    try:
+        return init()
+    except Exception as error:  # the exception classes have changed with the packages' versions
+        raise RunError(f"{PACKAGES[package]} does not start: {_reason(error)}{advice}") from None
 
-VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # how a field of a protocol buffer is written
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types of protocol buffer fields
 
 
 class EventFile:
-    """One file of events, open to append to."""
+    """A TensorBoard event file: scalars by step, as `tensorboard --logdir RUN` reads them. Needs no package."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Begin a file after a step; 0 at the start of a run."""
+        """Start a file after a step, 0 at the start of a run; TensorBoard forgets what came after that step."""
         folder.mkdir(parents=True, exist_ok=True)
         host, pid, _ = this_process()
         self._file: BinaryIO = (folder / f"events.out.tfevents.{time.time():.6f}.{host}.{pid}").open("xb")
@@ -138,17 +227,17 @@ class EventFile:
             self._write(step + 1, _field(7, BYTES, _field(1, VARINT, 1)))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the values of a step."""
-        told = (_field(1, BYTES, name.encode()) + _field(2, FLOAT, float(value)) for name, value in values.items())
-        self._write(step, _field(5, BYTES, b"".join(_field(1, BYTES, one) for one in told)))
+        """Append the values of a step."""
+        scalars = (_field(1, BYTES, name.encode()) + _field(2, FLOAT, float(value)) for name, value in values.items())
+        self._write(step, _field(5, BYTES, b"".join(_field(1, BYTES, scalar) for scalar in scalars)))
 
     def close(self, failed: bool) -> None:
-        """Leave it on the disk."""
+        """Sync and close the file."""
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def _write(self, step: int, what: bytes) -> None:
-        event = _field(1, DOUBLE, time.time()) + (_field(2, VARINT, step) if step else b"") + what
+    def _write(self, step: int, content: bytes) -> None:
+        event = _field(1, DOUBLE, time.time()) + (_field(2, VARINT, step) if step else b"") + content
         length = struct.pack("<Q", len(event))
         self._file.write(length + _masked_checksum(length) + event + _masked_checksum(event))
         self._file.flush()  # somebody may be watching
@@ -172,7 +261,7 @@ def _varint(value: int) -> bytes:
 
 
 def _masked_checksum(data: bytes) -> bytes:
-    """CRC-32C, turned and shifted as the records of TensorFlow have it."""
+    """Return the masked CRC-32C of TensorFlow records."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _table()[(crc ^ byte) & 0xFF]
@@ -188,110 +277,3 @@ def _table() -> list[int]:
             byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
         table.append(byte)
     return table
-
-
-Report = StepReport | EvaluationReport
-Words = Callable[[Report], Mapping[str, float] | None]  # what is sent of a report; None: what numbers_of says
-
-
-class Sink(Protocol):
-    """Something that takes numbers."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of a step; steps never go back."""
-
-    def close(self, failed: bool) -> None:
-        """The session is over."""
-
-
-class Tracking(Reporter):
-    """A reporter that sends what it hears of to sinks, in the words of the door; a context that closes them."""
-
-    def __init__(self, words: Words, warn: Callable[[str], None]) -> None:
-        self._words, self._warn = words, warn
-        self._sinks: dict[str, Sink] = {}
-        self.wandb_id: str | None = None
-
-    def add(self, name: str, sink: Sink) -> None:
-        """Send to this one too."""
-        self._sinks[name] = sink
-
-    def step(self, report: StepReport, log: bool) -> None:
-        if log:
-            self._send(report)
-
-    def evaluation(self, report: EvaluationReport) -> None:
-        self._send(report)
-
-    def _send(self, report: Report) -> None:
-        chosen = self._words(report)
-        values = numbers_of(report) if chosen is None else chosen
-        for name, sink in list(self._sinks.items()) if values else []:
-            try:
-                sink.log(report.step, values)
-            except Exception as error:  # theirs are of any kind
-                del self._sinks[name]
-                self._warn(f"{name} takes no more values: {' '.join(str(error).split())[:200]}; training goes on")
-
-    def __enter__(self) -> Tracking:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        for name, sink in self._sinks.items():
-            try:
-                sink.close(failed=error is not None)
-            except Exception as problem:
-                self._warn(f"{name} did not end well: {' '.join(str(problem).split())[:200]}")
-
-
-def open_tracking(
-    settings: TrackingSection,
-    folder: Path,
-    step: int,
-    wandb_id: str | None,
-    config: Mapping[str, Any],
-    words: Words,
-    warn: Callable[[str], None],
-) -> Tracking:
-    """The sinks that the settings ask for, of a session that goes on after a step; one that cannot be had is told and omitted."""
-    tracking, own_name = Tracking(words, warn), folder.resolve().name
-    if settings.wandb_project is not None:
-        try:
-            check_installed(f"tracking.wandb_project={settings.wandb_project}")
-            name = settings.wandb_run_name or own_name
-            run = WandbRun(folder, settings.wandb_project, name, settings.wandb_mode, config, wandb_id)
-        except IngotError as error:
-            warn(f"{error}; training goes on without it")
-        else:
-            tracking.add("Weights & Biases", run)
-            tracking.wandb_id = run.id
-    if settings.trackio_project is not None:
-        try:
-            tracking.add("trackio", TrackioRun(folder, settings.trackio_project, config, goes_on=step > 0))
-        except IngotError as error:
-            warn(f"{error}; training goes on without it")
-    if settings.tensorboard:
-        try:
-            tracking.add("TensorBoard", EventFile(folder / EVENTS, step))
-        except OSError as error:
-            warn(f"{folder / EVENTS} cannot be written: {error.strerror}; training goes on without TensorBoard")
-    return tracking
-
-
-def numbers_of(report: Report) -> dict[str, float]:
-    """The numbers of a report under the names that dashboards get; those of gpt-simple, and more."""
-    if isinstance(report, EvaluationReport):
-        train = {"eval/train_loss": report.train_loss} if report.train_loss is not None else {}
-        buckets = {f"eval/{name}/loss": found["val_loss"] for name, found in report.buckets.items() if "val_loss" in found}
-        scores = {f"tasks/{name}/{metric}": v for name, task in report.tasks.items() for metric, v in task_metrics(task).items()}
-        told = {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, 20.0)), "eval/bpb": report.val_bpb}
-        return {**told, **train, **buckets, **scores}
-    return {
-        "train/loss": report.loss,
-        "train/learning_rate": report.learning_rate,
-        "train/grad_norm": report.grad_norm,
-        "train/epoch": report.epoch,
-        "throughput/tokens_per_sec": report.tokens_per_second,
-        "throughput/total_tokens": report.tokens,
-        **({"throughput/mfu": report.mfu} if report.mfu is not None else {}),
-    }

@@ -26,7 +26,7 @@ from ingot.preflight.checks import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.folder import WANDB_ID, Kind, RunFolder
 from ingot.runs.lock import RunLock
-from ingot.runs.tracking import keep_id
+from ingot.runs.tracking import write_id
 from ingot.runtime.files import user_path, writing
 from ingot.runtime.ranks import Ranks
 from ingot.train.resume import facts_of
@@ -90,7 +90,7 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
             known["resumed_from"] = str(saved.path.resolve())
         path = save_checkpoint(folder, saved.step, tensors, known, _kind(saved))
         if isinstance(run_id := saved.state.get("wandb_run_id"), str):
-            keep_id(out / WANDB_ID, run_id)
+            write_id(out / WANDB_ID, run_id)
     say(f"going on from {saved.path} of gpt-simple at step {saved.step}")
     warn(f"{saved.path} does not hold {', '.join(missing)}: the run goes on, and not exactly as an unbroken one would")
     return path
