@@ -162,7 +162,7 @@ class WandbRun:
         wandb = check_installed(f"tracking.wandb_project={settings.wandb_project}")
         self.id = run_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
         write_id(folder / WANDB_ID, self.id)
-        arguments = {"project": settings.wandb_project, "name": settings.wandb_run_name or folder.resolve().name}
+        arguments: dict[str, Any] = {"project": settings.wandb_project, "name": settings.wandb_run_name or folder.resolve().name}
         arguments |= {"config": dict(config), "dir": str(folder), "id": self.id, "resume": "allow", "mode": settings.wandb_mode}
         advice = "; log in with `wandb login`, or set WANDB_MODE=offline, or go without"
         self._run = _start("wandb", lambda: wandb.init(**arguments), advice)
@@ -184,7 +184,7 @@ class TrackioRun:
         known = read_id(folder / TRACKIO_ID) if resumed else None
         name = known or f"{folder.resolve().name}-{secrets.token_hex(4)}"
         write_id(folder / TRACKIO_ID, name)
-        arguments = {"project": settings.trackio_project, "name": name, "config": dict(config)}
+        arguments: dict[str, Any] = {"project": settings.trackio_project, "name": name, "config": dict(config)}
         arguments |= {"resume": "never" if known is None else "allow", "embed": False}
         arguments |= {"auto_log_gpu": False, "auto_log_cpu": False}
         with redirect_stdout(io.StringIO()):  # it prints advertisements
